@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
 
+import ray
+
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
 from deploy.driver.feeder import feed
@@ -23,8 +25,9 @@ from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
-from deploy.driver.scrape_targets import Targets, create_exporter
+from deploy.driver.scrape_targets import Targets
 from deploy.errors import RunFailed
+from deploy.observability.exporter import Exporter
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
@@ -50,16 +53,11 @@ class Run:
         self.watchdog = self._create_watchdog()
         self.targets = Targets(self.processes, config.deploy.metrics_host, self.watchdog.node_of)
         metrics = RunMetrics(context.record, directory.path, lambda: self.watchdog.overdue)
-        self.exporter = (
-            create_exporter(context, self.targets, metrics) if config.deploy.metrics else None
-        )
-        self.trackers = Trackers(
-            config.deploy.trackers,
-            directory.path,
-            config.name,
-            config.model_dump(mode="json"),
-            context.console.say,
-        )
+        self.exporter: Exporter | None = None
+        if config.deploy.metrics:
+            reachable, node = self.targets.reachable, ray.util.get_node_ip_address()
+            self.exporter = Exporter(config, directory.path, metrics, reachable, node)
+        self.trackers = Trackers(config, directory.path, context.console.say)
         self.recorder = Recorder(context, self.processes, self.trackers)
 
     def _create_watchdog(self) -> Watchdog:

@@ -1,8 +1,7 @@
 """Waiting for disk space while a checkpoint is written.
 
 A rank whose disk fills up waits where it is, reports why (`paused`), and then writes the file again
-from its beginning. Ranks that meet in a collective operation meet later; past that operation's own
-deadline the run ends. How much space a checkpoint needs is estimated by `learner.ranks.ray_leader`.
+from its beginning. Other ranks wait for it in collective operations, up to their deadline.
 """
 
 import logging
@@ -44,13 +43,10 @@ def wait_for_space(folder: Path, size: int) -> None:
 def write_whole(path: Path, write: Callable[[], object]) -> None:
     """Call `write`, and again for as long as it fails because the disk is full.
 
-    A partial file is removed first, and at least as much space as it took is waited for. Only the
-    error itself shows that the disk was full: probed afterwards it may have space, since another
-    rank has removed its own partial file. torch hides the cause when it writes to a path, so it has
-    to write to an open file (`write_file`).
-
-    `path` is the file that `write` makes, or the folder whose own files it makes; it replaces what
-    exists. Another error of `write` is raised.
+    A partial file is removed first, and at least as much space as it took is waited for. `path` is
+    the file that `write` makes, or the folder whose own files it makes; it replaces what exists.
+    Another error of `write` is raised. torch hides the cause when it writes to a path, so it has to
+    write to an open file (`write_file`).
     """
     folder = path if path.is_dir() else path.parent
     while True:

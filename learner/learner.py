@@ -13,6 +13,7 @@ does nothing. How ranks train together is `learner.ranks.ray_leader`.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from learner.diagnostics.batch_report import BatchReport, BatchTimes, TrainedBatch
@@ -41,6 +42,7 @@ class Trainer(Protocol):
         ...
 
 
+@dataclass
 class Learner:
     """Trains version after version.
 
@@ -49,49 +51,32 @@ class Learner:
         last = asyncio.run(learner.run())
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        batches: BatchQueue,
-        *,
-        steps: int,
-        checkpoint_every: int,
-        start_version: int = 0,
-        totals: Mapping[str, int] | None = None,
-        poll_seconds: float = 2.0,
-        observe: Callable[[TrainedBatch], None] = lambda _: None,
-    ) -> None:
-        """Take the collaborators.
-
-        Args:
-            trainer: Trains, publishes and saves.
-            batches: The broker.
-            steps: The last version; the loop ends when it is reached.
-            checkpoint_every: Batches between checkpoints.
-            start_version: The version that the trainer's weights are.
-            totals: `rollouts` and `tokens` trained until then.
-            poll_seconds: Longest time that one `take` waits, and so until a stop is seen.
-            observe: Called with each batch once it is acknowledged.
-        """
-        self._trainer = trainer
-        self._batches = batches
-        self._steps = steps
-        self._checkpoint_every = checkpoint_every
-        self._start_version = start_version
-        self._totals = {"rollouts": 0, "tokens": 0, **(totals or {})}
-        self._poll_seconds = poll_seconds
-        self._observe = observe
-        self.state = "publishes the weights that it begins with"
-        """What the loop is doing, for people to read."""
+    trainer: Trainer
+    batches: BatchQueue
+    _: KW_ONLY
+    steps: int
+    """The last version; the loop ends when it is reached."""
+    checkpoint_every: int
+    """Batches between checkpoints."""
+    start_version: int = 0
+    """The version that the trainer's weights are."""
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """`rollouts` and `tokens` trained so far."""
+    poll_seconds: float = 2.0
+    """Longest time that one `take` waits, and so until a stop is seen."""
+    observe: Callable[[TrainedBatch], None] = lambda _: None
+    """Called with each batch once it is acknowledged."""
+    state: str = field(default="publishes the weights that it begins with", init=False)
+    """What the loop is doing, for people to read."""
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Train to the last step, the end of the queue, or `stop`; return the version reached."""
         stop = stop or asyncio.Event()
         session_started_at = time.time()
-        version = saved = self._start_version
-        await self._trainer.prune(version)  # else a later one that lacks its commit would count
-        await self._trainer.publish(version)
-        while version < self._steps:
+        version = saved = self.start_version
+        await self.trainer.prune(version)  # else a later one that lacks its commit would count
+        await self.trainer.publish(version)
+        while version < self.steps:
             self.state = f"waits for batch {version}"
             wait_started_at = time.time()
             payloads = await self._take(version, stop)
@@ -99,9 +84,9 @@ class Learner:
                 break
             self.state = f"trains batch {version}"
             wait_finished_at = step_started_at = time.time()
-            report = await self._trainer.update(payloads, version)
+            report = await self.trainer.update(payloads, version)
             step_finished_at = time.time()
-            checksum = await self._trainer.publish(version + 1)
+            checksum = await self.trainer.publish(version + 1)
             times = BatchTimes(
                 session_started_at=session_started_at,
                 wait_started_at=wait_started_at,
@@ -112,7 +97,7 @@ class Learner:
             )
             await self._acknowledge(version, report, times, checksum)
             version += 1
-            if version % self._checkpoint_every == 0:
+            if version % self.checkpoint_every == 0:
                 await self._save(version)
                 saved = version
         if version > saved:
@@ -122,25 +107,25 @@ class Learner:
     async def _acknowledge(
         self, version: int, report: BatchReport, times: BatchTimes, checksum: str
     ) -> None:
-        self._totals = {
-            "rollouts": self._totals["rollouts"] + report.rollouts_trained,
-            "tokens": self._totals["tokens"] + report.tokens_trained,
+        self.totals = {
+            "rollouts": self.totals.get("rollouts", 0) + report.rollouts_trained,
+            "tokens": self.totals.get("tokens", 0) + report.tokens_trained,
         }
         batch = TrainedBatch(
             version=version,
             report=report,
             times=times,
             weights_checksum=checksum,
-            totals=self._totals,
+            totals=self.totals,
         )
-        await self._batches.ack(version, batch.to_dict())
-        self._observe(batch)
+        await self.batches.ack(version, batch.to_dict())
+        self.observe(batch)
 
     async def _take(self, version: int, stop: asyncio.Event) -> Sequence[Payload] | None:
         """Return the groups of a version; None when there will be none, or after `stop`."""
         while not stop.is_set():
             try:
-                batch = await self._batches.take(version, timeout=self._poll_seconds)
+                batch = await self.batches.take(version, timeout=self.poll_seconds)
             except QueueClosed:
                 return None
             if batch is not None:
@@ -149,7 +134,7 @@ class Learner:
 
     async def _save(self, version: int) -> None:
         self.state = f"saves version {version}"
-        cursor = await self._batches.cursor()
-        path = await self._trainer.save(version, cursor=cursor, totals=self._totals)
-        await self._batches.commit_checkpoint(version, path)
-        await self._trainer.prune(version)
+        cursor = await self.batches.cursor()
+        path = await self.trainer.save(version, cursor=cursor, totals=self.totals)
+        await self.batches.commit_checkpoint(version, path)
+        await self.trainer.prune(version)

@@ -113,7 +113,7 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
     for name, text in FIGURES.items():
         if row.get(name) is not None:
             yield GaugeMetricFamily(f"headway_{name}", text, row[name])
-    origins = report.off_policy.origins if report is not None else {}
+    origins = report.origins if report is not None else {}
     for kind, text in (
         ("mismatch", "Mean |log-ratio| of learner and sampler, by origin of the rollouts."),
         ("kl", "KL(sampler ‖ learner) in nats a token, by origin of the rollouts."),

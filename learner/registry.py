@@ -8,57 +8,69 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from learner.errors import InputError
 
-T = TypeVar("T")
+Result = TypeVar("Result")
+Traits = TypeVar("Traits")
 
 
-class Registry(Generic[T]):
-    """Entries of one kind by name.
+@dataclass(frozen=True)
+class Registered(Generic[Result, Traits]):
+    """A function that a recipe may name."""
 
-    Example:
-        >>> shapes: Registry[int] = Registry("shape", int)
-        >>> shapes.add("square", 4)
-        >>> shapes["square"]
-        4
-    """
+    name: str
+    function: Callable[..., Result]
+    traits: Traits
+    """What it is and needs; see `learner.config.traits`."""
 
-    def __init__(self, kind: str, entry_type: type[T]) -> None:
+    def __call__(self, *inputs: Any, **options: Any) -> Result:
+        """Call the function."""
+        return self.function(*inputs, **options)
+
+
+Entry = TypeVar("Entry", bound=Registered[Any, Any])
+
+
+class Registry(Generic[Entry]):
+    """Functions of one kind by name."""
+
+    def __init__(self, kind: str, entry_type: type[Entry], traits: Mapping[str, Any]) -> None:
+        """Make an empty registry; `traits` are those of the built-in functions, by name."""
         self._kind = kind
         self._entry_type = entry_type
-        self._entries: dict[str, T] = {}
+        self._traits = traits
+        self._entries: dict[str, Entry] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._entries))
 
-    def add(self, name: str, entry: T) -> None:
-        """Register `entry` as `name`.
+    def built_in(self, *names: str) -> Callable[[Callable[..., Any]], Entry]:
+        """Return a decorator that registers a function with the traits of its first name."""
+        return self.decorator(*names, traits=self._traits[names[0]])
+
+    def decorator(self, *names: str, traits: Any) -> Callable[[Callable[..., Any]], Entry]:
+        """Return a decorator that registers a function under some names.
 
         Raises:
-            InputError: The name is taken.
+            InputError: A name is taken.
         """
-        if name in self._entries:
-            raise InputError(f"{self._kind} {name!r} is already registered")
-        self._entries[name] = entry
 
-    def decorator(
-        self, *names: str, make: Callable[[Callable[..., Any]], T]
-    ) -> Callable[[Callable[..., Any]], T]:
-        """Return a decorator that registers what `make` makes of a function under some names."""
-
-        def register(function: Callable[..., Any]) -> T:
-            entry = make(function)
+        def register(function: Callable[..., Any]) -> Entry:
+            entry = self._entry_type(names[0], function, traits)
             for name in names:
-                self.add(name, entry)
+                if name in self._entries:
+                    raise InputError(f"{self._kind} {name!r} is already registered")
+                self._entries[name] = entry
             return entry
 
         return register
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> Entry:
         """Return the entry of a name, or of a path "module:function" to a decorated function.
 
         Raises:
@@ -68,14 +80,9 @@ class Registry(Generic[T]):
             return self._entries[name]
         if ":" in name:
             return self._load(name)
-        near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(
-            f"unknown {self._kind} {name!r}: expected one of {', '.join(self)}, "
-            f'or a path "module:function"{hint}'
-        )
+        raise InputError(unknown_name(self._kind, name, self))
 
-    def _load(self, path: str) -> T:
+    def _load(self, path: str) -> Entry:
         module, _, attribute = path.partition(":")
         try:
             entry = getattr(importlib.import_module(module), attribute)
@@ -87,6 +94,16 @@ class Registry(Generic[T]):
                 "put the decorator on it"
             )
         return entry
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the message about a name that is neither known nor a path; names the nearest."""
+    close = difflib.get_close_matches(name, [*known], n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return (
+        f"unknown {kind} {name!r}: expected one of {', '.join(known)}, "
+        f'or a path "module:function"{hint}'
+    )
 
 
 def import_modules(package: str, path: Iterable[str]) -> None:

@@ -7,9 +7,8 @@ Every rank is given the whole batch and trains its microbatches of it (`microbat
 minimised is `learner.objective.objective`; versions and publishing are `learner.learner`.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -60,8 +59,12 @@ class Updater:
             oldest_version=None if limit is None else version - limit,
             process_rewards=config.process_rewards,
         )
-        batch = _with_origins(self.objective.weighed(self._scored(batch)), version)
-        progress = _Progress()
+        batch = self.objective.weighed(self._scored(batch))
+        tokens = batch.tokens
+        column = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
+        batch = batch.with_columns(origins=column)
+        sums = _Sums()
+        work = Work(ranks=self._engine.ranks, coefficients=self._coefficients())
         for epoch in range(config.epochs):
             for part in split_groups(
                 batch.groups, config.minibatches, version=version, epoch=epoch
@@ -69,8 +72,8 @@ class Updater:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                self._step(minibatch, version, progress)
-        report = batch_report(batch, self._work(progress), version)
+                self._step(minibatch, version, work, sums)
+        report = batch_report(batch, work, self._over_ranks(sums.numbers()), version, config)
         if self._trains_policy(version):
             self.objective.adapt(
                 kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
@@ -82,40 +85,27 @@ class Updater:
         critic = self._config.critic
         return critic is None or version >= critic.pretrain_batches
 
-    def _step(self, minibatch: Sequences, version: int, progress: "_Progress") -> None:
+    def _step(self, minibatch: Sequences, version: int, work: Work, total: "_Sums") -> None:
         """Compute the gradient of a minibatch and take the steps of policy and critic."""
         plan = self._plan(minibatch, minibatch.trainable)
         at_each = self._config.zero_stage >= 2
-        progress.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
-        progress.workload += sum(workloads(minibatch.lengths, plan))
+        work.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
+        work.workload += sum(workloads(minibatch.lengths, plan))
+        work.minibatches += 1
         positive, trains_policy = self.objective.positive(minibatch), self._trains_policy(version)
         mine = plan[self._engine.rank]
-        progress.packed.update(self._packed(minibatch, mine))
+        total.add(self._packed(minibatch, mine))
         compared = []
         for micro in minibatch.microbatches(mine, self._engine.device):
             sums, tokens = self._policy_pass(micro, version, positive, train=trains_policy)
             compared.append(tokens)
-            progress.sums.add(sums)
-            progress.sums.add(self._critic_pass(micro))
-        progress.sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
-        progress.minibatches += 1
+            total.add(sums)
+            total.add(self._critic_pass(micro))
+        total.add(measure(*map(torch.cat, zip(*compared, strict=True))))
         if trains_policy:
-            progress.grad_norms.append(self._engine.step())
+            work.grad_norms.append(self._engine.step())
         if self._critic is not None:
-            progress.critic_grad_norms.append(self._critic.step())
-
-    def _work(self, progress: "_Progress") -> Work:
-        busiest, workload = progress.busiest, progress.workload
-        return Work(
-            sums=self._over_ranks({**progress.sums.numbers(), **progress.packed}),
-            epochs=self._config.epochs,
-            minibatches=progress.minibatches,
-            grad_norms=progress.grad_norms,
-            critic_grad_norms=progress.critic_grad_norms,
-            imbalance=busiest * self._engine.ranks / workload if workload else 1.0,
-            coefficients=self._coefficients(),
-            max_token_lag=self._config.max_token_lag,
-        )
+            work.critic_grad_norms.append(self._critic.step())
 
     def _scored(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the scores of models before its first step, from all ranks."""
@@ -171,11 +161,12 @@ class Updater:
         plan = plan_microbatches(lengths, self._engine.ranks, self._config.microbatch_tokens)
         return [[[i for u in members for i in units[u]] for members in share] for share in plan]
 
-    def _packed(self, batch: Sequences, mine: Indices) -> dict[str, int]:
-        """Return how full microbatches are; a dummy has no capacity."""
+    def _packed(self, batch: Sequences, mine: Indices) -> dict[str, Tensor]:
+        """Count microbatches, and their tokens and capacity; a dummy has no capacity."""
         tokens = [sum(batch.lengths[i] for i in members) for members in mine]
         capacity = sum(max(self._config.microbatch_tokens, size) for size in tokens if size)
-        return {"microbatches": len(mine), "tokens": sum(tokens), "capacity": capacity}
+        counts = {"microbatches": len(mine), "tokens": sum(tokens), "capacity": capacity}
+        return {name: torch.tensor(count) for name, count in counts.items()}
 
     def _over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
         names = sorted(sums)
@@ -220,12 +211,6 @@ class Updater:
         self._reference.refresh(self._engine.weights(), kl.refresh_mix)
 
 
-def _with_origins(batch: TrainBatch, version: int) -> TrainBatch:
-    tokens = batch.tokens
-    column = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
-    return batch.with_columns(origins=column)
-
-
 class _Sums:
     """Sums over microbatches, which stay on the device until they are asked for."""
 
@@ -253,18 +238,3 @@ class _Sums:
 def _labels(names: Sequence[tuple[str, torch.Size]]) -> Iterator[str]:
     for name, shape in names:
         yield from (f"{name}/{index}" for index in range(shape.numel())) if shape else (name,)
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What the steps of a batch have come to so far, on this rank."""
-
-    sums: _Sums = field(default_factory=_Sums)
-    packed: Counter[str] = field(default_factory=Counter)
-    grad_norms: list[float] = field(default_factory=list)
-    critic_grad_norms: list[float] = field(default_factory=list)
-    minibatches: int = 0
-    busiest: int = 0
-    """Workload of the busiest rank, summed over the steps."""
-    workload: int = 0
-    """Workload of all ranks."""

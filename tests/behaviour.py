@@ -31,7 +31,7 @@ from deploy.cli.bench import BENCHMARKS
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_metrics import RunMetrics
 from deploy.observability.exporter import role
-from deploy.observability.waits import Overdue, Wait
+from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
@@ -242,7 +242,7 @@ def driver_metrics(folder):
     )
     known.heldout.append({"score": 1.0})
     known.restarts = Counter({"actor-0": 1})
-    late = Overdue(Wait("learner", "actor-0", "groups"), 1.0)
+    late = Wait("learner", "actor-0", "groups", seconds=1.0)
     return exposed(RunMetrics(known, folder, lambda: [late]))
 
 

@@ -33,7 +33,7 @@ HEAVY = {
         "queues/runtime/prometheus.py",
         "deploy/driver/run_metrics.py",
         "deploy/observability/exporter.py",
-        "deploy/observability/prometheus_text.py",
+        "deploy/observability/top_model.py",
     ],
 }
 ORDER = {

@@ -28,10 +28,11 @@ from benchmarks.broker.queue_workers import (
     groups_at_once,
     start_broker,
     start_empty,
+    start_process,
     template,
     write_and_sync,
 )
-from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.study import Options, Record, Study, medians_over, number, option
 from queues.ray_broker import BrokerClient
 
 OF_CEILING = 0.7
@@ -54,9 +55,10 @@ def driven(
     """Run producers and the consumer, which it yields; their processes end with the block."""
     names = [f"engine-{index}" for index in range(actors)]
     producers = [
-        Producers.remote(tokens, names[first::PROCESSES]) for first in range(min(actors, PROCESSES))
+        start_process(Producers, tokens, names[first::PROCESSES])
+        for first in range(min(actors, PROCESSES))
     ]
-    consumer = Consumer.remote()
+    consumer = start_process(Consumer)
     if isinstance(target, Queue):
         work = [producer.fill.remote(target, at_once) for producer in producers]
         work.append(consumer.drain.remote(target))
@@ -88,7 +90,6 @@ def throughput(consumer: Any, warm_up: float = WARM_UP_SECONDS) -> dict[str, flo
 
 
 def compare(tokens: int, actors: int, folder: Path) -> Record:
-    """Measure one round of one setting."""
     drive = partial(driven, tokens, actors, at_once=groups_at_once(tokens))
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         actor, client = start_broker(Path(directory))
@@ -170,18 +171,13 @@ def measure(options: Options) -> Iterator[Record]:
 
 def summarize(rounds: Sequence[Record]) -> Record:
     """Return medians over the rounds of one setting; the ratios are of each round."""
-
-    def median(pick: Any) -> float:
-        return statistics.median(pick(measured) for measured in rounds)
-
+    medians = medians_over(rounds)
+    rates = {f"{name}_groups_per_second": medians[name]["groups_per_second"] for name in COMPARED}
     return {
-        **{
-            f"{name}_groups_per_second": median(lambda m, name=name: m[name]["groups_per_second"])
-            for name in COMPARED
-        },
-        "broker_megabytes_per_second": median(lambda m: m["broker"]["megabytes_per_second"]),
-        "of_ceiling": median(lambda m: m["of_ceiling"]),
-        "of_ray_queue": median(lambda m: m["of_ray_queue"]),
+        **rates,
+        "broker_megabytes_per_second": medians["broker"]["megabytes_per_second"],
+        "of_ceiling": medians["of_ceiling"],
+        "of_ray_queue": medians["of_ray_queue"],
     }
 
 
@@ -201,7 +197,6 @@ def conclude(record: Record) -> Record:
 
 
 def describe(figures: Record) -> str:
-    """Return one setting as a line."""
     return (
         f"{figures['tokens']:5d} tokens, {figures['actors']:2d} actors:"
         f" {figures['broker_groups_per_second']:7,.0f}"

@@ -46,7 +46,6 @@ def prompt_id(number: int) -> str:
 
 
 def make_lease(number: int, deadline: int = FOREVER) -> Lease:
-    """Return the lease of a group."""
     return Lease(
         group_id=f"g{number:08d}",
         attempt=1,
@@ -93,11 +92,11 @@ class CountedBroker(BrokerActor):
         super().__init__(*args, **options)
         self.syncs, fdatasync = 0, os.fdatasync
 
-        def counted(file: int) -> None:
+        def counted(file: Any) -> None:
             self.syncs += 1
             fdatasync(file)
 
-        os.fdatasync = counted
+        vars(os)["fdatasync"] = counted
 
     async def vitals(self) -> tuple[int, int]:
         """Return the number of syncs so far, and the id of the process."""
@@ -158,7 +157,6 @@ class EmptyBroker:
         """See `Broker.ack`."""
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)
 class Producers:
     """A process of simulated actors that lease, generate in no time, and put."""
 
@@ -202,7 +200,6 @@ class Producers:
         self._stop.set()
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)
 class Consumer:
     """A simulated learner and feeder of prompts: takes and acknowledges every batch at once."""
 
@@ -258,6 +255,11 @@ class Consumer:
     async def stop(self) -> None:
         """End after the next batch."""
         self._stop.set()
+
+
+def start_process(kind: type, *arguments: Any) -> Any:
+    """Start an object as an actor of Ray; return its handle."""
+    return ray.remote(kind).options(num_cpus=0, max_concurrency=100).remote(*arguments)
 
 
 def start_broker(directory: Path) -> tuple[Any, BrokerClient]:

@@ -14,13 +14,12 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import ray
 
-from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer
-from benchmarks.broker.scale_conclusions import describe, missed, quantiles, verdict
+from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer, start_process
 from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Options, Record, Study, number, option
 from queues.config import QueuesConfig, RunSpec
@@ -74,11 +73,12 @@ def cluster_of(
         spec=RunSpec(groups_per_batch=batch, group_size=GROUP_SIZE, steps=FOREVER),
     )
     broadcaster = create_broadcaster(UPDATE_FRACTION, actors)
+    pace = Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate))
     crowds = [
-        Crowd.remote(share, Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate)))
+        start_process(Crowd, share, pace)
         for share in shares([f"engine-{index}" for index in range(actors)])
     ]
-    consumer = Consumer.remote()
+    consumer = start_process(Consumer)
     everyone = [*crowds, consumer]
     work = [actor.run.remote(broker, broadcaster) for actor in everyone]
     try:
@@ -94,7 +94,6 @@ def cluster_of(
 
 
 def process_of(handle: Any) -> psutil.Process:
-    """Return the process of a Ray actor."""
     pid = handle.__ray_call__.remote(lambda _: os.getpid())
     return psutil.Process(ray.get(pid, timeout=CALL_SECONDS))
 
@@ -105,7 +104,6 @@ def call(method: Any) -> Any:
 
 
 def measure_setting(actors: int, rate: float, folder: Path) -> Record:
-    """Measure one number of actors at one rate."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as directory,
         cluster_of(actors, rate, Path(directory)) as (broker, sync, crowds, consumer),
@@ -116,62 +114,53 @@ def measure_setting(actors: int, rate: float, folder: Path) -> Record:
         processes = {name: process_of(handle) for name, handle in handles.items()}
         time.sleep(max(WARM_UP_SECONDS, 2 * generation_seconds(actors, rate)))
         ray.get([crowd.begin.remote() for crowd in crowds], timeout=CALL_SECONDS)
-        before = moment(broker, consumer, processes)
+        before = counts(broker, consumer, processes)
         scrapes = scrape(f"http://{address}/metrics", crowds[0])
-        after = moment(broker, consumer, processes)
+        after = counts(broker, consumer, processes)
         seconds = call(crowds[0].seconds)
-        of_learner = after.learner_at - before.learner_at
-        elapsed = after.cpu_at - before.cpu_at
-        accepted = (after.accepted - before.accepted) / (after.broker_at - before.broker_at)
-        cores = {name: (after.cpu[name] - before.cpu[name]) / elapsed for name in processes}
+        rates = {
+            name: (count - before[name][0]) / (at - before[name][1])
+            for name, (count, at) in after.items()
+        }
+        cores = {name: rates[name] for name in processes}
         return {
             "actors": actors,
             "asked_groups_per_second": rate or None,
-            "measured_seconds": of_learner,
-            "accepted_groups_per_second": accepted,
-            "trained_groups_per_second": (after.groups - before.groups) / of_learner,
-            "versions_per_second": (after.batches - before.batches) / of_learner,
-            "refused": after.refused - before.refused,
+            "measured_seconds": after["groups"][1] - before["groups"][1],
+            "accepted_groups_per_second": rates["accepted"],
+            "trained_groups_per_second": rates["groups"],
+            "versions_per_second": rates["batches"],
+            "refused": int(after["refused"][0] - before["refused"][0]),
             "enough_puts": len(seconds["put"]) >= ENOUGH,
             "seconds": {call: quantiles(values) for call, values in seconds.items()},
             "scrape": quantiles(scrapes),
             "cores": cores,
-            "broker_groups_per_core_second": accepted / cores["broker"],
+            "broker_groups_per_core_second": rates["accepted"] / cores["broker"],
             "megabytes": {
                 name: processes[name].memory_info().rss / 1e6 for name in ("broker", "broadcaster")
             },
         }
 
 
-class Moment(NamedTuple):
-    """Counts so far, each with its time, since a saturated broker answers late."""
+def counts(
+    broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.Process]
+) -> dict[str, tuple[float, float]]:
+    """Return counts of broker and learner and CPU seconds of processes so far.
 
-    accepted: int
-    refused: int
-    broker_at: float
-    groups: int
-    batches: int
-    learner_at: float
-    cpu: Mapping[str, float]
-    """CPU seconds of each process."""
-    cpu_at: float
-
-
-def moment(broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.Process]) -> Moment:
-    """Take the counts of broker, learner and processes now."""
+    Each has its time, since a saturated broker answers late.
+    """
     status = call(broker.handle.status)
-    broker_at = time.perf_counter()
+    at = time.perf_counter()
     learner_at, groups, _, batches = call(consumer.counts)
-    return Moment(
-        accepted=status.accepted,
-        refused=sum(status.refused.values()),
-        broker_at=broker_at,
-        groups=groups,
-        batches=batches,
-        learner_at=learner_at,
-        cpu={name: float(sum(one.cpu_times()[:2])) for name, one in processes.items()},
-        cpu_at=time.perf_counter(),
-    )
+    cpu = {name: float(sum(one.cpu_times()[:2])) for name, one in processes.items()}
+    now = time.perf_counter()
+    return {
+        "accepted": (status.accepted, at),
+        "refused": (sum(status.refused.values()), at),
+        "groups": (groups, learner_at),
+        "batches": (batches, learner_at),
+        **{name: (seconds, now) for name, seconds in cpu.items()},
+    }
 
 
 def scrape(url: str, timed: Any) -> list[float]:
@@ -188,6 +177,106 @@ def scrape(url: str, timed: Any) -> list[float]:
             return taken
         if passed >= SECONDS and call(timed.puts) >= ENOUGH:
             return taken
+
+
+AIM_SECONDS = 0.1
+"""Aim for the 99th percentile of a put, and of a lease."""
+AIM_SHARE = 0.95
+"""Least share of the asked groups/s; with less, calls are fast because they are few."""
+COMPARED = ("put", "lease")
+SHOWN = (*COMPARED, "heartbeat", "save", "serving", "lease_poll", "announced", "permit")
+Setting = Mapping[str, Any]
+"""The figures of `scale.measure_setting`."""
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Return count, median, 99th percentile and largest; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {
+        "count": len(ordered),
+        "p50": ordered[len(ordered) // 2],
+        "p99": ordered[int(len(ordered) * 0.99)],
+        "max": ordered[-1],
+    }
+
+
+def describe(setting: Setting) -> list[str]:
+    asked, cores = setting["asked_groups_per_second"], setting["cores"]
+    megabytes, count = setting["megabytes"], (setting["seconds"]["put"] or {"count": 0})["count"]
+    calls = ", ".join(f"{call} {_milliseconds(setting, call)}" for call in SHOWN)
+    lines = [
+        f"{setting['actors']:5d} actors, {'at most' if asked is None else f'{asked:g}':>7} asked:"
+        f" {setting['accepted_groups_per_second']:6,.0f} groups/s accepted, {setting['refused']}"
+        f" refused; broker {cores['broker']:.2f} cores {megabytes['broker']:.0f} MB (so"
+        f" {setting['broker_groups_per_core_second']:,.0f} groups/s of a whole core), broadcaster"
+        f" {cores['broadcaster']:.2f} cores {megabytes['broadcaster']:.0f} MB, busiest process of"
+        f" the crowd {_crowd(setting):.2f} cores",
+        f"      ms p50/p99: {calls}; scrape {1e3 * setting['scrape']['max']:.0f} ms at most",
+    ]
+    if not setting["enough_puts"]:
+        lines.append(
+            f"      only {count} puts were timed in {setting['measured_seconds']:.0f} s: the 99th"
+            " percentiles are of few"
+        )
+    return lines + [f"      missed: {miss}" for miss in missed(setting)]
+
+
+def missed(setting: Setting) -> list[str]:
+    """Return the missed aims; without an asked rate there are none."""
+    asked = setting["asked_groups_per_second"]
+    if not asked:
+        return []
+    accepted, misses = setting["accepted_groups_per_second"], slow_calls(setting)
+    if accepted < AIM_SHARE * asked:
+        misses.append(f"{accepted:,.0f} groups/s accepted, not {AIM_SHARE:g} of {asked:g}")
+    return misses
+
+
+def slow_calls(setting: Setting) -> list[str]:
+    """Return the compared calls whose 99th percentile is above the aim, or unknown."""
+    slow = []
+    for call in COMPARED:
+        seconds = setting["seconds"][call]
+        if seconds is None:
+            slow.append(f"no {call} was timed")
+        elif seconds["p99"] > AIM_SECONDS:
+            slow.append(f"{call} p99 {1e3 * seconds['p99']:.0f} ms, above {1e3 * AIM_SECONDS:g}")
+    return slow
+
+
+def verdict(settings: Sequence[Setting]) -> list[str]:
+    """Describe up to which rate calls are fast, and the first setting beyond it."""
+    fast = [setting for setting in settings if not slow_calls(setting)]
+    slow = [setting for setting in settings if slow_calls(setting)]
+    reach = "in no setting"
+    if fast:
+        best = max(fast, key=_accepted)
+        reach = f"up to {_accepted(best):,.0f} groups/s, of {best['actors']} actors"
+    lines = [f"p99 of puts and of leases at most {1e3 * AIM_SECONDS:g} ms: {reach}"]
+    if slow:
+        beyond = max(slow, key=_accepted)
+        lines.append(
+            f"beyond it: {beyond['actors']} actors, {_accepted(beyond):,.0f} groups/s;"
+            f" {'; '.join(slow_calls(beyond))}"
+        )
+    return lines
+
+
+def _accepted(setting: Setting) -> float:
+    return float(setting["accepted_groups_per_second"])
+
+
+def _crowd(setting: Setting) -> float:
+    """Return the cores of the busiest process that simulates actors."""
+    crowds = [share for name, share in setting["cores"].items() if name.startswith("crowd")]
+    return float(max(crowds))
+
+
+def _milliseconds(setting: Setting, call: str) -> str:
+    known = setting["seconds"][call]
+    return "–" if known is None else f"{1e3 * known['p50']:.0f}/{1e3 * known['p99']:.0f}"
 
 
 def measure(options: Options) -> Iterator[Record]:

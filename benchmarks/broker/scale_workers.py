@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-import ray
-
 from benchmarks.broker.queue_workers import GROUP_SIZE, payload_of, template
 from queues.ray_broker import BrokerClient
 from queues.records import Lease, PutStatus
@@ -201,7 +199,6 @@ class SimulatedActor:
                 await self._stop.wait()
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)
 class Crowd:
     """A process of simulated actors."""
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, number, option
@@ -76,7 +76,7 @@ def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[Record]
 
         yield packing_figures()
     elif part == "pause":
-        yield pause(size)
+        yield from pause(size)
     else:
         yield from _on_device(part, size, device, rounds)
 
@@ -96,23 +96,16 @@ def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[
     return sample_size_by_lag(size, where)
 
 
-def pause(size: str) -> Record:
-    """Return the record of `benchmarks.weights.update_pause`; a missed aim is no failure here."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "pause.json"
-        command = [
-            sys.executable, "-m", "benchmarks.weights.update_pause", "--size", size, "--dtype",
-            "bfloat16", "--rounds", "7", "--output", str(file),
-        ]  # fmt: skip
-        done = subprocess.run(command, check=False)
-        if not file.exists():
-            sys.exit(done.returncode or "update_pause stored nothing")
-        record: Record = json.loads(file.read_text())
-    return record
+def pause(size: str) -> Iterator[Record]:
+    """Yield the record of `headway bench update-pause`; a missed aim is no failure here."""
+    from benchmarks.weights import update_pause
+
+    arguments = ["--size", size, "--dtype", "bfloat16", "--rounds", "7"]
+    for record in update_pause.measure(update_pause.STUDY.parse(arguments)):
+        yield record | update_pause.conclude(record)
 
 
 def command_of(part: str, size: str, options: Options) -> list[str]:
-    """Return the command that runs a part."""
     return [
         sys.executable, "-m", "benchmarks.gpu", "--part", part, "--sizes", size or "tiny",
         "--device", options.device, "--rounds", str(options.rounds),

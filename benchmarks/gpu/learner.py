@@ -7,17 +7,19 @@ deadline costs only the later ones.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.gpu.plain_engine import PlainEngine
 from benchmarks.harness.synthetic_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
 from benchmarks.training.flops import Peak, shape_of, training_flops
-from benchmarks.training.learner_clock import ClockedEngine, timed_update
-from benchmarks.training.train import figures_of
+from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
 from learner.config.learner import LearnerConfig
+from learner.engine.protocol import Forward
 from learner.errors import LearnerError
+from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy
 from learner.update import Updater
@@ -35,6 +37,75 @@ weights, half of the distance between two bfloat16 numbers is 6e-5, and a smalle
 Batches = Callable[[], Sequence[RolloutGroup]]
 
 
+CLIP = 1.0
+
+
+class PlainEngine:
+    """One process, one device, AdamW."""
+
+    rank, ranks, gathers = 0, 1, False
+
+    def __init__(self, policy: Policy, *, learning_rate: float) -> None:
+        self.steps_taken = 0
+        self._policy = policy
+        self._weights: list[Tensor] = [p for p in policy.parameters() if p.requires_grad]
+        self._masters = [p.detach().float().clone() for p in self._weights]
+        for master in self._masters:
+            master.grad = torch.zeros_like(master)
+        self._optimizer = torch.optim.AdamW(self._masters, lr=learning_rate, fused=True)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self._masters[0].device
+
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
+        """See `TrainEngine.forward`."""
+        columns = (token_ids, position_ids) if wanted is None else (token_ids, position_ids, wanted)
+        return Forward(*self._policy(*(column.to(self.device) for column in columns)))
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Trainable.backward`."""
+        torch.autograd.backward(loss)
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            if weight.grad is not None and master.grad is not None:
+                master.grad.add_(weight.grad)
+                weight.grad = None
+
+    def step(self) -> float:
+        """See `Trainable.step`."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, CLIP))
+        self._optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, self._masters)
+        for master in self._masters:
+            if master.grad is not None:
+                master.grad.zero_()
+        self.steps_taken += 1
+        return norm
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """See `TrainEngine.sum_over_ranks`."""
+        return values
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine.weights`."""
+        yield from self._policy.model.named_parameters()
+
+    def save(self, folder: Path) -> None:
+        """Raise `LearnerError`."""
+        raise LearnerError(f"nothing is saved in {folder}: this engine is for benchmarks")
+
+    def load(self, folder: Path) -> None:
+        """Raise `LearnerError`."""
+        raise LearnerError(f"nothing is loaded from {folder}: this engine is for benchmarks")
+
+    def close(self) -> None:
+        """See `Trainable.close`."""
+
+
 def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> PlainEngine:
     """Return an engine with random weights on the device.
 
@@ -47,7 +118,8 @@ def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> Plai
     # In float32, where rounding differs least.
     if packed and not attend_packed(model):
         raise LearnerError("the model cannot attend sequence by sequence")
-    return PlainEngine(Policy(model.to(getattr(torch, size.dtype)), chunk=1024), learning_rate=rate)
+    policy = Policy(model.to(getattr(torch, size.dtype)), LogprobOptions(chunk=1024))
+    return PlainEngine(policy, learning_rate=rate)
 
 
 def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
@@ -89,14 +161,7 @@ def _rounds(
     config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     engine = make(size, device, packed=packed, rate=LEARNING_RATE)
     clocked = ClockedEngine(engine, device)
-    updater, timed, before = Updater(clocked, config), [], 0.0
-    for version in range(rounds + 1):
-        seconds = timed_update(updater, clocked, read, version)
-        after = peak.measure()
-        if version:  # the first warms up
-            timed.append({**seconds, "peak": before, "peak_after": after})
-        before = after
-    return timed
+    return timed_rounds(Updater(clocked, config), clocked, read, peak, rounds)
 
 
 def _reading(groups: Sequence[RolloutGroup]) -> tuple[Batches, str]:

@@ -1,7 +1,7 @@
 """Actors without a learner: the engines of a recipe with a broker and a publisher of weights."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
-from deploy.preflight.inputs import Inputs
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.publish.staged_publisher import StagedPublisher
@@ -51,27 +50,33 @@ class Fleet:
             self.publisher.close()
 
 
+def run_spec(config: RunConfig, steps: int) -> RunSpec:
+    """Return the batches of a recipe, for so many steps."""
+    prompts = config.prompts
+    return RunSpec(
+        groups_per_batch=prompts.groups_per_batch, group_size=prompts.group_size, steps=steps
+    )
+
+
 async def start_fleet(
-    config: RunConfig, inputs: Inputs, ledger: Path, queues: QueuesConfig, steps: int
+    config: RunConfig,
+    model: str,
+    ledger: Path,
+    queues: QueuesConfig,
+    steps: int,
+    *,
+    create: Callable[[ActorSpec], Any] = create_actor,
 ) -> Fleet:
     """Start the actors of a recipe on the connected cluster."""
-    broker = create_broker(
-        ledger,
-        config=queues,
-        spec=RunSpec(
-            groups_per_batch=config.prompts.groups_per_batch,
-            group_size=config.prompts.group_size,
-            steps=steps,
-        ),
-    )
+    broker = create_broker(ledger, config=queues, spec=run_spec(config, steps))
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
     actors = [
-        create_actor(
+        create(
             ActorSpec(
                 index=index,
                 config=config.actors,
                 weight_sync=config.weight_sync,
-                model_path=inputs.model_path,
+                model_path=model,
                 seed=config.seed,
                 group_size=config.prompts.group_size,
                 heartbeat_seconds=config.queues.heartbeat_seconds,

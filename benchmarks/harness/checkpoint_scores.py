@@ -11,18 +11,26 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from benchmarks.harness.actor_fleet import Fleet, start_fleet
 from benchmarks.harness.study import Options, Record
 from benchmarks.harness.subprocesses import run_to_end
-from benchmarks.harness.training_runs import TrainingRuns, Variant, make_warm_start, vary
+from benchmarks.harness.training_runs import (
+    TrainingRuns,
+    Variant,
+    commits,
+    failure,
+    make_warm_start,
+    vary,
+)
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.errors import DeployError, RunFailed
+from deploy.errors import DeployError, InputError, RunFailed
 from deploy.preflight.inputs import Inputs, load_inputs
+from queues.errors import QueuesError
 from queues.ray_broker import BrokerClient
 from queues.records import Prompt
 
@@ -51,24 +59,56 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     run_to_end("scoring", command, out / "scores.log")
 
 
-def train_and_score(options: Options) -> Iterator[tuple[list[Variant], list[Record]]]:
-    """Train and score the variants of a benchmark, seed by seed.
+def measure_variants(
+    options: Options, read: Callable[[Variant, float], Record]
+) -> Iterator[Record]:
+    """Train, score and read the variants of a benchmark, seed by seed.
+
+    Args:
+        options: Of the benchmark, with `base` and `variants`, a list for each seed.
+        read: Returns the figures of a scored variant with a target for its score.
 
     Yields:
-        The finished variants of a seed, and a record of each failure.
+        After each seed the facts, figures (`arms`) and failures (`failed`) of all so far.
+
+    Raises:
+        RunFailed: There are no figures of any variant.
     """
     make_warm_start(options, options.base)
     runs = TrainingRuns(options.out, sum(map(len, options.variants)))
+    facts = {name: getattr(options, name) for name in ("recipe", "settings", "problems", "target")}
+    figures: list[Record] = []
+    failed: list[Record] = []
     for variants in options.variants:
-        trained, failed = runs.train(variants)
+        trained, untrained = runs.train(variants)
+        failed += untrained
         score_runs(options.base, [variant.directory.path for variant in trained])
-        yield trained, failed
+        measured, unread = read_variants(trained, options.target, read)
+        figures += measured
+        failed += unread
+        if figures:
+            yield {
+                **facts,
+                "steps": options.base.steps,
+                "commits_of_arms": commits(figures),
+                "arms": figures,
+                "failed": failed,
+            }
+    if not figures:
+        raise RunFailed("no variant came to its end, for the reasons above")
 
 
-def study_facts(options: Options) -> Record:
-    """Return the options of a benchmark with scores, as they are stored."""
-    names = ("recipe", "settings", "problems", "target")
-    return {name: getattr(options, name) for name in names} | {"steps": options.base.steps}
+def read_variants(
+    variants: Sequence[Variant], target: float, read: Callable[[Variant, float], Record]
+) -> tuple[list[Record], list[Record]]:
+    """Return the figures of variants that can be read, and a record of each other."""
+    figures, failed = [], []
+    for variant in variants:
+        try:
+            figures.append(read(variant, target))
+        except (InputError, QueuesError) as error:
+            failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
+    return figures, failed
 
 
 def read_scores(run: Path) -> dict[int, float]:
@@ -85,9 +125,8 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
 
 
 async def score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
-    """Start actors and score every checkpoint of every run."""
     versions = 1 + sum(len(checkpoints(run)) for run in runs)
-    fleet = await start_fleet(config, inputs, scratch, config.flow, versions)
+    fleet = await start_fleet(config, inputs.model_path, scratch, config.flow, versions)
     await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
 
 

@@ -6,16 +6,6 @@ from typing import Any
 import numpy as np
 
 
-def new_figure(width: float, height: float) -> Any:
-    """Return a figure of matplotlib; width and height in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def plot_medians(
     axes: Any, values: Mapping[float, Sequence[float]], label: str, style: str = "o-"
 ) -> None:

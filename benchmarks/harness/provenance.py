@@ -60,7 +60,6 @@ def reserve(file: Path) -> None:
 
 
 def store(record: Mapping[str, Any], file: Path) -> None:
-    """Write a record as JSON."""
     file.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
@@ -167,7 +168,7 @@ class Study:
         """Return the path of the record."""
         if options.out is not None and not self.in_folder:
             return Path(options.out)
-        folder = options.out or self.folder
+        folder = options.out or self.folder or Path()
         time = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         return Path(folder) / self.file.format(time=time, **self._arguments(options))
 
@@ -175,6 +176,24 @@ class Study:
         """Return the values of the options, but for paths, which do not affect a measurement."""
         values = {described.name: getattr(options, described.name) for described in self.options}
         return {name: value for name, value in values.items() if not isinstance(value, Path)}
+
+
+Columns = Mapping[str, tuple[str, str]]
+"""Columns of a table: the figure and its format by the title."""
+
+
+def cells(figures: Mapping[str, Any], columns: Columns) -> list[str]:
+    """Return the row of a table; a figure that is None is a dash."""
+    shown = [(figures[key], form) for key, form in columns.values()]
+    return ["–" if value is None else form.format(value) for value, form in shown]
+
+
+def medians_over(rounds: Sequence[Any]) -> Any:
+    """Return the median over rounds of every figure of nested dictionaries, without `raw`."""
+    if not isinstance(rounds[0], dict):
+        return median(rounds)
+    names = [name for name in rounds[0] if name != "raw"]
+    return {name: medians_over([figures[name] for figures in rounds]) for name in names}
 
 
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:

@@ -1,18 +1,17 @@
 """Processes that a benchmark starts and ends."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import psutil
 
 from deploy.errors import RunFailed
 
-T = TypeVar("T")
 STOP_SECONDS = 40.0
 CLI = ("-c", "from deploy.cli import main; main()")
 """Arguments of Python that run the command `headway`."""
@@ -23,34 +22,29 @@ def set_options(settings: Iterable[str]) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def call_in_process(function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
-    """Call a function in a process of its own.
-
-    Raises:
-        TimeoutError: It took longer than `seconds`; the process is killed.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        try:
-            return pool.submit(function, *arguments).result(seconds)
-        except TimeoutError:
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
+def start(
+    command: Sequence[Any],
+    output: Any,
+    variables: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own; `variables` are added to its environment."""
+    return subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=subprocess.STDOUT if output is not None else None,
+        start_new_session=True,
+        env={**os.environ, **(variables or {})},
+        cwd=cwd,
+    )
 
 
 @contextmanager
 def child(
     command: Sequence[Any], output: Any, variables: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a process in a session of its own; interrupt it when the block ends."""
-    process = subprocess.Popen(
-        command,
-        stdout=output,
-        stderr=subprocess.STDOUT if output is not None else None,
-        start_new_session=True,
-        env={**os.environ, **(variables or {})},
-    )
+    """Start a process; interrupt it when the block ends."""
+    process = start(command, output, variables)
     try:
         yield process
     finally:
@@ -61,6 +55,15 @@ def child(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and of all below it so far."""
+    root, total = psutil.Process(pid), 0.0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:2])
+    return total
 
 
 def run_to_end(what: str, command: Sequence[Any], log: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from queues.records import FinishReason, Rollout, RolloutGroup
 
@@ -30,7 +30,7 @@ class Size:
     longest: int
     microbatch_tokens: int
     """Capacity of a packed microbatch."""
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 SIZES = {
@@ -65,7 +65,6 @@ PROMPT_TOKENS = 8
 
 
 def build(size: Size, *, attention: str = "sdpa") -> Any:
-    """Return a Qwen3 with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(

@@ -9,11 +9,18 @@ alone, which trains the recorded batches of η = 2 again.
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.plots import new_figure, plot_medians
-from benchmarks.harness.study import Options, Record, Study, option, text_table, whole_numbers
+from benchmarks.harness.plots import plot_medians
+from benchmarks.harness.study import (
+    Options,
+    Record,
+    Study,
+    cells,
+    option,
+    text_table,
+    whole_numbers,
+)
 from benchmarks.harness.training_runs import (
     RECIPE,
     TrainingRuns,
@@ -22,19 +29,18 @@ from benchmarks.harness.training_runs import (
     start_from,
     vary,
 )
-from benchmarks.loop import async_figures
-from benchmarks.loop.async_limits import ROWS
+from benchmarks.loop import run_figures
+from benchmarks.loop.run_worker import ROWS
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from deploy.report.plots import new_figure
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
-from deploy.report.timeline import Timeline, idle_share, read_timeline, running_rollouts
-from deploy.report.timeline_plot import draw_timeline, height
+from deploy.report.timeline import Timeline, draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
 from queues.readers.accounting import newest_checkpoint
-from queues.readers.group_history import read_history
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""
@@ -112,7 +118,6 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
-    """Measure all variants and limits of one round."""
     base, title = options.base, f"round {number}/{options.rounds}"
     figures, directories = {}, {}
     for name, config in variants(base, options.chosen, number).items():
@@ -129,19 +134,19 @@ def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
         config = config.model_copy(update={"model": ModelConfig(path=model)})
         label = f"{title} · actors alone, {policy} policy"
         rows = runs.run(label, config, WORKER, "actors").rows(ROWS)
-        generated[policy] = async_figures.generation(rows)
+        generated[policy] = run_figures.generation(rows)
     config = vary(base, f"round{number}-learner", queues={"max_staleness": options.reference})
     label = f"{title} · learner on a full queue"
     replayed = runs.run(label, config, WORKER, "learner", recorded).rows(ROWS)
-    actors = async_figures.actors_limit(
+    actors = run_figures.actors_limit(
         generated["initial"], generated["trained"], figures[reference]["tokens_per_rollout"]
     )
     limits = {
         "actors": {**actors, "raw": generated},
-        "learner_samples_per_second": async_figures.samples_per_second(replayed),
-        "learner": async_figures.training(replayed, actors_idle=1.0),
+        "learner_samples_per_second": run_figures.samples_per_second(replayed),
+        "learner": run_figures.training(replayed, actors_idle=1.0),
     }
-    return async_figures.compare_with_limits(figures, limits)
+    return run_figures.compare_with_limits(figures, limits)
 
 
 def read_rows(directory: RunDirectory) -> list[Record]:
@@ -150,26 +155,20 @@ def read_rows(directory: RunDirectory) -> list[Record]:
 
 
 def read_run(directory: RunDirectory) -> Record:
-    """Return the figures of a finished training run."""
     rows = read_rows(directory)
-    begin, end = async_figures.window(rows)
-    history = read_history(directory.path, 0, len(rows))
-    curves = running_rollouts(history.groups).values()
-    idle = fmean(idle_share(curve, begin, end) for curve in curves)
-    return async_figures.training(rows, actors_idle=idle)
+    return run_figures.training(
+        rows, actors_idle=run_figures.actors_idle(directory, rows, len(rows))
+    )
 
 
 def conclude(record: Record) -> Record:
-    return {"medians": async_figures.medians(record["rounds"])} if "rounds" in record else {}
+    return {"medians": run_figures.medians(record["rounds"])} if "rounds" in record else {}
 
 
 def table(record: Record) -> str:
     medians, limits = record["medians"], record["medians"]["limits"]
     names = sorted(medians["arms"], key=lambda name: (int(name.split(",")[0]), not name.isdigit()))
-    rows = [
-        [name, *(form.format(medians["arms"][name][key]) for key, form in COLUMNS.values())]
-        for name in names
-    ]
+    rows = [[name, *cells(medians["arms"][name], COLUMNS)] for name in names]
     title = f"medians of {len(record['rounds'])} round(s), {record['steps']} steps"
     return (
         f"{text_table(['η', *COLUMNS], rows, title)}\n"
@@ -185,22 +184,13 @@ def reference_timeline(record: Record, folder: Path) -> Timeline:
     directory = RunDirectory(
         folder / f"round{len(record['rounds'])}-eta{record['reference_bound']}"
     )
-    run = read_record(directory)
-    timeline = read_timeline(
-        directory.path,
-        run.batches,
-        run.swaps,
-        max_staleness=run.max_staleness,
-        groups_per_batch=directory.config().prompts.groups_per_batch,
-    )
-    assert timeline is not None, "a finished run has trained batches"
-    return timeline
+    return read_timeline(directory, read_record(directory))
 
 
 def draw(record: Record, folder: Path) -> None:
     timeline = reference_timeline(record, folder)
     heights = [4.5, height(timeline)]
-    figure = new_figure(12, sum(heights))
+    figure: Any = new_figure(12, sum(heights))
     above, below = figure.subfigures(2, 1, height_ratios=heights)
     _draw_throughput(above.subplots(), record)
     steps = sum(span.kind == "step" for span in timeline.learner)

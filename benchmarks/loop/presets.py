@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.study import Options, Record, Study, option
+from benchmarks.harness.study import Options, Record, Study, cells, option
 from benchmarks.harness.subprocesses import CLI, set_options
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
@@ -85,15 +85,10 @@ def markdown(document: Mapping[str, Any]) -> str:
     ]
     done = {name: row for name, row in document["presets"].items() if row["status"] == "done"}
     scores = {name: row["greedy_after"] for name, row in done.items()}
-    for name in sorted(done, key=lambda name: (scores[name] is None, -(scores[name] or 0))):
-        values = [(done[name][key], form) for key, form in COLUMNS.values()]
-        cells = ("–" if value is None else form.format(value) for value, form in values)
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    lines += [
-        f"| `{name}` | {row['status']} |"
-        for name, row in document["presets"].items()
-        if row["status"] != "done"
-    ]
+    ranked = sorted(done, key=lambda name: (scores[name] is None, -(scores[name] or 0)))
+    rows = {name: cells(done[name], COLUMNS) for name in ranked}
+    rows |= {name: [row["status"]] for name, row in document["presets"].items() if name not in done}
+    lines += [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
     return "\n".join(lines) + "\n"
 
 

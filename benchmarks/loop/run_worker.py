@@ -3,17 +3,141 @@
 python -m benchmarks.loop.run_worker RECIPE.json train|actors|learner [RECORDED_RUN]
 """
 
+import asyncio
+import json
+import shutil
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.loop.async_limits import actors_alone, learner_alone
+import ray
+
+from benchmarks.harness.actor_fleet import run_spec, start_fleet
+from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.errors import DeployError
-from deploy.preflight.inputs import load_inputs
+from deploy.errors import DeployError, RunFailed
+from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.runtime.console import Terminal
 from deploy.session import run
 from deploy.storage.run_directory import RunDirectory
+from learner.ranks.ray_group import create_learner
+from learner.ranks.spec import LearnerSpec
+from queues.broker.broker import Broker
+from queues.errors import QueueClosed
+from queues.ray_broker import BrokerClient
+from queues.schema import decode
+from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
+from weight_sync.ray_broadcaster import create_broadcaster
+
+MARGIN = 2
+"""Batches beyond the last measured one, so that the engine is full until then."""
+TAKE_SECONDS = 900.0
+"""Deadline of a batch."""
+ROWS = "metrics.jsonl"
+
+
+def actors_alone(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+    """Generate for a consumer that takes and acknowledges at once, without training."""
+    with cluster(config, directory.logs):
+        asyncio.run(_generate(config, inputs, directory))
+
+
+async def _generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+    steps = config.steps + MARGIN
+    unbounded = config.queues.model_copy(update={"max_staleness": steps})
+    fleet = await start_fleet(config, inputs.model_path, directory.path, unbounded, steps)
+    await fleet.publish(0, Path(inputs.model_path))
+    await fleet.serve(
+        consumer=_consume(config, fleet.broker, directory), feeder=_feed(inputs, fleet.broker)
+    )
+
+
+async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirectory) -> None:
+    """Take batch after batch and write a row for each."""
+    for version in range(config.steps):
+        batch = await broker.take(version, TAKE_SECONDS)
+        if batch is None:
+            raise RunFailed(f"no batch came within {TAKE_SECONDS:g} s")
+        await broker.ack(version, {})
+        finished_at = time.time()
+        rollouts = [rollout for payload in batch.payloads for rollout in decode(payload).rollouts]
+        row = {
+            "version": version,
+            "step_finished_at": finished_at,
+            "rollouts_trained": len(rollouts),
+            "tokens_trained": sum(sum(rollout.loss_mask) for rollout in rollouts),
+        }
+        directory.append(ROWS, [row])
+
+
+async def _feed(inputs: Inputs, broker: BrokerClient) -> None:
+    while True:
+        try:
+            wanted = await broker.prompts_wanted(timeout=10.0)
+        except QueueClosed:
+            return
+        if wanted:
+            await broker.issue(inputs.source.next(wanted), cursor=inputs.source.cursor())
+
+
+class Replay(Broker):
+    """The broker of a finished run, which serves its recorded batches to another learner.
+
+    A take of a trained version is answered from the ledger by `Broker` itself.
+    """
+
+    def __init__(self, *args: Any, rows: Path, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._rows = rows
+
+    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
+        """Write the statistics to a file; the ledger keeps those of the recorded run."""
+        with self._rows.open("a") as file:
+            file.write(json.dumps({"version": version, **statistics}) + "\n")
+
+    async def commit_checkpoint(self, version: int, path: str) -> None:
+        """Do nothing."""
+
+
+def learner_alone(
+    config: RunConfig, inputs: Inputs, directory: RunDirectory, recorded: Path
+) -> None:
+    """Train the recorded batches of a run again, published and saved as usual."""
+    shutil.copy(recorded / FILE_NAME, directory.path)
+    shutil.copytree(recorded / JOURNAL_NAME, directory.path / JOURNAL_NAME)
+    with cluster(config, directory.logs):
+        asyncio.run(_train(config, inputs, directory))
+
+
+async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+    replay = (
+        ray.remote(Replay)
+        .options(num_cpus=0, max_concurrency=100)
+        .remote(
+            directory.path,
+            config=config.queues,
+            spec=run_spec(config, config.steps),
+            rows=directory.path / ROWS,
+        )
+    )
+    broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
+    learner = create_learner(
+        LearnerSpec(
+            config=config.objective,
+            model_path=inputs.model_path,
+            seed=config.seed,
+            steps=config.steps,
+            temperature=config.actors.temperature,
+            checkpoints=str(directory.checkpoints),
+            weight_sync=config.weight_sync,
+        )
+    )
+    async with asyncio.timeout(config.deploy.start_timeout_seconds):
+        await learner.start()
+    await learner.run(BrokerClient(replay), broadcaster)
 
 
 def main() -> None:

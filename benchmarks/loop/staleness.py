@@ -9,30 +9,30 @@ beside the simulation of `headway plan`. An existing folder of --out is continue
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import read_scores, study_facts, train_and_score
+from benchmarks.harness.checkpoint_scores import measure_variants, read_scores
 from benchmarks.harness.study import Options, Record, Study, known_names, option, whole_numbers
-from benchmarks.harness.training_runs import (
-    SCORED,
-    Variant,
-    commits,
-    failure,
-    make_base,
-    vary,
+from benchmarks.harness.training_runs import SCORED, Variant, make_base, vary
+from benchmarks.loop import staleness_report
+from benchmarks.loop.run_figures import (
+    actors_idle,
+    curve,
+    learning,
+    off_policyness,
+    tokens_per_rollout,
+    window,
 )
-from benchmarks.loop import staleness_figures, staleness_report
-from benchmarks.loop.async_figures import tokens_per_rollout, window
 from benchmarks.loop.staleness_report import UNBOUNDED
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
-from deploy.planner.predict import Source, predict_own
+from deploy.planner.predict import predict_split
+from deploy.planner.rates import Rates
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
-from deploy.report.timeline import idle_share, running_rollouts
 from queues.errors import QueuesError
-from queues.readers.group_history import read_history
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "none": {"loss": "reinforce"},
@@ -86,7 +86,6 @@ def live_groups(config: RunConfig, eta: int) -> int:
 
 
 def bound_variant(base: RunConfig, bound: str) -> Variant:
-    """Return the recipe at a bound."""
     eta = bound_in_steps(bound, base.steps)
     queues = {"max_staleness": eta, "window": live_groups(base, eta)}
     config = vary(base, f"eta{bound}-seed{base.seed}", queues=queues)
@@ -107,47 +106,22 @@ def correction_variant(base: RunConfig, name: str, eta: int) -> Variant:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    figures: list[Record] = []
-    failed: list[Record] = []
-    for trained, without in train_and_score(options):
-        read, unread = read_variants(trained, options.target)
-        figures += read
-        failed += without + unread
-        if figures:
-            yield {
-                **study_facts(options),
-                "stale": options.stale,
-                "reference": options.reference,
-                "commits_of_arms": commits(figures),
-                "arms": figures,
-                "failed": failed,
-                "predictions": predict_seeds(options, figures),
-            }
-    if not figures:
-        raise RunFailed("no variant came to its end, for the reasons above")
-
-
-def read_variants(variants: Sequence[Variant], target: float) -> tuple[list[Record], list[Record]]:
-    """Return the figures of variants that can be read, and a record of each other."""
-    read, failed = [], []
-    for variant in variants:
-        try:
-            read.append(read_variant(variant, target))
-        except (InputError, QueuesError) as error:
-            failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
-    return read, failed
+    for runs in measure_variants(options, read_variant):
+        yield {
+            **runs,
+            "stale": options.stale,
+            "reference": options.reference,
+            "predictions": predict_seeds(options, runs["arms"]),
+        }
 
 
 def read_variant(variant: Variant, target: float) -> Record:
-    """Return the figures of a finished and scored run."""
     directory = variant.directory
     batches = [batch.to_dict() for batch in read_record(directory).batches]
     measured = read_rates(directory)
     rows = [row for row in batches if measured.first <= row["version"] <= measured.last]
     begin, end = window(rows)
-    history = read_history(directory.path, rows[0]["version"], len(batches))
-    curves = running_rollouts(history.groups).values()
-    scores = staleness_figures.curve(batches, read_scores(directory.path))
+    scores = curve(batches, read_scores(directory.path))
     tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
     return {
         "kind": variant.kind,
@@ -160,10 +134,10 @@ def read_variant(variant: Variant, target: float) -> Record:
         "tokens_per_second": tokens / (end - begin),
         "tokens_per_rollout": tokens_per_rollout(rows),
         "learner_idle": measured.learner_idle,
-        "actors_idle": sum(idle_share(curve, begin, end) for curve in curves) / len(curves),
-        **staleness_figures.off_policyness(rows),
+        "actors_idle": actors_idle(directory, rows, len(batches)),
+        **off_policyness(rows),
         "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
-        **staleness_figures.learning(scores, target),
+        **learning(scores, target),
     }
 
 
@@ -179,11 +153,10 @@ def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
     predictions = []
     try:
         for reference in (variant for variant in bounds if variant.name == options.reference):
-            rates = read_rates(reference.directory)
-            ranks = options.base.learner.ranks
-            source = Source(rates=rates.rates, ranks=ranks, ess_loss=rates.ess_loss)
+            measured_rates = read_rates(reference.directory).rates
+            rates = replace(measured_rates, ranks=options.base.learner.ranks)
             predictions += [
-                predict(variant, source) for variant in bounds if variant.seed == reference.seed
+                predict(variant, rates) for variant in bounds if variant.seed == reference.seed
             ]
     except (InputError, QueuesError) as error:
         print(f"nothing is predicted: {error}", flush=True)
@@ -191,13 +164,14 @@ def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
     return predictions
 
 
-def predict(variant: Variant, source: Source) -> Record:
-    """Return the prediction of one run."""
-    prospect = predict_own(variant.config, source)
+def predict(variant: Variant, rates: Rates) -> Record:
+    config = variant.config
+    actors, ranks, bound = config.actors.count, config.learner.ranks, config.queues.max_staleness
+    [prospect] = predict_split(config, rates, actors, ranks, [bound])
     return {
         "name": variant.name,
         "seed": variant.seed,
-        "simulated": prospect.samples_per_second,
+        "simulated": prospect.outcome.samples_per_second,
         "lag_mean": prospect.outcome.lag_mean,
         "ess": prospect.ess,
     }

@@ -5,10 +5,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness.plots import new_figure, plot_medians
+from benchmarks.harness.plots import plot_medians
 from benchmarks.harness.study import text_table
 from benchmarks.harness.training_runs import conditions
-from benchmarks.loop.staleness_figures import interval
+from benchmarks.loop.run_figures import interval
+from deploy.report.plots import new_figure
 
 Run = Mapping[str, Any]
 SYNCHRONOUS = "0"

@@ -114,7 +114,6 @@ def settings(config: RunConfig, directory: RunDirectory, micro: int, generation:
 
 
 def write_settings(stated: GRPOConfig, file: Path) -> None:
-    """Write TRL's settings and the versions of its packages."""
     folders = ("output_dir", "logging_dir")
     settings = {key: value for key, value in stated.to_dict().items() if key not in folders}
     versions = {name: version(name) for name in ("trl", "transformers", "accelerate", "torch")}

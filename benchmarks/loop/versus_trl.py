@@ -14,11 +14,12 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import read_scores, study_facts, train_and_score
+from benchmarks.harness.checkpoint_scores import measure_variants, read_scores
 from benchmarks.harness.study import (
     Options,
     Record,
     Study,
+    cells,
     known_names,
     option,
     text_table,
@@ -28,16 +29,14 @@ from benchmarks.harness.training_runs import (
     SCORED,
     Variant,
     all_cores,
-    commits,
     conditions,
     make_base,
     vary,
 )
-from benchmarks.loop.async_figures import samples_per_second, tokens_per_rollout
-from benchmarks.loop.staleness_figures import curve, learning
+from benchmarks.loop.run_figures import curve, learning, samples_per_second, tokens_per_rollout
 from deploy.cli.bench import ROOT
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError
 from deploy.report.summary import WARM_UP
 from queues.errors import InputError as CoresMissing
 from queues.runtime.cpu_affinity import bind_process, parse_cores
@@ -80,6 +79,12 @@ REQUIRED: Mapping[str, object] = {
 }
 """Settings that TRL is given too; `objective` is the part of [learner] about the loss."""
 FIGURES = ("samples_per_second", "tokens_per_rollout", "score", "seconds", "seconds_to_target")
+COLUMNS = {
+    "samples/s": ("samples_per_second", "{:.1f}"),
+    "tokens a rollout": ("tokens_per_rollout", "{:.1f}"),
+    "score at the end": ("score", "{:.3f}"),
+    "seconds to target": ("seconds_to_target", "{:.0f}"),
+}
 
 
 def check(options: Options) -> None:
@@ -139,7 +144,6 @@ def make_settings(options: Options, samples: int) -> list[tuple[str, str, str]]:
 def variants_of(
     base: RunConfig, seed: int, settings: Sequence[tuple[str, str, str]]
 ) -> list[Variant]:
-    """Return Headway and every setting of TRL, with one seed."""
     seeded = base.model_copy(update={"seed": seed})
     variants = [Variant(HEADWAY, seed, vary(seeded, f"headway-seed{seed}"))]
     paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -170,27 +174,16 @@ def hold(cores: str) -> None:
 
 def measure(options: Options) -> Iterator[Record]:
     hold(options.cores)
-    figures: list[Record] = []
-    failed: list[Record] = []
-    for trained, without in train_and_score(options):
-        failed += without
-        figures += [read_variant(variant, options.target) for variant in trained]
-        if figures:
-            yield {
-                **study_facts(options),
-                "headway": options.base.model_dump(mode="json", include=set(STORED)),
-                "warm_up_steps_left_out": WARM_UP,
-                "cores": options.cores,
-                "commits_of_arms": commits(figures),
-                "arms": figures,
-                "failed": failed,
-            }
-    if not figures:
-        raise RunFailed("no variant came to its end, for the reasons above")
+    facts = {
+        "headway": options.base.model_dump(mode="json", include=set(STORED)),
+        "warm_up_steps_left_out": WARM_UP,
+        "cores": options.cores,
+    }
+    for runs in measure_variants(options, read_variant):
+        yield facts | runs
 
 
 def read_variant(variant: Variant, target: float) -> Record:
-    """Return the figures of a finished and scored run."""
     directory = variant.directory
     rows = directory.rows("metrics.jsonl")
     trl = directory.path / SETTINGS
@@ -220,7 +213,7 @@ def conclude(runs: Sequence[Mapping[str, Any]]) -> Record:
         by_name.setdefault(run["name"], []).append(run)
     seeds = len({run["seed"] for run in runs})
     by_name = {name: same for name, same in by_name.items() if len(same) == seeds}
-    medians = {
+    medians: dict[str, dict[str, Any]] = {
         name: {
             key: None if any(run[key] is None for run in same) else median(r[key] for r in same)
             for key in FIGURES
@@ -249,20 +242,10 @@ def conclude(runs: Sequence[Mapping[str, Any]]) -> Record:
 def table(record: Record) -> str:
     seeds = len({run["seed"] for run in record["arms"]})
     conclusions = record["conclusions"]
-    head = ["", "samples/s", "tokens a rollout", "score at the end", f"s to {record['target']}"]
-    rows = [
-        [
-            name,
-            f"{figures['samples_per_second']:.1f}",
-            f"{figures['tokens_per_rollout']:.1f}",
-            f"{figures['score']:.3f}",
-            "-" if (seconds := figures["seconds_to_target"]) is None else f"{seconds:.0f}",
-        ]
-        for name, figures in conclusions["medians"].items()
-    ]
+    rows = [[name, *cells(medians, COLUMNS)] for name, medians in conclusions["medians"].items()]
     speed, time = conclusions["throughput"], conclusions["time"]
-    title = f"medians of {seeds} seed(s), {record['steps']} steps"
-    lines = [text_table(head, rows, title), conditions(record)]
+    title = f"medians of {seeds} seed(s), {record['steps']} steps, target {record['target']:g}"
+    lines = [text_table(["", *COLUMNS], rows, title), conditions(record)]
     if speed["ratio"] is None:
         lines.append("Headway, or every variant of TRL, failed with some seed: there is no ratio")
         return "\n".join(lines)

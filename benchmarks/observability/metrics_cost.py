@@ -21,11 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import yaml
 
 from benchmarks.harness.study import Options, Record, Study, option
-from benchmarks.harness.subprocesses import CLI, set_options
+from benchmarks.harness.subprocesses import CLI, cpu_seconds, set_options
 from deploy import session
 from deploy.config.loader import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
@@ -86,20 +85,9 @@ async def cost(
 
 async def cores(work: Coroutine[Any, Any, None]) -> float:
     """Return the CPU seconds per second of all processes of the run during some work."""
-    before, began = cpu_seconds(), time.perf_counter()
+    before, began = cpu_seconds(os.getpid()), time.perf_counter()
     await work
-    return (cpu_seconds() - before) / (time.perf_counter() - began)
-
-
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and all below it."""
-    this, total = psutil.Process(), 0.0
-    for process in (this, *this.children(recursive=True)):
-        try:
-            total += sum(process.cpu_times()[:2])
-        except psutil.Error:
-            continue
-    return total
+    return (cpu_seconds(os.getpid()) - before) / (time.perf_counter() - began)
 
 
 def scrape(addresses: list[str]) -> float:
@@ -146,7 +134,7 @@ def measure(options: Options) -> Iterator[Record]:
             warm_start.symlink_to((options.runs_dir / warm_start.name).absolute())
         directory = RunDirectory.of(config)
         directory.create(config, replace=False)
-        session.Run = MeasuredRun
+        vars(session)["Run"] = MeasuredRun
         session.run(config, load_inputs(config), directory, Terminal())
     interval = float(prometheus["scrape_interval"].rstrip("s"))
     yield {"interval_seconds": interval, **MeasuredRun.figures}

@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, number, option, text_table
-from benchmarks.reliability.chaos_run import (
-    END_SECONDS,
-    REWARD,
-    ROLES,
-    ChaosRun,
-    headway,
-    kill,
-    until,
-)
+from benchmarks.reliability.chaos_run import END_SECONDS, ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 
 SURVIVED = frozenset({"rollout actor", "engine worker"})
@@ -59,7 +51,6 @@ class Chaos:
         self.folder = options.work.absolute()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        (self.folder / "chaos_reward.py").write_text(REWARD)
         self.settings = {"steps": options.steps, "seed": options.seed}
         self.planned = plan_kills(options.kills, options.seed)
         self.kills: list[Record] = []
@@ -83,9 +74,11 @@ class Chaos:
     def measure(self) -> Iterator[Record]:
         """Start runs and kill their processes until all kills are done."""
         while self.planned or not self.runs:
-            run = ChaosRun(self.folder, f"run-{len(self.runs) + 1}", self.settings)
+            settings = [f"{key}={value}" for key, value in self.settings.items()]
+            run = ChaosRun(self.folder, f"run-{len(self.runs) + 1}", settings)
             if not self.runs:
-                self.warm_start(run)
+                self.log("making the warm start")
+                run.warm_start()
             yield from self.torment(run)
             verdict = run.judge()
             self.runs[run.name] = verdict.to_dict()
@@ -95,14 +88,6 @@ class Chaos:
                 f"{'; '.join(verdict.problems) or 'nothing lost, nothing trained twice'}"
             )
             yield self.record()
-
-    def warm_start(self, run: ChaosRun) -> None:
-        """Make the model that all runs start from."""
-        self.log("making the warm start")
-        with run.output.open("ab") as output:
-            code = headway(self.folder, ["sft", f"{run.name}.toml"], output).wait(600)
-        if code:
-            raise RunFailed(f"no warm start was made; see {run.output}")
 
     def torment(self, run: ChaosRun) -> Iterator[Record]:
         """Bring one run to its last step, with kills as long as there are any."""

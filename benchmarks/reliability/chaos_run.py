@@ -8,15 +8,20 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.harness.subprocesses import CLI
+from actors.sources.registry import load_source
+from benchmarks.harness.subprocesses import CLI, set_options, start
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
 from deploy.cluster.cleanup import AGENTS
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from learner.diagnostics.trained_log import VARIABLE
+from queues.schema import summarize
+from queues.storage.journal import read_group
 
 T = TypeVar("T")
 
@@ -29,89 +34,46 @@ ROLES = {
 }
 """Patterns of the titles of processes by role; vLLM does not always set its own. The driver is the
 command itself."""
+WARM_START_SECONDS = 600.0
 END_SECONDS = 300.0
 """Deadline of a run to end after a kill that it does not survive."""
 REST_SECONDS = 60.0
 """Time that processes may outlive their driver before they are killed."""
-GROUPS, SIZE, STALENESS = 4, 2, 2
-
-RECIPE = """
-name = "chaos"
-steps = {steps}
-seed = {seed}
-
-[model.tiny]
-characters = "0123456789+-=,abcdefghijklmnopqr"
-hidden_size = 32
-layers = 2
-intermediate_size = 48
-heads = 2
-kv_heads = 1
-head_dim = 32
-context = 256
-
-[sft]
-name = "chaos"
-demonstrations = "lettered_chain_sum"
-steps = 3
-batch_tokens = 128
-microbatch_tokens = 64
-
-[prompts]
-source = "lettered_chain_sum"
-groups_per_batch = {groups}
-group_size = {size}
-
-[actors]
-reward = ["chaos_reward:score"]
-max_new_tokens = 96
-max_concurrent_rollouts = 16
-dtype = "float32"
-kv_cache_gib = 1
-
-[queues]
-max_staleness = {staleness}
-filter_tied = true
-on_overdue = "drop"
-lease_seconds = 20.0
-heartbeat_seconds = 2.0
-
-[learner]
-learning_rate = 1e-4
-microbatch_tokens = 512
-checkpoint_every = 10
-
-[deploy]
-max_restarts = 1000
-"""
-REWARD = '''"""Right or wrong by parity, so that half of the groups of two hold no signal."""
-
-
-def score(prompt, completion, answer, metadata):
-    return float(sum(map(ord, completion)) % 2)
-'''
+RECIPE = Path(__file__).with_name("chaos.toml")
 
 
 class ChaosRun:
     """One run and its command, seen from outside."""
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        self.folder, self.name, self.steps = folder, name, int(settings["steps"])
+    def __init__(self, folder: Path, name: str, settings: Sequence[str]) -> None:
+        self.folder, self.name = folder, name
         self.log = folder / f"{name}.trained.jsonl"
         self.output = folder / f"{name}.output"
-        self.ledger = folder / "runs" / name / "ledger.sqlite"
-        recipe = RECIPE.format(groups=GROUPS, size=SIZE, staleness=STALENESS, **settings)
-        (folder / f"{name}.toml").write_text(recipe.replace('"chaos"', f'"{name}"', 1))
+        self._settings = [f"name={name}", *settings]
         self.process: subprocess.Popen[bytes] | None = None
+
+    def headway(self, *arguments: Any) -> "subprocess.Popen[bytes]":
+        """Start a command of Headway in a session of its own."""
+        root = str(Path(__file__).parents[2])
+        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        variables = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", VARIABLE: str(self.log.absolute())}
+        with self.output.open("ab") as output:
+            return start([sys.executable, *CLI, *arguments], output, variables, cwd=self.folder)
+
+    def warm_start(self) -> None:
+        """Make the model that all runs start from.
+
+        Raises:
+            RunFailed: It could not be made.
+        """
+        if self.headway("sft", RECIPE, *set_options(self._settings)).wait(WARM_START_SECONDS):
+            raise RunFailed(f"no warm start was made; see {self.output}")
 
     def start(self) -> None:
         """Start the run, or resume it."""
         begun = (self.folder / "runs" / self.name / "recipe.json").exists()
-        arguments = ["resume", self.name] if begun else ["run", f"{self.name}.toml"]
-        with self.output.open("ab") as output:
-            self.process = headway(
-                self.folder, arguments, output, {VARIABLE: str(self.log.absolute())}
-            )
+        first = ["run", RECIPE, *set_options(self._settings)]
+        self.process = self.headway(*(["resume", self.name] if begun else first))
 
     def poll(self) -> int | None:
         """Return the exit code of the command; None while it runs."""
@@ -155,32 +117,18 @@ class ChaosRun:
 
     def judge(self) -> Verdict:
         """Return the oracle's verdict on the run."""
+        config = load_recipe(str(RECIPE), self._settings)
+        groups = config.prompts.groups_per_batch
         rows = [json.loads(line) for line in self.log.read_text().splitlines()]
         fates = read_fates(self.folder / "runs" / self.name)
         return judge(
             rows,
-            issued_prompts(self.folder / f"{self.name}.toml", len(fates) + 8 * GROUPS),
+            issued_prompts(config, len(fates) + 8 * groups),
             fates,
-            steps=self.steps,
-            groups_per_batch=GROUPS,
-            max_staleness=STALENESS,
+            steps=config.steps,
+            groups_per_batch=groups,
+            max_staleness=config.queues.max_staleness,
         )
-
-
-def headway(
-    folder: Path, arguments: Sequence[str], output: Any, extra: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start a command of Headway in a session of its own."""
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, *CLI, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", **(extra or {})},
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 def processes(folder: Path) -> list[tuple[int, str]]:
@@ -208,9 +156,6 @@ def kill(pid: int) -> bool:
 
 def read_fates(run: Path) -> list[Fate]:
     """Return the ledger's rows of all train groups in the order of issue, with rewards compared."""
-    from queues.schema import summarize
-    from queues.storage.journal import read_group
-
     with sqlite3.connect(f"{(run / 'ledger.sqlite').as_uri()}?mode=ro", uri=True) as database:
         rows = database.execute(
             "SELECT prompt_id, state, reason, segment, offset FROM groups LEFT JOIN results"
@@ -221,23 +166,16 @@ def read_fates(run: Path) -> list[Fate]:
     for prompt, state, reason, segment, offset in rows:
         tied = None
         if state == "dropped" and segment is not None:
-            tied = (
-                len(set(summarize(read_group(run / "journal", segment, offset)).task_rewards)) < 2
-            )
+            summary = summarize(read_group(run / "journal", segment, offset))
+            tied = len(set(summary.task_rewards)) < 2
         fates.append(Fate(prompt, state, reason or "", tied))
     return fates
 
 
-def issued_prompts(recipe: Path, count: int) -> list[str]:
-    """Return the ids of the first prompts of a recipe's source."""
-    from actors.sources.registry import load_source
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(str(recipe))
-    prompts = config.prompts
+def issued_prompts(config: RunConfig, count: int) -> list[str]:
     source = load_source(
-        prompts.source,
-        options=prompts.source_options,
+        config.prompts.source,
+        options=config.prompts.source_options,
         seed=config.seed,
         split="train",
         heldout_size=0,

@@ -13,23 +13,119 @@ import random
 import tempfile
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import ray
+
+from actors import ray_actor
+from actors.assembly import build_engine
+from actors.config import ActorsConfig
+from actors.engines.model_folder import context_length, load_tokenizer
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
+from actors.engines.vllm_arguments import engine_arguments
+from benchmarks.harness.actor_fleet import start_fleet
 from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.subprocesses import cpu_seconds
+from benchmarks.harness.synthetic_load import SIGMA, SIZES
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
+from learner.config.learner import TinyModelConfig
+from learner.model.policy import build_tiny
+from queues.config import QueuesConfig
+from queues.ray_broker import BrokerClient
 from queues.records import Prompt
+from queues.schema import summarize
+from weight_sync.config import WeightSyncConfig
 
 AIM = 0.95
-GROUP_SIZE = 8
-AT_ONCE = 128
-"""Requests that an engine runs."""
-CORE = "0"
-"""Of the engines."""
 START_SECONDS, ROUND_SECONDS, REST_SECONDS = 180.0, 300.0, 0.3
-CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"
+
+
+MEDIAN_TOKENS = 48
+
+
+def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int:
+    """Return the lognormal number of tokens of a sample, a function of its prompt and index."""
+    draw = random.Random(f"{list(prompt_ids)}/{sample_index}")
+    return min(longest, max(1, round(MEDIAN_TOKENS * draw.lognormvariate(0, SIGMA))))
+
+
+class MeasuredActor(ray_actor.RolloutActor):
+    """A rollout actor that samples given numbers of tokens."""
+
+    def _build(self) -> Any:
+        import vllm
+
+        vllm.SamplingParams = partial(vllm.SamplingParams, ignore_eos=True)
+        vars(ray_actor)["build_engine"] = lambda *given: fix_lengths(build_engine(*given))
+        return super()._build()
+
+
+def create_measured_actor(spec: ray_actor.ActorSpec) -> Any:
+    """Start the process of a rollout actor that samples given numbers of tokens."""
+    options = {"num_cpus": 0, "max_concurrency": ray_actor.MAX_CONCURRENCY}
+    return ray.remote(MeasuredActor).options(**options).remote(spec)
+
+
+def fix_lengths(engine: Any) -> Any:
+    """Return the engine, whose every request is as long as `length_of` gives."""
+    generate = engine.generate
+
+    async def fixed(
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        index = int(request_id.split("/")[-2])
+        tokens = length_of(prompt_ids, index, sampling.max_new_tokens)
+        sampling = replace(sampling, max_new_tokens=tokens)
+        done: Generation = await generate(request_id, prompt_ids, sampling, cache_salt=cache_salt)
+        return done
+
+    engine.generate = fixed
+    return engine
+
+
+class Offline:
+    """An `LLM` of vLLM: a list of requests in, all their tokens out."""
+
+    def start(self, model_path: str, config: ActorsConfig, max_model_len: int) -> None:
+        """Load the model with the arguments of the actor's engine; others are vLLM's defaults."""
+        from vllm import LLM
+
+        spec = EngineSpec(
+            index=0, config=config, weight_sync=WeightSyncConfig(), model_path=model_path, seed=0
+        )
+        self._llm = LLM(**engine_arguments(spec, max_model_len))
+
+    def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
+        """Sample token ids and log-probabilities, as many as asked; return seconds and tokens."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        prompts = [tokens_input(ids) for ids, _ in requests]
+        sampling = [
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for _, tokens in requests
+        ]
+        begin = time.perf_counter()
+        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
 def prompts_of(version: int, groups: int) -> list[Prompt]:
@@ -77,7 +173,9 @@ def figures_of(rounds: Sequence[Mapping[str, Sampled]]) -> Record:
     """
 
     def ratio(part: str) -> float:
-        return median(getattr(one["offline"], part) / getattr(one["loop"], part) for one in rounds)
+        return float(
+            median(getattr(one["offline"], part) / getattr(one["loop"], part) for one in rounds)
+        )
 
     return {
         "tokens_per_second": {
@@ -90,15 +188,6 @@ def figures_of(rounds: Sequence[Mapping[str, Sampled]]) -> Record:
     }
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process and its children so far."""
-    import psutil
-
-    process = psutil.Process(pid)
-    family = [process, *process.children(recursive=True)]
-    return float(sum(sum(member.cpu_times()[:2]) for member in family))
-
-
 async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
     """Await a variant's seconds and tokens, and add the CPU seconds of its process."""
     before = cpu_seconds(pid)
@@ -106,151 +195,86 @@ async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
     return Sampled(seconds, tokens, cpu_seconds(pid) - before)
 
 
-class Loop:
-    """Broker, broadcaster and one actor that has its weights."""
-
-    def __init__(self, folder: Path, model_path: str, options: Options) -> None:
-        import ray
-        from safetensors.torch import load_file
-
-        from actors.ray_actor import MAX_CONCURRENCY, ActorSpec
-        from benchmarks.rollouts.generate_engines import SEED, MeasuredActor
-        from queues.config import QueuesConfig, RunSpec
-        from queues.ray_broker import create_broker
-        from weight_sync.config import WeightSyncConfig
-        from weight_sync.publish.staged_publisher import StagedPublisher
-        from weight_sync.ray_broadcaster import create_broadcaster
-        from weight_sync.transports.shared_memory import SharedMemoryTransport
-
-        steps = options.rounds + 2
-        self.broker = create_broker(
-            folder,
-            config=QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0),
-            spec=RunSpec(groups_per_batch=options.groups, group_size=GROUP_SIZE, steps=steps),
-        )
-        broadcaster = create_broadcaster(0.25, 1)
-        self.actor = (
-            ray.remote(MeasuredActor)
-            .options(num_cpus=0, max_concurrency=MAX_CONCURRENCY)
-            .remote(
-                ActorSpec(
-                    index=0,
-                    config=actors_config(),
-                    weight_sync=WeightSyncConfig(),
-                    model_path=model_path,
-                    seed=SEED,
-                    group_size=GROUP_SIZE,
-                    heartbeat_seconds=5.0,
-                    broker=self.broker,
-                    broadcaster=broadcaster,
-                )
-            )
-        )
-        ray.get(self.actor.start.remote(), timeout=START_SECONDS)
-        self._publisher = StagedPublisher(SharedMemoryTransport(), broadcaster.announce)
-        self._publisher.publish(0, load_file(Path(model_path) / "model.safetensors").items())
-        self._running = self.actor.run.remote()
-        self._version = 0
-
-    async def batch(self, prompts: Sequence[Prompt]) -> tuple[float, int]:
-        """Generate a batch; return the seconds until its last group is accepted, and its tokens."""
-        from queues.schema import summarize
-
-        begin = time.perf_counter()
-        await self.broker.issue(prompts, cursor=str(self._version), last=False)
-        batch = await self.broker.take(self._version, ROUND_SECONDS)
-        seconds = time.perf_counter() - begin
-        if batch is None:
-            raise RunFailed(f"no batch came within {ROUND_SECONDS:g} s")
-        await self.broker.ack(self._version, {})
-        self._version += 1
-        return seconds, sum(summarize(payload).tokens for payload in batch.payloads)
-
-    async def close(self) -> None:
-        """End the actor, and its engine with it."""
-        await self.actor.stop.remote()
-        await self._running
-        await self.broker.close()
-        self._publisher.close()
+async def batch(broker: BrokerClient, version: int, prompts: Sequence[Prompt]) -> tuple[float, int]:
+    """Generate a batch; return the seconds until its last group is accepted, and its tokens."""
+    begin = time.perf_counter()
+    await broker.issue(prompts, cursor=str(version), last=False)
+    taken = await broker.take(version, ROUND_SECONDS)
+    seconds = time.perf_counter() - begin
+    if taken is None:
+        raise RunFailed(f"no batch came within {ROUND_SECONDS:g} s")
+    await broker.ack(version, {})
+    return seconds, sum(summarize(payload).tokens for payload in taken.payloads)
 
 
-def tiny_model(size: str) -> Any:
-    """Return a model with the demo's characters and the sizes of one of `synthetic_load.SIZES`."""
-    from benchmarks.harness.synthetic_load import SIZES
-    from learner.config.learner import TinyModelConfig
-
-    sizes = SIZES[size]
-    return TinyModelConfig(
-        characters=CHARACTERS,
-        context=256,
-        hidden_size=sizes.hidden,
-        layers=sizes.layers,
-        intermediate_size=sizes.intermediate,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_size,
-    )
+def make_recipe(groups: int) -> RunConfig:
+    """Return the demo with batches of so many groups, and an exact reward."""
+    settings = ['actors.reward=["exact_match"]', f"prompts.groups_per_batch={groups}"]
+    return load_recipe("demo", settings)
 
 
-def actors_config() -> Any:
-    """Return the section [actors] of the demo."""
-    from actors.config import ActorsConfig
-
-    return ActorsConfig(
-        reward=["exact_match"],
-        max_new_tokens=160,
-        max_concurrent_rollouts=AT_ONCE,
-        dtype="float32",
-        cores=[CORE],
-        kv_cache_gib=1,
+def tiny_model(size: str) -> TinyModelConfig:
+    """Return the demo's model with the sizes of one of `synthetic_load.SIZES`."""
+    sizes, demo = SIZES[size], load_recipe("demo").model.tiny
+    assert demo is not None
+    return demo.model_copy(
+        update={
+            "hidden_size": sizes.hidden,
+            "layers": sizes.layers,
+            "intermediate_size": sizes.intermediate,
+            "heads": sizes.heads,
+            "kv_heads": sizes.kv_heads,
+            "head_dim": sizes.head_size,
+        }
     )
 
 
 async def measure_rounds(options: Options, folder: Path) -> Record:
-    """Measure all rounds."""
-    import ray
-
-    from actors.engines.model_folder import context_length, load_tokenizer
-    from benchmarks.rollouts.generate_engines import Offline, length_of
-    from learner.model.policy import build_tiny
-
-    model = str(folder / "model")
-    build_tiny(tiny_model(options.size), Path(model), seed=0)
-    tokenizer, config = load_tokenizer(model), actors_config()
+    config, model = make_recipe(options.groups), folder / "model"
+    build_tiny(tiny_model(options.size), model, seed=0)
     offline = ray.remote(Offline).options(num_cpus=0).remote()
-    ray.get(offline.start.remote(model, config, context_length(model)), timeout=START_SECONDS)
-    loop = Loop(folder / "run", model, options)
+    start = offline.start.remote(str(model), config.actors, context_length(str(model)))
+    ray.get(start, timeout=START_SECONDS)
+    steps = options.rounds + 2
+    queues = QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0)
+    fleet = await start_fleet(
+        config, str(model), folder / "run", queues, steps, create=create_measured_actor
+    )
+    await fleet.publish(0, model)
+    (actor,) = fleet.actors
     offline_pid, loop_pid = ray.get(
-        [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in (offline, loop.actor)],
+        [handle.__ray_call__.remote(lambda _: os.getpid()) for handle in (offline, actor)],
         timeout=START_SECONDS,
     )
-    rounds = []
-    for index in range(options.rounds + 1):
-        prompts = prompts_of(index, options.groups)
-        requests = []
-        for prompt in prompts:
-            ids = tokenizer.encode(prompt.text, add_special_tokens=False)
-            lengths = (length_of(ids, i, config.max_new_tokens) for i in range(GROUP_SIZE))
-            requests += [(ids, length) for length in lengths]
-        measured = {}
-        for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
-            await asyncio.sleep(REST_SECONDS)
-            if name == "offline":
-                measured[name] = await timed(offline_pid, offline.generate.remote(requests))
-            else:
-                measured[name] = await timed(loop_pid, loop.batch(prompts))
-        check_equal(index, measured)
-        if index:  # the first compiles
-            rounds.append(measured)
-            speeds = (f"{name} {s.tokens / s.seconds:,.0f}" for name, s in measured.items())
-            print(f"round {index}: {', '.join(speeds)} tokens/s", flush=True)
-    await loop.close()
+    tokenizer, longest = load_tokenizer(str(model)), config.actors.max_new_tokens
+    rounds: list[Mapping[str, Sampled]] = []
+
+    async def measure_each() -> None:
+        for index in range(options.rounds + 1):
+            prompts = prompts_of(index, options.groups)
+            requests = []
+            for prompt in prompts:
+                ids = tokenizer.encode(prompt.text, add_special_tokens=False)
+                samples = range(config.prompts.group_size)
+                requests += [(ids, length_of(ids, sample, longest)) for sample in samples]
+            measured: dict[str, Sampled] = {}
+            for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
+                await asyncio.sleep(REST_SECONDS)
+                if name == "offline":
+                    measured[name] = await timed(offline_pid, offline.generate.remote(requests))
+                else:
+                    measured[name] = await timed(loop_pid, batch(fleet.broker, index, prompts))
+            check_equal(index, measured)
+            if index:  # the first compiles
+                rounds.append(measured)
+                speeds = (f"{name} {s.tokens / s.seconds:,.0f}" for name, s in measured.items())
+                print(f"round {index}: {', '.join(speeds)} tokens/s", flush=True)
+
+    await fleet.serve(rounds=measure_each())
     return figures_of(rounds)
 
 
 def measure(options: Options) -> Iterator[Record]:
-    import ray
-
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:

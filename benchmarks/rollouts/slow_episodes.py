@@ -29,6 +29,9 @@ from actors.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from benchmarks.harness.study import Options, Record, Study, option
+from benchmarks.weights.engine_load import start_engine
+from learner.config.learner import TinyModelConfig
+from learner.model.policy import build_tiny
 from queues.records import FinishReason, Lease, Prompt, Purpose
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -256,7 +259,6 @@ async def compare_alike(
 
 
 async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str, float]:
-    """Compare on an engine of a set rate."""
     engine = PacedEngine(rate, tokenizer.eos_token_id)
     pacing = asyncio.create_task(engine.pace())
     try:
@@ -268,29 +270,14 @@ async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str
 
 
 async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
-    """Compare on vLLM, bound to the first core."""
-    from actors.engines.protocol import EngineSpec
-    from actors.engines.vllm import VllmEngine
-    from weight_sync.config import WeightSyncConfig
-
-    config = ActorsConfig(
-        dtype="float32",
+    engine = await start_engine(
+        folder,
+        initial_version=0,
+        max_model_len=LONGEST,
         max_concurrent_rollouts=EPISODES,
         cores=(str(min(os.sched_getaffinity(0))),),
         kv_cache_gib=2,
     )
-    engine = VllmEngine(
-        EngineSpec(
-            index=0,
-            config=config,
-            weight_sync=WeightSyncConfig(),
-            model_path=str(folder),
-            seed=0,
-            initial_version=0,
-        ),
-        max_model_len=LONGEST,
-    )
-    await engine.start()
     try:
         counted = CountedEngine(engine)
         slow = await compare(counted, tokenizer, seconds=seconds)
@@ -300,7 +287,6 @@ async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str
 
 
 def comparisons(options: Options, folder: Path) -> Iterator[Record]:
-    """Yield the comparison of every engine."""
     tokenizer = load_tokenizer(str(folder))
     for rate in options.rates if options.engine in ("paced", "both") else ():
         figures = asyncio.run(compare_paced(rate, tokenizer, options.seconds))
@@ -313,9 +299,6 @@ def comparisons(options: Options, folder: Path) -> Iterator[Record]:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    from learner.config.learner import TinyModelConfig
-    from learner.model.policy import build_tiny
-
     yield {"episodes": EPISODES, "turns": TURNS, "seconds": options.seconds}
     results: list[Record] = []
     with tempfile.TemporaryDirectory() as name:
@@ -329,7 +312,6 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def describe(result: Record) -> str:
-    """Return one comparison as a line."""
     line = (
         f"{result['engine']:15} {result['tokens_per_second']:9,.0f} of "
         f"{result['bound_tokens_per_second']:9,.0f} tokens/s = {result['share']:.3f} "

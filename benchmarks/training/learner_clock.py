@@ -1,18 +1,20 @@
 """A clock around a training engine: when a learner computes, and when it does something else."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.training.flops import synchronize
+from benchmarks.training.flops import Peak, synchronize
 from learner.engine.protocol import Forward, TrainEngine
 from learner.update import Updater
 from queues.records import RolloutGroup
 
 PARTS = ("forward", "backward", "step")
+SHARES = (*PARTS, "between", "host")
 
 
 class ClockedEngine:
@@ -87,4 +89,47 @@ def timed_update(
         **engine.seconds,
         "between": computing - sum(engine.seconds.values()),
         "host": total - computing,
+    }
+
+
+def timed_rounds(
+    updater: Updater,
+    engine: ClockedEngine,
+    read: Callable[[], Sequence[RolloutGroup]],
+    peak: Peak,
+    rounds: int,
+) -> list[dict[str, float]]:
+    """Return `timed_update` of each batch but a first one, which touches fresh memory.
+
+    `peak` and `peak_after` are the best matrix product before and after it, in operations/s.
+    """
+    timed, before = [], 0.0
+    for version in range(rounds + 1):
+        seconds = timed_update(updater, engine, read, version)
+        after = peak.measure()
+        timed.append({**seconds, "peak": before, "peak_after": after})
+        before = after
+    return timed[1:]
+
+
+def figures_of(rounds: Sequence[Mapping[str, float]], flops: float, tokens: int) -> dict[str, Any]:
+    """Return medians over the rounds of one size.
+
+    Args:
+        rounds: Figures of `timed_rounds`.
+        flops: Of a batch.
+        tokens: Of a batch, prompts included.
+    """
+    peaks = [(one["peak"] + one["peak_after"]) / 2 for one in rounds]
+    return {
+        "tokens": tokens,
+        "flops": flops,
+        "tokens_per_second": median(tokens / one["seconds"] for one in rounds),
+        "peak": median(peaks),
+        "utilisation": median(
+            flops / one["seconds"] / peak for one, peak in zip(rounds, peaks, strict=True)
+        ),
+        "cpu": median(one["cpu_seconds"] / one["seconds"] for one in rounds),
+        "shares": {part: median(one[part] / one["seconds"] for one in rounds) for part in SHARES},
+        "raw": rounds,
     }

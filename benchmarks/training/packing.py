@@ -46,7 +46,6 @@ def possible(tokens: int, ranks: int, capacity: int) -> float:
 
 
 def evenness(loads: Sequence[int]) -> float:
-    """Return the largest load over the mean."""
     return max(loads) * len(loads) / sum(loads)
 
 
@@ -69,7 +68,6 @@ def packing_figures(seed: int = 0) -> dict[str, float]:
 
 
 def describe(figures: dict[str, float]) -> str:
-    """Return the figures as text."""
     return (
         f"{ROLLOUTS} rollouts, {figures['tokens']:,.0f} tokens: microbatches of {CAPACITY} are "
         f"{figures['full_packed']:.3f} full (aim 0.97), shared over {RANKS} ranks "

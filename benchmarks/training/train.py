@@ -7,43 +7,38 @@ matrix product. "Host" is the updater's time besides computing; "gap" lies betwe
 two batches in the loop of a run, whose broker has every group already. Takes four minutes.
 """
 
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from benchmarks.harness.study import Options, Record, Study, number, option
-from benchmarks.harness.subprocesses import call_in_process
+from benchmarks.harness.synthetic_load import (
+    SIZES,
+    batch,
+    build,
+    lengths_of,
+    sampled_tokens,
+    write,
+)
+from benchmarks.training import packing
+from benchmarks.training.flops import Peak, shape_of, training_flops
+from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
+from benchmarks.training.learner_loop import gaps
+from learner.config.learner import LearnerConfig
+from learner.ranks.rank import Rank
 from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
+from learner.update import Updater
+from queues.schema import decode_arrays, encode
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least, where arithmetic dominates; and at most."""
-PARTS = ("forward", "backward", "step", "between", "host")
-
-
-def figures_of(rounds: Sequence[Mapping[str, float]], flops: float, tokens: int) -> Record:
-    """Return medians over the rounds of one size.
-
-    Args:
-        rounds: `learner_clock.timed_update`, with `peak` and `peak_after` in operations/s.
-        flops: Of a batch.
-        tokens: Of a batch, prompts included.
-    """
-    peaks = [(one["peak"] + one["peak_after"]) / 2 for one in rounds]
-    return {
-        "tokens": tokens,
-        "flops": flops,
-        "tokens_per_second": median(tokens / one["seconds"] for one in rounds),
-        "peak": median(peaks),
-        "utilisation": median(
-            flops / one["seconds"] / peak for one, peak in zip(rounds, peaks, strict=True)
-        ),
-        "cpu": median(one["cpu_seconds"] / one["seconds"] for one in rounds),
-        "shares": {part: median(one[part] / one["seconds"] for one in rounds) for part in PARTS},
-        "raw": rounds,
-    }
 
 
 def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
@@ -56,7 +51,6 @@ def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
 
 
 def describe(name: str, figures: Record) -> str:
-    """Return one size as a line."""
     loop = dict(figures["loop"]["shares"])
     gap = loop.pop("gap")
     return (
@@ -71,82 +65,44 @@ def _percent(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{part} {share:.1%}" for part, share in shares.items())
 
 
-class Trainer:
-    """A learner of one rank with a model of one size, and a batch for it."""
-
-    def __init__(self, name: str) -> None:
-        from benchmarks.harness.synthetic_load import SIZES, batch, write
-        from benchmarks.training.learner_clock import ClockedEngine
-        from learner.config.learner import LearnerConfig
-        from learner.ranks.rank import Rank
-        from learner.update import Updater
-        from queues.schema import encode
-
-        self.size = SIZES[name]
-        config = LearnerConfig(microbatch_tokens=self.size.microbatch_tokens, dtype=self.size.dtype)
-        with tempfile.TemporaryDirectory() as folder:
-            write(self.size, Path(folder))
-            self.rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
-        self.engine = ClockedEngine(self.rank.engine, self.rank.engine.device)
-        self.updater = self.rank.updater = Updater(self.engine, config)
-        self.groups = batch(self.size, seed=1)
-        self._payloads = [encode(group) for group in self.groups]
-
-    def train(self, version: int) -> dict[str, float]:
-        """Train the batch; return `learner_clock.timed_update`."""
-        from benchmarks.training.learner_clock import timed_update
-        from queues.schema import decode_arrays
-
-        return timed_update(
-            self.updater, self.engine, lambda: decode_arrays(self._payloads), version
-        )
-
-
 def measure_size(name: str, rounds: int) -> Record:
-    """Measure one size in this process."""
-    import torch
-
-    from benchmarks.harness.synthetic_load import build, lengths_of, sampled_tokens
-    from benchmarks.training.flops import Peak, shape_of, training_flops
-    from benchmarks.training.learner_loop import gaps
-
-    trainer = Trainer(name)
-    peak = Peak(trainer.engine.device, getattr(torch, trainer.size.dtype))
-    trainer.train(0)  # touches fresh memory
-    before, measured = peak.measure(), []
-    for version in range(1, rounds + 1):
-        seconds = trainer.train(version)
-        after = peak.measure()
-        measured.append({**seconds, "peak": before, "peak_after": after})
-        before = after
+    """Measure a learner of one rank with a model of one size, in this process."""
+    size = SIZES[name]
+    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        write(size, Path(folder))
+        rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
+    engine = ClockedEngine(rank.engine, rank.engine.device)
+    rank.updater = Updater(engine, config)
+    groups = batch(size, seed=1)
+    payloads = [encode(group) for group in groups]
+    peak = Peak(engine.device, getattr(torch, size.dtype))
+    timed = timed_rounds(rank.updater, engine, lambda: decode_arrays(payloads), peak, rounds)
     with torch.device("meta"):
-        model = build(trainer.size)
-    lengths = lengths_of(trainer.groups)
-    flops = training_flops(shape_of(model), lengths, sampled_tokens(trainer.groups))
-    loop = gap_of(gaps(trainer.rank, trainer.engine, trainer.groups, rounds + 1))
-    trainer.rank.close()
+        model = build(size)
+    lengths = lengths_of(groups)
+    flops = training_flops(shape_of(model), lengths, sampled_tokens(groups))
+    loop = gap_of(gaps(rank, engine, groups, rounds + 1))
+    rank.close()
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **figures_of(measured, flops, sum(lengths)),
+        **figures_of(timed, flops, sum(lengths)),
         "loop": loop,
     }
 
 
 def measure(options: Options) -> Iterator[Record]:
-    import torch
-
-    from benchmarks.training.packing import describe as describe_packing
-    from benchmarks.training.packing import packing_figures
-
-    packing = packing_figures()
-    print(describe_packing(packing))
+    packed = packing.packing_figures()
+    print(packing.describe(packed))
     if not torch.cuda.is_available():
         os.environ.update(KEEP_FREED_MEMORY)  # as a learner's process does
+    spawn = multiprocessing.get_context("spawn")
     sizes: dict[str, Any] = {}
     for name in options.sizes:
-        sizes[name] = call_in_process(measure_size, name, options.rounds)
+        with ProcessPoolExecutor(1, mp_context=spawn) as process:
+            sizes[name] = process.submit(measure_size, name, options.rounds).result()
         print(describe(name, sizes[name]), flush=True)
-        yield {"threads": options.threads, "packing": packing, "sizes": sizes}
+        yield {"threads": options.threads, "packing": packed, "sizes": sizes}
     print(f"aims: {AIM['utilisation']:.0%} at 60m, gap at most {AIM['gap']:.0%}")
 
 

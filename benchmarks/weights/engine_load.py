@@ -5,7 +5,7 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -48,29 +48,23 @@ def build_model(folder: Path, size: Size, dtype: str = "float32") -> int:
 async def start_engine(
     folder: Path,
     *,
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32",
-    requests: int = 64,
-    cores: str | None = None,
     initial_version: int | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    **settings: Any,
 ) -> VllmEngine:
-    """Start vLLM with a model folder, for this many requests at once."""
+    """Start vLLM with a model folder; `settings` are those of [actors]."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    config = ActorsConfig(
-        dtype=dtype,
-        max_concurrent_rollouts=requests,
-        cores=None if cores is None else (cores,),
-        kv_cache_gib=1,
-    )
+    defaults = {"dtype": "float32", "max_concurrent_rollouts": 64, "kv_cache_gib": 1}
     engine = VllmEngine(
         EngineSpec(
             index=0,
-            config=config,
+            config=ActorsConfig.model_validate(defaults | settings),
             weight_sync=WeightSyncConfig(),
             model_path=str(folder),
             seed=0,
             initial_version=initial_version,
         ),
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
     )
     await engine.start()
     return engine

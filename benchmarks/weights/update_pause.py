@@ -4,7 +4,7 @@
 
 With requests running throughout, each round measures vLLM's pause and resume with nothing in
 between, the bare load of the same weights by vLLM's calls, and the whole in-flight swap. The figure
-of merit, swap / (pause + 2 × load), must not exceed 1. Leaves out transfer between nodes.
+of merit, stall / (pause + 2 × load), must not exceed 1. Leaves out transfer between nodes.
 """
 
 import asyncio
@@ -18,87 +18,57 @@ from benchmarks.harness.synthetic_load import SIZES
 from benchmarks.weights.engine_load import (
     MAX_MODEL_LEN,
     Load,
-    bare_load,
     build_model,
-    empty_pause,
     qwen3_size,
     start_engine,
 )
-from benchmarks.weights.learner_process import LearnerProcess, Sending
-from deploy.errors import RunFailed
-from weight_sync.broadcaster import Broadcaster
-from weight_sync.receive.receiver import Receiver
-from weight_sync.transports.shared_memory import SharedMemoryTransport
+from benchmarks.weights.weight_sync import SENDINGS, WARM_UP_SECONDS, Bench
 
-REST_SECONDS = 0.3
 REQUESTS = 64
 """Running throughout."""
-WARM_UP_SECONDS = 3.0
 
 
 def measure(options: Options) -> Iterator[Record]:
     size = SIZES.get(options.size) or qwen3_size(256, 4)
-    with tempfile.TemporaryDirectory() as folder:
-        yield {"parameters": build_model(Path(folder), size, options.dtype)}
-        yield asyncio.run(measure_rounds(options, Path(folder)))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        yield {"parameters": build_model(folder / "model", size, options.dtype)}
+        yield asyncio.run(measure_rounds(options, folder))
 
 
 async def measure_rounds(options: Options, folder: Path) -> Record:
-    """Update, pause and load again and again; the first round touches fresh memory."""
-    engine = await start_engine(folder, dtype=options.dtype, requests=REQUESTS)
-    raw: dict[str, list[float]] = {}
-    transport = SharedMemoryTransport()
-    receiver = Receiver("engine-0", engine, Broadcaster(1.0, 1), transport)
-    learner = LearnerProcess(folder, folder / "weights", Sending("shared_memory"))
+    engine = await start_engine(
+        folder / "model", initial_version=0, dtype=options.dtype, max_concurrent_rollouts=REQUESTS
+    )
     try:
-        await receiver.update(await learner.publish())
-        await learner.seconds()
         load = Load(engine, REQUESTS)
         await asyncio.sleep(WARM_UP_SECONDS)
-        for index in range(options.rounds + 1):
-            manifest = await learner.publish()
-            report = await receiver.update(manifest)
-            publish_seconds = await learner.seconds()
-            if report is None or report.staged_at is None or report.swap_finished_at is None:
-                raise RunFailed(f"the update failed: {report and report.error}")
-            figures = {
-                "empty_pause": await empty_pause(engine),
-                "bare_load": await bare_load(engine, manifest, transport),
-                "swap": report.stalled_seconds,
-                "swap_pause": report.pause_seconds,
-                "swap_load": report.load_seconds,
-                "swap_resume": report.resume_seconds,
-                "publish_call": publish_seconds,
-                "staging": report.staged_at - report.published_at,
-                "publish_to_serving": report.swap_finished_at - report.published_at,
-            }
-            await asyncio.sleep(REST_SECONDS)
-            for key, seconds in figures.items() if index else ():
-                raw.setdefault(key, []).append(seconds)
+        bench = Bench(engine, folder)
+        raw = await bench.measure(SENDINGS[0], options.rounds)
         await load.stop()
-        receiver.close()
-        return {"raw_seconds": raw, "bytes": report.bytes, "requests_that_crossed": load.crossed}
     finally:
-        learner.close()
         await engine.close()
+    return {"raw": raw, "bytes": bench.bytes, "requests_that_crossed": load.crossed}
 
 
 def conclude(record: Record) -> Record:
-    if "raw_seconds" not in record:
+    if "raw" not in record:
         return {}
-    medians = {key: median(values) for key, values in record["raw_seconds"].items()}
-    ratio = medians["swap"] / (medians["empty_pause"] + 2 * medians["bare_load"])
+    seconds = record["raw"].keys() - {"bytes", "changed"}
+    medians = {key: median(record["raw"][key]) for key in sorted(seconds)}
+    ratio = medians["stall"] / (medians["empty_pause"] + 2 * medians["bare_load"])
     return {"medians": medians, "ratio": ratio}
 
 
 def table(record: Record) -> str:
     lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"]
-    for key, values in record["raw_seconds"].items():
+    for key, middle in record["medians"].items():
+        values = record["raw"][key]
         lines.append(
-            f"{key:20s} median {1e3 * median(values):8.1f} ms   "
+            f"{key:20s} median {1e3 * middle:8.1f} ms   "
             f"{1e3 * min(values):8.1f} … {1e3 * max(values):.1f}"
         )
-    ratio = f"swap / (empty_pause + 2 × bare_load) = {record['ratio']:.2f}   (must be ≤ 1)"
+    ratio = f"stall / (empty_pause + 2 × bare_load) = {record['ratio']:.2f}   (must be ≤ 1)"
     return "\n".join([*lines, ratio])
 
 
@@ -121,6 +91,3 @@ STUDY = Study(
     table=table,
     misses=lambda record: ["the swap takes too long"] if record["ratio"] > 1 else [],
 )
-
-if __name__ == "__main__":
-    STUDY.main()

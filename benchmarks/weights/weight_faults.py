@@ -218,7 +218,6 @@ def corrupted(manifest: Manifest) -> Manifest:
 
 
 def missing(manifest: Manifest) -> Manifest:
-    """Remove every file."""
     for file in _files(manifest):
         file.unlink()
     return manifest

@@ -12,7 +12,7 @@ import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from actors.engines.vllm import VllmEngine
-from benchmarks.harness.study import Options, Record, Study, number, option, text_table
+from benchmarks.harness.study import Options, Record, Study, cells, number, option, text_table
 from benchmarks.weights.engine_load import (
     Load,
     bare_load,
@@ -56,6 +56,18 @@ SENDINGS = (
     Sending("filesystem"),
     Sending("filesystem", "delta"),
 )
+
+
+COLUMNS = {
+    "publish": ("publish", "{:.4f}"),
+    "prepare": ("prepare", "{:.4f}"),
+    "stall": ("stall", "{:.4f}"),
+    "serving": ("serving", "{:.4f}"),
+    "bytes": ("bytes", "{:,.0f}"),
+    "publish/memcpy": ("publish_per_memcpy", "{:.2f}"),
+    "stall/load": ("stall_per_load", "{:.2f}"),
+    "serving/load+4memcpy": ("serving_per_load_and_4_memcpy", "{:.2f}"),
+}
 
 
 class Memcpy:
@@ -97,11 +109,14 @@ class Updates:
 
 
 class Bench:
-    """An engine that is updated in one way after another."""
+    """An engine that is updated by one sending after another."""
 
     def __init__(self, engine: VllmEngine, folder: Path) -> None:
         self.engine, self._folder = engine, folder
         self._version = 0
+        self.bytes = (folder / "model" / "model.safetensors").stat().st_size
+        self.memcpy = Memcpy(self.bytes)
+        self.memcpy.measure(5)
 
     @asynccontextmanager
     async def updates(self, sending: Sending) -> AsyncIterator[Updates]:
@@ -124,7 +139,7 @@ class Bench:
             learner.close()
             shutil.rmtree(weights, ignore_errors=True)
 
-    async def measure(self, sending: Sending, rounds: int, memcpy: Memcpy) -> dict[str, list[Any]]:
+    async def measure(self, sending: Sending, rounds: int) -> dict[str, list[Any]]:
         """Return the raw figures of some updates; the first two are not counted."""
         raw: dict[str, list[Any]] = {}
         async with self.updates(sending) as updates:
@@ -134,12 +149,15 @@ class Bench:
                     continue
                 assert report.staged_at is not None
                 assert report.swap_finished_at is not None
-                memcpy.measure(1)
+                self.memcpy.measure(1)
                 figures = {
                     "publish": publish_seconds,
                     "staging": report.staged_at - report.published_at,
                     "prepare": report.prepare_seconds,
                     "stall": report.stalled_seconds,
+                    "pause": report.pause_seconds,
+                    "load": report.load_seconds,
+                    "resume": report.resume_seconds,
                     "serving": report.swap_finished_at - report.published_at,
                     "bytes": report.bytes,
                     "changed": report.changed,
@@ -178,18 +196,15 @@ class Bench:
 
 
 async def measure_all(options: Options, folder: Path) -> Record:
-    """Measure every way of sending, then the loss of tokens."""
+    """Measure every sending, then the loss of tokens."""
     engine = await start_engine(folder / "model", initial_version=0)
-    nbytes = (folder / "model" / "model.safetensors").stat().st_size
-    memcpy = Memcpy(nbytes)
-    memcpy.measure(5)
-    raw: Record = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
     bench = Bench(engine, folder)
+    raw: Record = {"bytes": bench.bytes, "memcpy": bench.memcpy.seconds, "ways": {}}
     load = Load(engine, REQUESTS)
     try:
         await asyncio.sleep(WARM_UP_SECONDS)
         for sending in SENDINGS[: options.ways]:
-            raw["ways"][str(sending)] = await bench.measure(sending, options.rounds, memcpy)
+            raw["ways"][str(sending)] = await bench.measure(sending, options.rounds)
         await load.stop()
         if options.windows:
             raw["tokens_per_second"] = await bench.measure_loss(options)
@@ -199,12 +214,9 @@ async def measure_all(options: Options, folder: Path) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    hidden, layers = SHAPES[options.megabytes]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for name in ("model", "small"):
-            (folder / name).mkdir()
-        build_model(folder / "model", qwen3_size(hidden, layers))
+        build_model(folder / "model", qwen3_size(*SHAPES[options.megabytes]))
         raw = asyncio.run(measure_all(options, folder))
         yield {"raw": raw}
         if options.faults:
@@ -243,10 +255,8 @@ def table(record: Record) -> str:
         f"{raw['bytes']:,} bytes: memcpy {medians['memcpy']:.4f} s, vLLM's bare load "
         f"{medians['bare_load']:.3f} s, its empty pause {medians['empty_pause']:.4f} s"
     )
-    head = ["seconds", "publish", "prepare", "stall", "serving", "bytes"]
-    head += ["publish/memcpy", "stall/load", "serving/load+4memcpy"]
-    rows = [[name, *_cells(medians[name])] for name in raw["ways"]]
-    lines = [text_table(head, rows, title)]
+    rows = [[name, *cells(medians[name], COLUMNS)] for name in raw["ways"]]
+    lines = [text_table(["seconds", *COLUMNS], rows, title)]
     for fault, seconds in medians.get("recovery", {}).items():
         lines.append(f"{fault:30s} {seconds:7.2f} s to recover")
     if rates := medians.get("tokens_per_second"):
@@ -256,12 +266,6 @@ def table(record: Record) -> str:
             f"{rates['stalled']:.1%}"
         )
     return "\n".join(lines)
-
-
-def _cells(row: Mapping[str, float]) -> list[str]:
-    seconds = [f"{row[key]:.4f}" for key in ("publish", "prepare", "stall", "serving")]
-    ratios = ("publish_per_memcpy", "stall_per_load", "serving_per_load_and_4_memcpy")
-    return [*seconds, f"{row['bytes']:,.0f}", *(f"{row[key]:.2f}" for key in ratios)]
 
 
 COUNT = number(int, 1)

@@ -17,9 +17,7 @@ import typer
 from rich.console import Console
 
 from deploy.cli.bench import BENCHMARKS, start
-from deploy.cli.jobs import attach, cancel, submit
-from deploy.cli.options import Overrides, Recipe, RunName, RunsDir, load
-from deploy.cli.plan import plan
+from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
 from deploy.cli.shadowing import check_not_shadowed
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted
@@ -27,6 +25,8 @@ from deploy.runtime.signals import deferred, raise_interrupts
 
 INTERRUPTED = Interrupted.exit_code
 """Exit code of a command that the user stopped; typer makes it of a KeyboardInterrupt."""
+Address = Annotated[str, typer.Option(help="Address of a cluster's dashboard: http://HEAD:8265.")]
+Job = Annotated[str, typer.Argument(help="A job, as `headway submit` printed it.")]
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models, with bounded staleness.",
@@ -50,8 +50,64 @@ def version(
         raise typer.Exit
 
 
-for command in (run, resume, submit, attach, cancel, sft, reward_model):
+for command in (run, resume, sft, reward_model):
     app.command()(command)
+
+
+@app.command()
+def submit(
+    recipe: Recipe,
+    address: Address,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    replace: Replace = False,
+    sft: Annotated[bool, typer.Option(help="Make the recipe's warm start first.")] = False,
+    reward_model: Annotated[bool, typer.Option(help="Train its reward models first.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume a run that was submitted before.")] = False,
+    module: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="A module in this folder that yours import; may be repeated."
+        ),
+    ] = [],  # noqa: B006
+    wait: Annotated[
+        bool, typer.Option(help="Follow the job, and exit with its exit code.")
+    ] = False,
+) -> None:
+    """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
+    config = load(recipe, overrides)
+    from deploy.cluster.jobs import Jobs, check, command_of, files_of, resumption
+    from deploy.config.loader import read_recipe
+
+    check(read_recipe(recipe, overrides))
+    preparation = {"sft": sft, "reward-model": reward_model}
+    before = [name for name, wanted in preparation.items() if wanted]
+    if resume:
+        command = resumption(config, overrides, replace=replace, before=before)
+    else:
+        command = command_of(recipe, overrides, replace=replace, before=before)
+    modules = files_of(config, module, Path.cwd())
+    file = Path(recipe) if Path(recipe).exists() else None
+    job = Jobs(address).submit(config, command, modules, file)
+    typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
+    if wait:
+        attach(job, address)
+
+
+@app.command()
+def attach(job: Job, address: Address) -> None:
+    """Follow the log of a job and exit with its exit code; Ctrl-C does not stop the job."""
+    from deploy.cluster.jobs import Jobs
+
+    raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
+
+
+@app.command()
+def cancel(job: Job, address: Address) -> None:
+    """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
+    from deploy.cluster.jobs import Jobs
+
+    typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
 @app.command()
@@ -60,7 +116,60 @@ def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     typer.echo(load(recipe, overrides).model_dump_json(indent=2))
 
 
-app.command()(plan)
+@app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    run: Annotated[
+        str | None, typer.Option(help="A run to measure rates in: its folder or name.")
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    bounds: Annotated[str, typer.Option(help="Values of queues.max_staleness.")] = "0,1,2,4,8",
+    devices: Annotated[
+        int | None, typer.Option(help="Devices for actors and learner; default: the recipe's.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Mean number of sampled tokens of a rollout.")
+    ] = None,
+    tokens_variation: Annotated[
+        float, typer.Option(help="Standard deviation over mean of these tokens (lognormal).")
+    ] = 1.0,
+    rollout_rate: Annotated[
+        float | None, typer.Option(help="Tokens/s of an engine with one rollout.")
+    ] = None,
+    engine_rate: Annotated[
+        float | None, typer.Option(help="Tokens/s with actors.max_concurrent_rollouts.")
+    ] = None,
+    train_rate: Annotated[
+        float | None, typer.Option(help="Sampled tokens/s that one rank trains.")
+    ] = None,
+    pause: Annotated[float, typer.Option(help="Seconds that an update stops an engine.")] = 0.1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Predict throughput and lag of a recipe, by bound and by split of the devices."""
+    config = load(recipe, overrides)
+    with deferred():
+        from deploy.planner import command as plan_command
+        from deploy.storage.run_directory import RunDirectory
+    document = plan_command.plan(
+        config,
+        bounds=plan_command.parse_bounds(bounds),
+        run=None if run is None else RunDirectory.open(run, runs_dir),
+        given=plan_command.PlanInputs(
+            tokens=tokens,
+            tokens_variation=tokens_variation,
+            rollout_rate=rollout_rate,
+            engine_rate=engine_rate,
+            train_rate=train_rate,
+            pause=pause,
+        ),
+        devices=devices,
+    )
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        plan_command.show(document, Console())
 
 
 @app.command(name="try")

@@ -18,7 +18,7 @@ RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":
-    """Load a recipe; imported late, so that `headway --help` need not read the settings.
+    """Load a recipe; imports late, so that `headway --help` is quick.
 
     Raises:
         InputError: The recipe cannot be read or is not valid.

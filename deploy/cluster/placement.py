@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from deploy.config.deploy_config import Placement
 from deploy.config.run_config import RunConfig
-from learner.config.cpu_affinity import cpus_of
 
 EPSILON = 1e-6
 NODE_LABEL = "ray.io/node-id"
@@ -48,7 +47,7 @@ def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRe
         (
             "learner",
             learner.ranks,
-            {"CPU": cpus_of(learner), "GPU": learner.gpus},
+            {"CPU": learner.cpus_of_rank, "GPU": learner.gpus},
             placement.learner or at_driver,
         ),
         (

@@ -13,8 +13,8 @@ from actors.registry import REWARDS
 from deploy.config.deploy_config import SECTION, DeployConfig
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.weight_transport_rules import check_transport
-from learner.config.learner import LearnerConfig, ModelConfig, SftConfig
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.learner import LearnerConfig, ModelConfig
+from learner.config.supervised import RewardTrainingConfig, SftConfig
 from queues.config import QueuesConfig
 from weight_sync.config import WeightSyncConfig
 

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from deploy.observability.waits import Overdue
+from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
 
@@ -28,9 +28,7 @@ class RunMetrics(Collector):
     Also those of the disk of the run's `folder`, and of the waits that `overdue` returns.
     """
 
-    def __init__(
-        self, record: Record, folder: Path, overdue: Callable[[], Sequence[Overdue]]
-    ) -> None:
+    def __init__(self, record: Record, folder: Path, overdue: Callable[[], Sequence[Wait]]) -> None:
         self._record, self._folder, self._overdue = record, folder, overdue
         self._one_scrape = threading.Lock()
         self._free: int | None = None
@@ -96,8 +94,8 @@ class RunMetrics(Collector):
             "Seconds that a process has waited for another without progress.",
             labels=["who", "on"],
         )
-        for overdue in late:
-            seconds.add_metric([overdue.wait.who, overdue.wait.on], overdue.seconds)
+        for wait in late:
+            seconds.add_metric([wait.who, wait.on], wait.seconds)
         yield seconds
 
     def _weight_updates(self) -> Iterator[Metric]:

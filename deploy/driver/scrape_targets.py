@@ -3,13 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import ray
-
-from deploy.config.evaluation_schedule import evaluator
 from deploy.driver.processes import Processes
-from deploy.driver.run_context import RunContext
-from deploy.driver.run_metrics import RunMetrics
-from deploy.observability.exporter import Endpoint, Exporter, is_loopback, show_process
+from deploy.observability.exporter import is_loopback, show_process
 
 
 class Targets:
@@ -78,21 +73,3 @@ class Targets:
         if "learner" in nodes:
             nodes["learner"] = self._node_of("learner-0")
         return [name for name, node in nodes.items() if node not in (None, self._processes.node)]
-
-
-def create_exporter(context: RunContext, targets: Targets, metrics: RunMetrics) -> Exporter:
-    """Open the address at which Prometheus finds the targets, and the driver's own metrics."""
-    config = context.config
-    evaluates = evaluator(config.heldout, config.actors.count) is not None
-    return Exporter(
-        config.name,
-        context.directory.path,
-        [metrics],
-        targets.reachable,
-        Endpoint(
-            config.deploy.metrics_host,
-            config.deploy.metrics_port,
-            node=ray.util.get_node_ip_address(),
-        ),
-        evaluators=[f"actor-{config.actors.count - 1}"] if evaluates else [],
-    )

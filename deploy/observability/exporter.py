@@ -9,17 +9,16 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
 
+from deploy.config.evaluation_schedule import evaluator
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
@@ -27,32 +26,17 @@ from queues.runtime.prometheus import ProcessMetrics, public_address, serve
 
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
-"""Seconds between two checks whether `targets.json` is up to date."""
-Addresses = Sequence[tuple[str, str]]
-"""Process and address, as "actor-0", "127.0.0.1:9000"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The address that an exporter binds to."""
-
-    host: str
-    port: int
-    """0 takes a free one."""
-    node: str
-    """Address of this node in Ray: a label, and the public host of a server on all interfaces."""
 
 
 class Exporter:
     """HTTP server for Prometheus that answers until `close`.
 
     Args:
-        run: Name of the run, a label of every target.
-        folder: The run's folder; gets `targets.json`.
-        collectors: Metrics of this process.
-        targets: Returns the other processes that serve metrics now; called in another thread.
-        endpoint: The address to bind to.
-        evaluators: Processes that only evaluate, and may therefore idle and lag.
+        config: The run's recipe.
+        folder: The run's folder.
+        metrics: Metrics of this process.
+        targets: Returns name and address of the other processes; called in another thread.
+        node: Address of this node in Ray: a label, and the host of a server on all interfaces.
 
     Raises:
         InputError: The port is in use, or the host is not of this machine.
@@ -60,48 +44,37 @@ class Exporter:
 
     def __init__(
         self,
-        run: str,
+        config: RunConfig,
         folder: Path,
-        collectors: Sequence[Collector],
-        targets: Callable[[], Addresses],
-        endpoint: Endpoint,
-        evaluators: Collection[str] = (),
+        metrics: Collector,
+        targets: Callable[[], Sequence[tuple[str, str]]],
+        node: str,
     ) -> None:
-        self._run, self._file, self._targets = run, folder / FILE, targets
-        self._node, self._evaluators = endpoint.node, evaluators
+        self._run, self._file, self._targets = config.name, folder / FILE, targets
+        self._node = node
+        engine = evaluator(config.heldout, config.actors.count)
+        self._evaluator = engine and engine.replace("engine", "actor")
+        """Name of an actor that only evaluates, and may therefore idle and lag."""
         self._written = ""
         self._lock, self._closed = threading.Lock(), False
         """A thread of `follow` may still be writing when the exporter is closed."""
         registry = CollectorRegistry()
-        for collector in [*collectors, ProcessMetrics()]:
-            registry.register(collector)
-        answers: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/metrics": (CONTENT_TYPE_LATEST, lambda: generate_latest(registry)),
-            "/targets": ("application/json", lambda: json.dumps(self.targets()).encode()),
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path not in answers:
-                    self.send_error(404, f"there are {', '.join(answers)}")
-                    return
-                content_type, answer = answers[self.path]
-                body = answer()
-                self.send_response(200)
-                self.send_header("Content-Type", content_type)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Keep scrapes out of the log."""
-
-        with _explained(endpoint.host, endpoint.port):
-            self._server = ThreadingHTTPServer((endpoint.host, endpoint.port), Handler)
-        self.address = public_address(endpoint.host, self._server.server_port, endpoint.node)
+        registry.register(metrics)
+        registry.register(ProcessMetrics())
+        host, port = config.deploy.metrics_host, config.deploy.metrics_port
+        with _explained(host, port):
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self.address = public_address(host, self._server.server_port, node)
         """Where it answers, as host:port."""
-        serve_forever = self._server.serve_forever
-        self._thread = threading.Thread(target=serve_forever, name="exporter", daemon=True)
-        self._thread.start()
+        answer_metrics: Any = self._server.get_app()
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            if environ["PATH_INFO"] != "/targets":
+                return answer_metrics(environ, start_response)
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(self.targets()).encode()]
+
+        self._server.set_app(answer)
 
     def targets(self) -> list[dict[str, Any]]:
         """Return every process of the run that serves metrics, in Prometheus' format."""
@@ -114,7 +87,7 @@ class Exporter:
                     "role": role(name),
                     "node": self._node if is_loopback(address) else address.rpartition(":")[0],
                 }
-                | ({"purpose": "evaluate"} if name in self._evaluators else {}),
+                | ({"purpose": "evaluate"} if name == self._evaluator else {}),
             }
             for name, address in [("driver", self.address), *self._targets()]
         ]

@@ -1,24 +1,19 @@
-"""Client of a live run: finds its metrics, asks its processes, reads its events.
-
-It works on a run's folder, and on the address that `headway run` prints, from any machine that
-reaches it. It asks a run only for what Prometheus asks for too.
-"""
+"""`headway top`: finds the metrics of a live run, asks its processes, reads its events."""
 
 import json
 import time
-import urllib.request
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.live import Live
 
 from deploy.errors import InputError
 from deploy.observability.exporter import FILE
-from deploy.observability.prometheus_text import Moment, Samples, parse
-from deploy.observability.top_model import Event, View, view
+from deploy.observability.top_model import Event, Interval, Moment, Samples, parse
 from deploy.observability.top_view import EVENTS, screen
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Row
@@ -32,18 +27,10 @@ TAIL_BYTES = 65_536
 """Size of the end of a JSON-lines file that is searched for its newest events."""
 MISSED_LOOKS = 3
 """Failed looks in a row after which a live view ends."""
-MAX_BYTES = 4_000_000
-"""Limit of one answer; those of a run have some thousand bytes."""
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opener without a proxy, as Prometheus asks."""
 
 
 class RunClient:
-    """Client that looks at a run again and again.
-
-    Args:
-        run: A run's folder, its name in `runs_dir`, or host:port of its metrics.
-        runs_dir: Folder of run folders.
+    """Client of a run, named by its folder, its name in `runs_dir`, or host:port of its metrics.
 
     Raises:
         InputError: There is no such run, or it is not going on with metrics.
@@ -59,9 +46,11 @@ class RunClient:
             self._address = _address_of(self._directory)
         self._moments: deque[Moment] = deque()
         self._pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+        self._http = httpx.Client(trust_env=False, timeout=ANSWER_SECONDS)
+        """Asks without a proxy, as Prometheus does."""
 
-    def look(self) -> View:
-        """Ask every process now.
+    def look(self) -> Interval:
+        """Ask every process now; return the time since an earlier look, if there was one.
 
         Raises:
             InputError: The run's own address does not answer: it has ended, or cannot be reached.
@@ -70,29 +59,37 @@ class RunClient:
         moments.append(now)
         while len(moments) > 2 and now.at - moments[1].at >= RATE_SECONDS:
             moments.popleft()
-        before = moments[0] if len(moments) > 1 else None
-        return view(now, before, events(self._directory) if self._directory else ())
+        return Interval(now, moments[0] if len(moments) > 1 else None)
+
+    def events(self) -> list[Event]:
+        """Return the newest events of the run; none if only its address is known."""
+        return events(self._directory) if self._directory else []
 
     def _moment(self) -> Moment:
         url = f"http://{self._address}/targets"
         try:
-            targets = json.loads(_get(url))
+            targets = self._http.get(url).raise_for_status().json()
             runs = [target["labels"]["run"] for target in targets]
             addresses = {t["labels"]["process"]: t["targets"][0] for t in targets}
-        except OSError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise InputError(
                 f"nothing answers at {url}, the metrics of the run ({error}): it has ended, or "
                 "this machine does not reach it; a run on another machine shows its metrics with "
                 'deploy.metrics_host = "0.0.0.0"'
             ) from None
-        except HTTPException as error:
-            raise InputError(f"what answers at {url} does not speak HTTP: {error!r}") from None
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise InputError(f"{url} is not the address of a run: {error!r}") from None
         if not addresses:
             raise InputError(f"the run at {url} has ended")
-        samples = self._pool.map(_samples, addresses.values())
+        samples = self._pool.map(self._samples, addresses.values())
         return Moment(time.time(), runs[0], dict(zip(addresses, samples, strict=True)))
+
+    def _samples(self, address: str) -> Samples | None:
+        try:
+            answer = self._http.get(f"http://{address}/metrics").raise_for_status()
+            return parse(answer.text, source=address)
+        except (httpx.HTTPError, httpx.InvalidURL, InputError):
+            return None
 
 
 def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Console) -> None:
@@ -105,19 +102,19 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
         InputError: As `RunClient` and `RunClient.look`.
     """
     client = RunClient(run, runs_dir)
-    frame = client.look()
+    frame = screen(client.look(), client.events())
     if once:
         time.sleep(interval)
-        console.print(screen(client.look()))
+        console.print(screen(client.look(), client.events()))
         return
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             missed = 0
             while True:
-                live.update(screen(frame), refresh=True)
+                live.update(frame, refresh=True)
                 time.sleep(interval)
                 try:
-                    frame, missed = client.look(), 0
+                    frame, missed = screen(client.look(), client.events()), 0
                 except InputError:
                     missed += 1
                     if missed == MISSED_LOOKS:
@@ -125,32 +122,26 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
     except KeyboardInterrupt:
         return
     except InputError as error:
-        console.print(screen(frame))
+        console.print(frame)
         console.print(str(error), markup=False)
 
 
 def events(directory: RunDirectory) -> list[Event]:
     """Return the newest events in a run's folder, oldest first."""
-    restarts, waits, swaps = (
-        _newest(directory.path / f"{name}.jsonl") for name in ("restarts", "waits", "swaps")
-    )
-    happened = [
-        *(Event(row["at"], f"{row['actor']} was restarted: {row['reason']}") for row in restarts),
-        *(Event(row["at"], row["text"]) for row in waits),
-        *(
-            Event(
-                row["published_at"],
-                f"{row['engine_id']} did not take version {row['version']}: {row['error']}",
-            )
-            for row in swaps
-            if row["error"] is not None
-        ),
-        *(
-            Event(folder.stat().st_mtime, f"checkpoint of version {int(folder.name[1:])}")
-            for folder in directory.checkpoints.glob("v*")
-        ),
-    ]
-    return sorted(happened, key=lambda event: event.at)[-EVENTS:]
+    return sorted(_recorded(directory))[-EVENTS:]
+
+
+def _recorded(directory: RunDirectory) -> Iterator[Event]:
+    for row in _newest(directory.path / "restarts.jsonl"):
+        yield row["at"], f"{row['actor']} was restarted: {row['reason']}"
+    for row in _newest(directory.path / "waits.jsonl"):
+        yield row["at"], row["text"]
+    for row in _newest(directory.path / "swaps.jsonl"):
+        if row["error"] is not None:
+            what = f"{row['engine_id']} did not take version {row['version']}: {row['error']}"
+            yield row["published_at"], what
+    for folder in directory.checkpoints.glob("v*"):
+        yield folder.stat().st_mtime, f"checkpoint of version {int(folder.name[1:])}"
 
 
 def _newest(file: Path) -> list[Row]:
@@ -167,11 +158,8 @@ def _newest(file: Path) -> list[Row]:
 def _address_of(directory: RunDirectory) -> str:
     file = directory.path / FILE
     try:
-        [driver] = [
-            target["targets"][0]
-            for target in json.loads(file.read_text())
-            if target["labels"]["process"] == "driver"
-        ]
+        targets = json.loads(file.read_text())
+        [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == "driver"]
     except FileNotFoundError:
         raise InputError(
             f"{directory.path} shows no metrics now: its status is {directory.status()}; a run "
@@ -181,15 +169,3 @@ def _address_of(directory: RunDirectory) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is damaged: {error!r}") from None
     return str(driver)
-
-
-def _get(url: str) -> str:
-    with DIRECT.open(url, timeout=ANSWER_SECONDS) as answer:
-        return str(answer.read(MAX_BYTES).decode())
-
-
-def _samples(address: str) -> Samples | None:
-    try:
-        return parse(_get(f"http://{address}/metrics"), source=address)
-    except (OSError, HTTPException, UnicodeDecodeError, InputError):
-        return None

@@ -1,7 +1,4 @@
-"""State and thread stacks of a running process and its children, on any node of the cluster.
-
-The process may hang or be stopped: `py-spy` reads its memory without its help.
-"""
+"""State and thread stacks of a process and its children, which may hang, on any node."""
 
 import shutil
 import subprocess

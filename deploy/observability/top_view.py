@@ -1,10 +1,7 @@
-"""A frame of `headway top`: the loop with rates on its arrows, actors, learner, events.
-
-Pure: `top_model.View` to a renderable of rich.
-"""
+"""A frame of `headway top`: the loop with rates on its arrows, actors, learner, events."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -12,7 +9,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from deploy.observability.top_model import View
+from deploy.observability.top_model import (
+    TOKENS,
+    Event,
+    Interval,
+    Moment,
+    actor_state,
+    learner_phases,
+    token_lags,
+    troubles,
+    update_seconds,
+)
 
 BAR = 20
 """Width of the longest bar."""
@@ -20,40 +27,55 @@ ACTORS = 16
 """Most actors in the table; of more actors, those that generate least are shown."""
 EVENTS = 8
 COLOURS = {"generates": "green", "does not answer": "bold red"}
+LEARNING = {
+    "reward": "headway_reward_mean",
+    "ESS": "headway_ess",
+    "length": "headway_response_length_mean",
+    "entropy": "headway_entropy_mean",
+    "grad norm": "headway_grad_norm",
+}
+"""Figures of the newest batch, by label."""
 DAY = 86_400.0
 
 
-def screen(view: View) -> RenderableType:
+def screen(interval: Interval, events: Sequence[Event] = ()) -> RenderableType:
     """Render one frame, for a terminal of at least 100 columns; narrower terminals cut it."""
+    now = interval.now
     parts: list[RenderableType] = [
-        _title(view),
-        Text(loop(view), no_wrap=True),
-        Panel(_actors(view), title="actors", border_style="dim"),
-        Panel(_learner(view), title="learner", border_style="dim"),
+        _title(now),
+        Text(loop(interval), no_wrap=True),
+        Panel(_actors(interval), title="actors", border_style="dim"),
+        Panel(_learner(interval), title="learner", border_style="dim"),
     ]
-    if view.troubles:
-        parts.append(Panel(Text("\n".join(view.troubles), "bold red"), border_style="red"))
-    if view.events:
+    if problems := troubles(now):
+        parts.append(Panel(Text("\n".join(problems), "bold red"), border_style="red"))
+    if events:
         table = Table.grid(padding=(0, 2))
-        for event in view.events[-EVENTS:]:
-            table.add_row(Text(f"{_seconds(view.at - event.at)} ago", "dim"), Text(event.text))
+        for at, text in events[-EVENTS:]:
+            table.add_row(Text(f"{_seconds(now.at - at)} ago", "dim"), Text(text))
         parts.append(Panel(table, title="last events", border_style="dim"))
     return Group(*parts)
 
 
-def loop(view: View) -> str:
+def loop(interval: Interval) -> str:
     """Draw the loop as text: boxes with their groups, arrows with their rates."""
-    rates, groups = view.rates, view.groups
+    now, groups = interval.now, interval.now.by("headway_groups", "state")
     boxes = (
-        ("queued", f"{groups.get('queued', 0)} groups"),
-        ("actors", f"{groups.get('leased', 0)} groups"),
-        ("ready", f"{groups.get('ready', 0)} groups"),
-        ("learner", f"v{_or_dash(view.version)}/{_or_dash(view.steps)}"),
+        ("queued", f"{groups.get('queued', 0):.0f} groups"),
+        ("actors", f"{groups.get('leased', 0):.0f} groups"),
+        ("ready", f"{groups.get('ready', 0):.0f} groups"),
+        ("learner", f"v{_whole(now, 'version')}/{_whole(now, 'steps')}"),
     )
+    issued = _rate(interval.rate_of_groups())
+    leased = _rate(interval.rate_of_groups("queued"))
+    taken = _rate(interval.rate_of_groups("queued", "leased", "ready", "dropped", "failed"))
+    accepted = _rate(interval.rate("headway_results_accepted_total"))
+    generated = _rate(interval.rate(TOKENS))
+    trained = _rate(interval.rate("headway_tokens_trained_total"))
     arrows = (
-        ("lease", f"{_rate(rates.leased)} groups/s"),
-        (f"put {_rate(rates.accepted)} results/s", f"{_rate(rates.tokens_generated)} tokens/s"),
-        (f"take {_rate(rates.taken)} groups/s", f"{_rate(rates.tokens_trained)} tokens/s"),
+        ("lease", f"{leased} groups/s"),
+        (f"put {accepted} results/s", f"{generated} tokens/s"),
+        (f"take {taken} groups/s", f"{trained} tokens/s"),
     )
     lines = ["", "", "", ""]
     middles = []
@@ -67,11 +89,13 @@ def loop(view: View) -> str:
             width = max(len(above), len(below)) + 2
             parts = (f"{above:^{width}}", "─" * (width - 1) + "▶", f"{below:^{width}}", " " * width)
             lines = [line + part for line, part in zip(lines, parts, strict=True)]
-    size = "–" if rates.update_bytes is None else decimal(int(rates.update_bytes))
-    weights = f" weights {_rate(rates.updates)} updates/s, {size}/s"
-    weights += f", {_seconds(view.update_seconds)} to serve "
-    ack = f" ack {_rate(rates.trained)} batches/s: {_or_dash(view.live)} of"
-    ack += f" {_or_dash(view.window)} groups live, issued {_rate(rates.issued)}/s "
+    sent = interval.rate("headway_weight_update_bytes_total")
+    weights = f" weights {_rate(interval.rate('headway_weight_updates_total'))} updates/s, "
+    weights += f"{'–' if sent is None else decimal(int(sent))}/s, "
+    weights += f"{_seconds(update_seconds(interval))} to serve "
+    ack = f" ack {_rate(interval.rate('headway_version'))} batches/s: "
+    ack += f"{_whole(now, 'live_groups')} of {_whole(now, 'window_groups')} groups live, "
+    ack += f"issued {issued}/s "
     first, actor, _, learner = middles
     lines.append(_marks({first: "▲", actor: "▲", learner: "│"}))
     lines.append(_marks({first: "│"}) + _elbow(first + 1, actor, learner, weights, "┤"))
@@ -88,48 +112,57 @@ def _elbow(start: int, left: int, right: int, text: str, end: str) -> str:
     return " " * (left - start) + "└" + f"{text:─^{right - left - 1}}" + end
 
 
-def _title(view: View) -> Text:
+def _title(now: Moment) -> Text:
     title = Text.assemble(
-        (view.run, "bold"), f"  version {_or_dash(view.version)} of {_or_dash(view.steps)}"
+        (now.run, "bold"), f"  version {_whole(now, 'version')} of {_whole(now, 'steps')}"
     )
-    if view.seconds_since_batch is not None:
-        title.append(f" · last batch {_seconds(view.seconds_since_batch)} ago")
-    if view.max_staleness is not None:
-        title.append(f" · staleness at most {view.max_staleness}")
+    if (ended := now.value("headway_last_batch_timestamp_seconds")) is not None:
+        title.append(f" · last batch {_seconds(max(0.0, now.at - ended))} ago")
+    if (bound := now.value("headway_max_staleness")) is not None:
+        title.append(f" · staleness at most {bound:.0f}")
     return title
 
 
-def _actors(view: View) -> Table:
+def _actors(interval: Interval) -> Table:
     table = Table("name", "state", "version", "rollouts", "tokens/s", "idle", box=None, expand=True)
-    shown = view.actors
+    now = interval.now
+    names = [name for name in now.processes if name.startswith("actor-")]
+    shown, speeds = names, {name: interval.rate(TOKENS, name) for name in names}
     if len(shown) > ACTORS:
-        shown = sorted(shown, key=lambda actor: actor.tokens_per_second or 0.0)[:ACTORS]
-    for actor in shown:
-        behind = (view.version or 0) - (actor.version or 0)
-        lag = f" (−{behind})" if behind > 0 and actor.version is not None else ""
+        shown = sorted(shown, key=lambda name: speeds[name] or 0.0)[:ACTORS]
+    for name in shown:
+        version = now.value("headway_engine_version", engine=name.replace("actor", "engine"))
+        behind = 0.0 if version is None else (now.value("headway_version") or 0.0) - version
+        state = actor_state(name, now)
+        idle = interval.rate("headway_idle_seconds_total", name)
         table.add_row(
-            Text(actor.name),
-            Text(actor.state, COLOURS.get(actor.state, "yellow")),
-            f"{_or_dash(actor.version)}{lag}",
-            str(actor.running),
-            _rate(actor.tokens_per_second),
-            _share(actor.idle),
+            Text(name),
+            Text(state, COLOURS.get(state, "yellow")),
+            _or_dash(version) + (f" (−{behind:.0f})" if behind > 0 else ""),
+            f"{now.value('headway_running_rollouts', name) or 0:.0f}",
+            _rate(speeds[name]),
+            _share(None if idle is None else min(1.0, idle)),
         )
-    if len(shown) < len(view.actors):
-        table.add_row(f"and {len(view.actors) - len(shown)} that generate more", *[""] * 5)
+    if len(shown) < len(speeds):
+        table.add_row(f"and {len(speeds) - len(shown)} that generate more", *[""] * 5)
     return table
 
 
-def _learner(view: View) -> Table:
-    table = Table.grid(padding=(0, 3), expand=True)
+def _learner(interval: Interval) -> Table:
+    now, groups = interval.now, interval.now.by("headway_groups", "state")
     left = Table.grid(padding=(0, 1))
-    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
-    for state, age in ages.items():
-        left.add_row(f"oldest {state} group", _seconds(age) if view.groups.get(state) else "–")
-    left.add_row("waits for groups", _or_dash(view.waits_for))
-    for label, value in view.learning.items():
-        left.add_row(label, f"{value:.4g}")
-    table.add_row(left, _bars("phase", view.phases), _bars("token lag", view.lags))
+    for state in ("queued", "ready"):
+        age = now.value(f"headway_{state}_oldest_seconds")
+        left.add_row(f"oldest {state} group", _seconds(age) if groups.get(state) else "–")
+    left.add_row("waits for groups", _whole(now, "learner_waits_for_groups"))
+    figures = {label: now.value(name) for label, name in LEARNING.items()}
+    figures["held-out"] = now.value("headway_heldout_score", kind="greedy")
+    for label, value in figures.items():
+        if value is not None:
+            left.add_row(label, f"{value:.4g}")
+    table = Table.grid(padding=(0, 3), expand=True)
+    phases, lags = learner_phases(interval), token_lags(interval)
+    table.add_row(left, _bars("phase", phases), _bars("token lag", lags))
     return table
 
 
@@ -142,8 +175,12 @@ def _bars(title: str, shares: Mapping[str, float]) -> Table:
     return table
 
 
-def _or_dash(value: int | None) -> str:
-    return "–" if value is None else str(value)
+def _whole(now: Moment, name: str) -> str:
+    return _or_dash(now.value(f"headway_{name}"))
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"
 
 
 def _rate(value: float | None) -> str:

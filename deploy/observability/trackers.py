@@ -1,98 +1,75 @@
 """Trackers: the figures of a run for TensorBoard or Weights & Biases, both optional extras.
 
-A tracker implements `Tracker.log`, which gets numbers by name at a version. A tracker that fails is
-reported and left out from then on; it never ends a run. All figures are in the run's folder too.
+A tracker that fails is reported and left out from then on; it never ends a run.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 
-SKIPPED = ("version",)
-"""Keys of a batch's statistics that are not logged; moments, `…_at`, are not either."""
 AXIS = "policy_version"
 """Name of the version among W&B's figures."""
-ID_FILE = "wandb-id.txt"
-"""File in the run's folder that keeps the id of a W&B run."""
 
 
-class Tracker(Protocol):
+@dataclass(frozen=True, slots=True)
+class Tracker:
     """A destination of figures."""
 
-    def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of one version."""
-        ...
-
-    def close(self) -> None:
-        """Write everything that is still buffered."""
-        ...
+    log: Callable[[int, Mapping[str, float]], None]
+    """Logs the figures of one version by name."""
+    close: Callable[[], None]
+    """Writes everything that is still buffered."""
 
 
-class TensorBoard:
-    """Event files in `tensorboard/` of the run's folder."""
+def tensorboard(_: RunConfig, folder: Path) -> Tracker:
+    """Write event files in `tensorboard/` of the run's folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
-        del name, config
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+    def log(version: int, figures: Mapping[str, float]) -> None:
         for key, value in figures.items():
-            self._writer.add_scalar(key, value, version)
-        self._writer.flush()
+            writer.add_scalar(key, value, version)
+        writer.flush()
 
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WeightsAndBiases:
-    """A run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
+def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
+    """Write a run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
 
     W&B ignores what is logged at an earlier step than before, and held-out scores come late:
     therefore the version is logged as a figure that serves as the axis. A resumed run keeps its id.
     """
+    import wandb
 
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        id_file = folder / ID_FILE
-        if not id_file.exists():
-            id_file.write_text(uuid4().hex)
-        self._run: Any = wandb.init(
-            project="headway",
-            name=name,
-            id=id_file.read_text(),
-            resume="allow",
-            dir=str(folder),
-            config=dict(config),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-        )
-        self._run.define_metric(AXIS)
-        self._run.define_metric("*", step_metric=AXIS)
-
-    def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
-        self._run.log({**figures, AXIS: version})
-
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._run.finish()
+    id_file = folder / "wandb-id.txt"
+    if not id_file.exists():
+        id_file.write_text(uuid4().hex)
+    run: Any = wandb.init(
+        project="headway",
+        name=config.name,
+        id=id_file.read_text(),
+        resume="allow",
+        dir=str(folder),
+        config=config.model_dump(mode="json"),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+    )
+    run.define_metric(AXIS)
+    run.define_metric("*", step_metric=AXIS)
+    return Tracker(lambda version, figures: run.log({**figures, AXIS: version}), run.finish)
 
 
-Factory = Callable[[Path, str, Mapping[str, Any]], Tracker]
-"""Makes a tracker of the run's folder, its name and the resolved recipe."""
-KINDS: dict[str, Factory] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-}
+Factory = Callable[[RunConfig, Path], Tracker]
+"""Makes a tracker of the recipe and the run's folder."""
+KINDS: dict[str, Factory] = {"tensorboard": tensorboard, "wandb": weights_and_biases}
 
 
 def check(kinds: Sequence[str]) -> None:
@@ -106,22 +83,20 @@ def check(kinds: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run, by their kinds in `factories`; `say` shows a message to the user."""
+    """The trackers that a recipe names in `factories`; `say` shows a message to the user."""
 
     def __init__(
         self,
-        kinds: Sequence[str],
+        config: RunConfig,
         folder: Path,
-        name: str,
-        config: Mapping[str, Any],
         say: Callable[[str], None],
         factories: Mapping[str, Factory] = KINDS,
     ) -> None:
         self._say = say
         self._trackers: dict[str, Tracker] = {}
-        for kind in kinds:
+        for kind in config.deploy.trackers:
             try:
-                self._trackers[kind] = factories[kind](folder, name, config)
+                self._trackers[kind] = factories[kind](config, folder)
             except Exception as error:  # noqa: BLE001  (another project's code)
                 self._leave_out(kind, error)
 
@@ -156,7 +131,7 @@ class Trackers:
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a record, nested ones by `outer/inner`.
+    """Return the numbers of a record, without version and moments; nested ones by `outer/inner`.
 
     Example:
         >>> numbers({"version": 3, "loss": 0.5, "fractions": {"capped": 0.1}, "max_lag": None})
@@ -164,7 +139,7 @@ def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """
     figures: dict[str, float] = {}
     for key, value in row.items():
-        if key in SKIPPED or key.endswith("_at"):
+        if key == "version" or key.endswith("_at"):
             continue
         if isinstance(value, Mapping):
             figures |= numbers(value, f"{prefix}{key}/")

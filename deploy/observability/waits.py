@@ -1,14 +1,11 @@
 """Waits between the processes of a run: who waits on whom, for what, and for how long.
 
-    Health (one look at a run) ─▶ waits ─▶ Waits: how long each lasts without anything changing
-
 Every wait has an owner, a thing that is waited for, and a token that changes when it moves. A wait
-whose token stays the same for longer than the deadline is overdue. Pure: `watchdog` gathers the
-health and acts on overdue waits.
+whose token stays the same for longer than the deadline is overdue.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.config.evaluation_schedule import scores_first
@@ -21,11 +18,9 @@ class ActorHealth:
 
     engine_id: str
     answers: bool
-    """Whether it answered the last request."""
     running: int = 0
     """Rollouts that it generates or has scored."""
     finished: int = 0
-    """Rollouts that have ended."""
     pinned_seconds: float = 0.0
     """Seconds for which it may keep a version in order to evaluate it."""
 
@@ -37,7 +32,7 @@ class Health:
     broker: BrokerStatus | None
     """None: it does not answer."""
     paused: bool
-    """True while the broker or the learner waits for space on a disk."""
+    """The broker or the learner waits for space on a disk."""
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
@@ -57,15 +52,8 @@ class Wait:
     what: str
     allowed: float = 0.0
     """Seconds that it may last before its deadline begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """A wait that has lasted longer than its deadline."""
-
-    wait: Wait
-    seconds: float
-    """Since it began, or since anything about it changed."""
+    seconds: float = 0.0
+    """Of an overdue wait, the time since it began, or since anything about it changed."""
 
 
 DISK = "the disk of the run's folder"
@@ -119,17 +107,13 @@ def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait,
 
 
 class Waits:
-    """Durations of waits over successive looks at a run.
-
-    Args:
-        deadline: Seconds after which a wait is overdue.
-    """
+    """Durations of waits over successive looks at a run; overdue after `deadline` seconds."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._since: dict[tuple[str, str], tuple[Any, float]] = {}
 
-    def overdue(self, health: Health, now: float) -> Sequence[Overdue]:
+    def overdue(self, health: Health, now: float) -> Sequence[Wait]:
         """Return the waits that are overdue at `now` (monotonic seconds), longest first.
 
         To be called at every look: a wait that is missing once begins anew.
@@ -139,20 +123,16 @@ class Waits:
         for wait, token in waits(health):
             key = (wait.who, wait.on)
             known, began = self._since.get(key, (token, now))
-            if known != token:
-                began = now
+            began = began if known == token else now
             since[key] = (token, began)
             if now - began > self._deadline + wait.allowed:
-                late.append(Overdue(wait, now - began))
+                late.append(replace(wait, seconds=now - began))
         self._since = since
-        return sorted(late, key=lambda overdue: -overdue.seconds)
+        return sorted(late, key=lambda wait: -wait.seconds)
 
 
 class Movement:
-    """Measures how long nothing in a run has moved.
-
-    A run moves when a version is trained, a result is accepted, or an engine takes other weights.
-    """
+    """Measures how long no version was trained, no result accepted and no engine updated."""
 
     def __init__(self) -> None:
         self._newest: Any = None
@@ -161,8 +141,8 @@ class Movement:
     def idle_seconds(self, health: Health, now: float) -> float:
         """Return the seconds without movement by `now` (monotonic seconds).
 
-        The time does not count while all actors start, which has a deadline of its own, and while
-        the run waits for space on a disk. A broker that does not answer does not move.
+        The time does not count while all actors start, and while the run waits for space on a disk.
+        A broker that does not answer does not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:

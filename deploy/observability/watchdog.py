@@ -2,16 +2,14 @@
 
 It looks at a run independently of everything else, so that nothing which hangs can silence it.
 Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs, to a metric and, where
-the recipe sets `deploy.watchdog_aborts`, end the run. A run in which nothing at all moves for three
-times `deploy.watchdog_seconds` is ended in any case, unless it waits for space on a disk.
+the recipe wants it, end the run. A run in which nothing at all moves is ended in any case.
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,24 @@ from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import ActorHealth, Health, Movement, Overdue, Wait, Waits
+from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
+from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
 LOOK_SECONDS = 4.0
 """Seconds between two looks, or less where the deadline is short."""
 FILE = "waits.jsonl"
-PROBE = ".durable"
-"""File by which the disk is tried."""
 
 
 def write_durably(file: Path) -> None:
     """Write a few bytes, wait until the disk has them, and delete the file."""
-    with file.open("wb") as opened:
+    with atomic_file(file, durable=True) as opened:
         opened.write(b"durable")
-        opened.flush()
-        os.fsync(opened.fileno())
     file.unlink()
 
 
@@ -80,16 +75,7 @@ class WatchedRun:
 
 
 class Watchdog:
-    """Watches one run.
-
-    Args:
-        config: The recipe, with deploy.watchdog_seconds and deploy.watchdog_aborts.
-        directory: Gets `waits.jsonl`, and stacks in its logs.
-        screen: Shows overdue waits.
-        record: Has the last weight update that failed.
-        run: The processes of the run.
-        probes: Deadlines, and access that tests replace.
-    """
+    """Watches one run: `run` reaches its processes, and `probes` has the deadlines."""
 
     def __init__(
         self,
@@ -111,15 +97,15 @@ class Watchdog:
         """The broker's last answer; None if it did not give one in time."""
         self._disk_write: asyncio.Task[None] | None = None
         """The last small file that is made durable."""
-        self._locations: dict[str, tuple[Any, ProcessLocation]] = {}
-        """The handle and the location of each process that has answered, by name."""
+        self._locations: dict[str, ProcessLocation] = {}
+        """The newest location of each process that has answered, by name."""
         self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
         """The handle and the last request to each process, by name."""
         self._silent: Sequence[str] = ()
         self._announced: set[tuple[str, str]] = set()
         self._reports: set[asyncio.Task[None]] = set()
         """Reports with stacks that are being written while the next looks go on."""
-        self.overdue: Sequence[Overdue] = ()
+        self.overdue: Sequence[Wait] = ()
         """As of the last look; read by the thread of a scrape."""
 
     async def follow(self) -> None:
@@ -143,7 +129,7 @@ class Watchdog:
         health = await self._health()
         now = time.monotonic()
         self.overdue = self._waits.overdue(health, now)
-        late = {(overdue.wait.who, overdue.wait.on): overdue for overdue in self.overdue}
+        late = {(wait.who, wait.on): wait for wait in self.overdue}
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
             self._screen.say(f"{who} waits on {on} no more")
@@ -157,8 +143,8 @@ class Watchdog:
 
     def node_of(self, name: str) -> str | None:
         """Return Ray's id of the node where a process is; None while that is not known."""
-        known = self._locations.get(name)
-        return known[1].node_id if known else None
+        location = self._locations.get(name)
+        return location.node_id if location else None
 
     async def _health(self) -> Health:
         actors = self._run.actors()
@@ -202,7 +188,7 @@ class Watchdog:
             ]
         failed = [update.error for update in self._record.swaps if update.error]
         parts.append(f"last failed weight update: {failed[-1] if failed else 'none'}")
-        waits = [f"{w.who} waits on {w.on} for {w.what}" for w in (o.wait for o in self.overdue)]
+        waits = [f"{wait.who} waits on {wait.on} for {wait.what}" for wait in self.overdue]
         parts.append(f"overdue waits: {', '.join(waits) or 'none'}")
         parts.append(f"go on with: headway resume {self._directory.path}")
         return "; ".join(parts)
@@ -214,7 +200,7 @@ class Watchdog:
 
         def write() -> None:
             with suppress(OSError):  # a full disk is reported elsewhere
-                self._probes.write(self._directory.path / PROBE)
+                self._probes.write(self._directory.path / ".durable")
 
         self._disk_write = asyncio.create_task(run_in_daemon_thread(write, name="disk"))
         return True
@@ -233,16 +219,16 @@ class Watchdog:
             await asyncio.wait(requests.values(), timeout=self._probes.answer_seconds)
         for name, request in requests.items():
             if request.done() and request.exception() is None:
-                self._locations[name] = (handles[name], request.result())
+                self._locations[name] = request.result()
         reported = {"broker", *self._run.actors()}  # their health shows whether they answer
         self._silent = [
             name for name, task in requests.items() if not (task.done() or name in reported)
         ]
 
-    async def _announce(self, late: Sequence[Overdue]) -> None:
+    async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
         at = time.time()
-        texts = [self._sentence(overdue, {}, at) for overdue in late]
+        texts = [self._sentence(wait, {}, at) for wait in late]
         for text in texts:
             self._screen.say(escape(text))
         report = asyncio.create_task(self._report(late, at))
@@ -256,13 +242,11 @@ class Watchdog:
                 f"{self._directory.path}"
             )
 
-    async def _report(self, late: Sequence[Overdue], at: float) -> None:
+    async def _report(self, late: Sequence[Wait], at: float) -> None:
         """Write overdue waits with stacks; show the file, or that the disk hangs."""
-        names = concerned([overdue.wait for overdue in late], list(self._locations))
-        pending = (
-            run_in_daemon_thread(partial(self._probes.dump, self._locations[name][1]))
-            for name in names
-        )
+        names = concerned(late, list(self._locations))
+        calls = [partial(self._probes.dump, self._locations[name]) for name in names]
+        pending = [run_in_daemon_thread(call) for call in calls]
         dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
         states = [f"{name}: {dumped.states}" for name, dumped in dumps.items()]
         limit = self._probes.report_seconds
@@ -274,7 +258,7 @@ class Watchdog:
         self._screen.say(escape("; ".join([*states, f"stacks in {stacks}"])))
 
     def _write_report(
-        self, late: Sequence[Overdue], dumps: Mapping[str, ProcessDump], at: float
+        self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float
     ) -> str:
         """Append a record of each wait to FILE, and write a file of stacks; return its name."""
         number = sum(1 for _ in self._directory.logs.glob("stacks-*.txt"))
@@ -286,29 +270,23 @@ class Watchdog:
         except OSError as error:
             stacks = f"no file ({error})"
         with suppress(OSError):
-            self._directory.append(
-                FILE,
-                [
-                    {
-                        "at": at,
-                        "who": overdue.wait.who,
-                        "on": overdue.wait.on,
-                        "what": overdue.wait.what,
-                        "seconds": overdue.seconds,
-                        "text": self._sentence(overdue, dumps, at),
-                        "stacks": stacks,
-                    }
-                    for overdue in late
-                ],
-            )
+            rows = [
+                {
+                    "at": at,
+                    **asdict(wait),
+                    "text": self._sentence(wait, dumps, at),
+                    "stacks": stacks,
+                }
+                for wait in late
+            ]
+            self._directory.append(FILE, rows)
         return stacks
 
-    def _sentence(self, overdue: Overdue, dumps: Mapping[str, ProcessDump], at: float) -> str:
+    def _sentence(self, wait: Wait, dumps: Mapping[str, ProcessDump], at: float) -> str:
         """Describe an overdue wait in words, with the states of the processes it concerns."""
-        wait = overdue.wait
-        since = time.strftime("%H:%M:%S", time.localtime(at - overdue.seconds))
+        since = time.strftime("%H:%M:%S", time.localtime(at - wait.seconds))
         text = (
-            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {overdue.seconds:.0f} s "
+            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {wait.seconds:.0f} s "
             f"(deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g})"
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]

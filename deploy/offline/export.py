@@ -4,10 +4,11 @@ import shutil
 from pathlib import Path
 
 from deploy.errors import InputError
+from deploy.storage.atomic_folder import atomic_folder
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import newest_checkpoint
 
-EXCLUDED = ("optimizer", "critic", "reference", "state.json")
+EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json")
 
 
 def export_model(directory: RunDirectory, to: Path) -> int:
@@ -22,8 +23,6 @@ def export_model(directory: RunDirectory, to: Path) -> int:
     if checkpoint is None:
         raise InputError(f"{directory.path} has no checkpoint yet")
     version, folder = checkpoint
-    temporary = to.with_name(f".{to.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(folder, temporary, ignore=shutil.ignore_patterns(*EXCLUDED))
-    temporary.rename(to)
+    with atomic_folder(to, replace=False) as partial:
+        shutil.copytree(folder, partial, ignore=EXCLUDED, dirs_exist_ok=True)
     return version

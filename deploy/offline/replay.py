@@ -1,21 +1,19 @@
 """`headway replay`: trains recorded batches again and compares the weights with those of the run.
 
     nearest checkpoint ≤ a ─▶ batches … a−1, again ─▶ batches a … b−1, each compared ─▶ table
-                                  (journal)                  (ledger)
 
-The learner has the cores and threads of the run: one rank runs in this process, where it can be
-debugged; several run as processes, as `headway run` starts them. Nothing is written into the run's
-folder. On a CPU the weights are equal bit by bit; GPU kernels may add in another order each time.
+One rank runs in this process, where it can be debugged; several run as processes. Nothing is
+written into the run's folder. On a CPU the weights are equal bit by bit; GPU kernels may add in
+another order each time.
 """
 
 import asyncio
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,22 +23,16 @@ from deploy.errors import InputError
 from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
-from learner.diagnostics.batch_report import BatchReport
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import committed_checkpoints, read_batches
-from queues.readers.recorded_batches import RecordedBatches
-from queues.records import Payload
-from weight_sync.config import WeightSyncConfig
-
-if TYPE_CHECKING:
-    from learner.ranks.rank import Rank
+from queues.readers.recorded_batches import RecordedBatches, read_batch
 
 POLL_SECONDS = 0.5
 """Seconds between two requests for the batches that other processes have trained."""
 
 Row = Mapping[str, Any]
-Show = Callable[[Sequence[Row]], None]
+Show = Callable[[Row], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +43,10 @@ class Plan:
     """The first batch that is compared."""
     end: int
     """The first batch that is not trained any more."""
-    checkpoint: tuple[int, Path] | None
-    """Version and folder; None: the initial weights."""
-
-    @property
-    def start(self) -> int:
-        """The version that training begins with."""
-        return self.checkpoint[0] if self.checkpoint else 0
+    start: int
+    """The version that training begins with."""
+    checkpoint: Path | None
+    """Its folder; None: the initial weights."""
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -78,12 +67,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 def plan_replay(
     steps: tuple[int, int], recorded: Mapping[int, Row], checkpoints: Mapping[int, Path]
 ) -> Plan:
-    """Choose the checkpoint to begin with.
-
-    Args:
-        steps: The first batch, and the first batch after the last.
-        recorded: Statistics of the trained batches, by version.
-        checkpoints: Folders by version.
+    """Choose the checkpoint to begin with; trained batches and checkpoints are given by version.
 
     Raises:
         InputError: A batch was not trained.
@@ -94,8 +78,8 @@ def plan_replay(
         raise InputError(
             f"--steps {first}:{end}: batch {missing[0]} was not trained; trained are {known}"
         )
-    start = max((version for version in checkpoints if version <= first), default=None)
-    return Plan(first, end, None if start is None else (start, checkpoints[start]))
+    start = max((version for version in checkpoints if version <= first), default=0)
+    return Plan(first, end, start, checkpoints.get(start))
 
 
 def replay(
@@ -144,71 +128,44 @@ def train_again(
         seed=config.seed,
         steps=config.steps,
         temperature=config.actors.temperature,
-        checkpoint=str(plan.checkpoint[1]) if plan.checkpoint else None,
+        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
         version=plan.start,
         last_version=plan.end,
     )
     with terminal.bar(plan.end - plan.start, "loading the learner"):
 
-        def show(rows: Sequence[Row]) -> None:
-            for row in rows:
-                terminal.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
+        def show(row: Row) -> None:
+            terminal.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
 
-        train = _by_processes if config.learner.ranks > 1 else _in_this_process
-        return asyncio.run(train(config, directory, spec, plan, show))
+        if config.learner.ranks > 1:
+            return asyncio.run(_by_processes(config, directory, spec, plan, show))
+        return _in_this_process(config, directory, spec, plan, show)
 
 
-async def _in_this_process(
+def _in_this_process(
     config: RunConfig, directory: RunDirectory, spec: LearnerSpec, plan: Plan, show: Show
 ) -> list[dict[str, Any]]:
     """Train with one rank in this thread, on the learner's cores."""
     import torch
 
-    from learner.config.cpu_affinity import cores_of_rank, threads_of
-    from learner.learner import Learner
     from learner.ranks.rank import Rank
     from queues.runtime.cpu_affinity import bind_process
+    from weight_sync.publish.snapshot import Snapshot, wire_dtype
 
-    if (cores := cores_of_rank(spec.config, 0)) is not None:
+    if (cores := spec.config.cores_of_rank(0)) is not None:
         bind_process(cores, "learner.cores")
-    torch.set_num_threads(threads_of(spec.config))
-    batches, rank = RecordedBatches(directory.path), Rank(spec)
-    learner = Learner(
-        _SingleRank(rank, show, config.weight_sync),
-        batches,
-        steps=plan.end,
-        checkpoint_every=plan.end + 1,
-        start_version=plan.start,
-    )
+    torch.set_num_threads(spec.config.threads_of_rank)
+    rank, snapshot, dtype = Rank(spec), Snapshot(), wire_dtype(config.weight_sync)
+    trained = []
     try:
-        await learner.run()
+        for version in range(plan.start, plan.end):
+            report = rank.update(read_batch(directory.path, version), version)
+            checksum = snapshot.take(rank.weights(), dtype)
+            trained.append({**report.to_dict(), "version": version, CHECKSUM: checksum})
+            show(trained[-1])
     finally:
         rank.close()
-    return await batches.acknowledged()
-
-
-class _SingleRank:
-    """A `learner.Trainer` of one rank that keeps nothing."""
-
-    def __init__(self, rank: "Rank", show: Show, weight_sync: WeightSyncConfig) -> None:
-        from weight_sync.publish.snapshot import Snapshot, wire_dtype
-
-        self._rank, self._show = rank, show
-        self._snapshot, self._wire_dtype = Snapshot(), wire_dtype(weight_sync)
-
-    async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
-        report = self._rank.update(payloads, version)
-        self._show([{**report.to_dict(), "version": version}])
-        return report
-
-    async def publish(self, version: int) -> str:
-        return self._snapshot.take(self._rank.weights(), self._wire_dtype)
-
-    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
-        return ""
-
-    async def prune(self, version: int) -> None:
-        pass
+    return trained
 
 
 async def _by_processes(
@@ -231,11 +188,10 @@ async def _by_processes(
         cluster(learner_only, Path(scratch)),
     ):
         batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
-        never = {"checkpoint_every": plan.end + 1}
         group = create_learner(
             replace(
                 spec,
-                config=spec.config.model_copy(update=never),
+                config=spec.config.model_copy(update={"checkpoint_every": plan.end + 1}),
                 checkpoints=f"{scratch}/checkpoints",
                 weight_sync=config.weight_sync.model_copy(
                     update={"transport": "shared_memory", "folder": None}
@@ -247,9 +203,9 @@ async def _by_processes(
         seen = plan.start - 1
         while not training.done():
             await asyncio.wait({training}, timeout=POLL_SECONDS)
-            with suppress(IndexError):
-                show(rows := await batches.acknowledged.remote(seen))
-                seen = rows[-1]["version"]
+            for row in await batches.acknowledged.remote(seen):
+                show(row)
+                seen = row["version"]
         await training
         trained: list[dict[str, Any]] = await batches.acknowledged.remote()
         return trained

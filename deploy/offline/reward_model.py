@@ -3,34 +3,76 @@
     pairs ─▶ held-out pairs, common to all ────────┐
       └────▶ each member's own order ─▶ training ─▶ accuracy, scale ─▶ model-0, model-1, …
 
-The members are trained one after the other in this process, into a folder that is created
-atomically.
+The members are trained one after the other in this process.
 """
 
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.engines.model_folder import check_model, load_tokenizer
-from actors.reward_models.folder import Scale, load_reader
+from actors.errors import PromptRefused
+from actors.reward_models.folder import Scale, TextReader, load_reader
+from actors.sources.examples import PREFERENCES, Example, load_examples, without
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
-from deploy.offline.preference_pairs import PreferencePairs
 from deploy.preflight.disk_space import check_runs_dir
+from deploy.preflight.inputs import load_heldout
 from deploy.preflight.models import find_model, model_path
 from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.supervised import RewardTrainingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from learner.supervised.reward_model import Pair
 
 CHECKED = 64
 """Pairs of each member that are checked before the model is loaded; others when they are drawn."""
 REPORT_FILE = "reward_model.json"
+
+
+class PreferencePairs:
+    """Preference pairs as token ids; raises InputError when it draws a pair that `read` refuses."""
+
+    def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
+        _, problems = load_heldout(config)
+        self.seed = config.seed
+        self._section, self._read = section, read
+        self._texts = frozenset(problem.text for problem in problems)
+        kept = list(islice(self._load(self.seed), section.heldout_pairs))
+        self._kept_prompts = frozenset(prompt for prompt, *_ in kept)
+        self.heldout = [self._encode(preference) for preference in kept]
+        """Pairs that accuracy is measured on."""
+
+    def training(self, member: int) -> "Iterator[Pair]":
+        """Yield training pairs of a member without end; none has the prompt of a held-out pair."""
+        drawn = without(
+            self._load(self.seed + member),
+            self._kept_prompts,
+            f"{PREFERENCES.setting} = {self._section.pairs!r}",
+            advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",
+        )
+        return (self._encode(preference) for preference in drawn)
+
+    def _load(self, seed: int) -> Iterator[Example]:
+        section = self._section
+        return load_examples(
+            PREFERENCES, section.pairs, options=section.options, seed=seed, heldout=self._texts
+        )
+
+    def _encode(self, preference: Example) -> "Pair":
+        from learner.supervised.reward_model import Pair
+
+        prompt, chosen, rejected = preference
+        try:
+            return Pair(self._read(prompt, chosen), self._read(prompt, rejected))
+        except PromptRefused as error:
+            raise InputError(f"{PREFERENCES.setting} = {self._section.pairs!r}: {error}") from None
 
 
 def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
@@ -55,7 +97,6 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
         path = model_path(config)
         check_model(path)
     pairs = PreferencePairs(config, section, load_reader(path))
-    pairs.heldout()  # checks them before the model is loaded
     for member in range(section.members):
         list(islice(pairs.training(member), CHECKED))
     with atomic_folder(folder, replace=replace) as partial:
@@ -79,7 +120,7 @@ def _train_all(
 
     if section.threads:
         torch.set_num_threads(section.threads)
-    heldout_pairs = len(pairs.heldout())
+    heldout_pairs = len(pairs.heldout)
     members, scores = [], []
     for member in range(section.members):
         terminal.say(f"reward model {member}: {section.steps} steps from {path}")
@@ -118,10 +159,7 @@ def _train(
     partial: Path,
     terminal: Terminal,
 ) -> tuple[dict[str, Any], "Tensor", Scale]:
-    """Train one member into a folder of its own in `partial`.
-
-    Returns:
-        Its figures, its scores [2, P] of the held-out pairs, and their scale.
+    """Train one member; return its figures, its scores [2, P] of held-out pairs, and their scale.
 
     Raises:
         RunFailed: It gives every text the same score.
@@ -131,8 +169,8 @@ def _train(
 
     from learner.engine.deepspeed import DeepSpeedEngine
     from learner.model.scalar_model import load_scalar_model
+    from learner.supervised import Progress
     from learner.supervised.reward_model import (
-        RewardProgress,
         bradley_terry,
         score_pairs,
         train_reward_model,
@@ -162,15 +200,14 @@ def _train(
         total_steps=section.steps,
     )
 
-    def show(progress: RewardProgress) -> None:
+    def show(progress: Progress) -> None:
+        figures = f"loss {progress.loss:.4f} · accuracy {progress.accuracy:.2f}"
         speed = progress.tokens / progress.seconds
-        accuracy = f"accuracy {progress.accuracy:.2f}"
-        text = f"loss {progress.loss:.4f} · {accuracy} · {speed:,.0f} tokens/s"
-        terminal.advance(progress.step, text)
+        terminal.advance(progress.step, f"{figures} · {speed:,.0f} tokens/s")
 
     with terminal.bar(section.steps, "the first step"):
         train_reward_model(engine, pairs.training(member), section, show)
-    scores = score_pairs(engine, pairs.heldout(), section.microbatch_tokens)
+    scores = score_pairs(engine, pairs.heldout, section.microbatch_tokens)
     scale = Scale(float(scores.mean()), float(scores.std()))
     if not scale.std > 0:
         raise RunFailed(

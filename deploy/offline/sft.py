@@ -18,7 +18,8 @@ from deploy.preflight.models import find_model
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
-from learner.config.learner import SftConfig, TinyModelConfig
+from learner.config.learner import TinyModelConfig
+from learner.config.supervised import SftConfig
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
@@ -49,9 +50,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
         seed=config.seed,
         heldout=frozenset(problem.text for problem in problems),
     )
-    tiny = config.model.tiny
-    measure, context = _character_measure(tiny) if tiny else _tokenizer_measure(str(path))
-    pairs = _checked(pairs, measure, context)
+    pairs = _checked(pairs, *_measure(config.model.tiny, path))
     first = list(islice(pairs, CHECKED))
     try:
         with atomic_folder(folder, replace=replace) as partial:
@@ -67,11 +66,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 def _checked(
     pairs: Iterator[Example], measure: Callable[[str], int], context: int
 ) -> Iterator[Example]:
-    """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
-
-    `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
-    token.
-    """
+    """Yield pairs; raise InputError for one whose tokens, by `measure`, exceed the context."""
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
         if length > context:
@@ -82,11 +77,17 @@ def _checked(
         yield prompt, completion
 
 
-def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for a model with a token per character, and its context."""
+def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[str], int], int]:
+    """Return a counter of a text's tokens, and the context; a tiny model reads characters."""
+    tokenizer: Any = None if tiny else load_tokenizer(str(path))
 
-    def measure(text: str) -> int:
-        unknown = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
+    def count(text: str) -> int:
+        if tiny is None:
+            try:
+                return len(encode(tokenizer, text.replace(TURN, tokenizer.eos_token)))
+            except PromptRefused as error:
+                raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
+        unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
         if unknown is not None:
             raise InputError(
                 f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
@@ -94,21 +95,7 @@ def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int
             )
         return len(text)
 
-    return measure, tiny.context
-
-
-def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for the model in a folder, and its context."""
-    tokenizer: Any = load_tokenizer(path)
-
-    def measure(text: str) -> int:
-        text = text.replace(TURN, tokenizer.eos_token)
-        try:
-            return len(encode(tokenizer, text))
-        except PromptRefused as error:
-            raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
-
-    return measure, context_length(path)
+    return count, tiny.context if tiny else context_length(str(path))
 
 
 def train_model(
@@ -123,8 +110,10 @@ def train_model(
     import torch
 
     from learner.engine.deepspeed import PolicyEngine
+    from learner.model.logprobs import LogprobOptions
     from learner.model.policy import build_tiny, load_policy
-    from learner.supervised.sft import SftProgress, tokenize, train_supervised
+    from learner.supervised import Progress
+    from learner.supervised.sft import tokenize, train_supervised
 
     if sft.threads:
         torch.set_num_threads(sft.threads)
@@ -132,7 +121,8 @@ def train_model(
     origin = path or str(partial)
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)
-    policy = load_policy(origin, dtype=sft.dtype, attention=sft.attention, chunk=sft.logprob_chunk)
+    options = LogprobOptions(chunk=sft.logprob_chunk)
+    policy = load_policy(origin, options, dtype=sft.dtype, attention=sft.attention)
     tokenizer = load_tokenizer(origin)
     examples = (
         tokenize(tokenizer, prompt.replace(TURN, tokenizer.eos_token), completion)
@@ -144,7 +134,7 @@ def train_model(
     )  # fmt: skip
     parameters = sum(p.numel() for p in policy.parameters())
 
-    def show(progress: SftProgress) -> None:
+    def show(progress: Progress) -> None:
         speed = progress.tokens / progress.seconds
         terminal.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
 

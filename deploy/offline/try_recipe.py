@@ -1,7 +1,7 @@
 """`headway try`: plays a few episodes of a recipe and prints them in full.
 
-One engine with the initial weights plays them in this process, which loads reward models too (a run
-gives them a process of their own). Nothing is trained, sent or written.
+One engine with the initial weights plays them in this process, which loads reward models too.
+Nothing is trained, sent or written.
 """
 
 import asyncio
@@ -21,9 +21,7 @@ from deploy.preflight.inputs import Inputs
 from queues.records import Lease, Prompt, Purpose, Rollout
 
 
-def try_recipe(
-    config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]
-) -> list[Rollout]:
+def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]) -> None:
     """Play the first `count` prompts of the training source once each, and show them by `say`.
 
     Raises:
@@ -35,10 +33,8 @@ def try_recipe(
     tokenizer = load_tokenizer(inputs.model_path)
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
-    rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
-    if len(rollouts) < count:
-        raise RunFailed(f"{count - len(rollouts)} of {count} rollouts failed, as printed above")
-    return rollouts
+    if failed := sum(isinstance(outcome, RolloutFailed) for outcome in outcomes):
+        raise RunFailed(f"{failed} of {count} rollouts failed, as printed above")
 
 
 async def _play(

@@ -8,40 +8,36 @@ so a, b and f (`EngineRates`) are a least-squares fit over all rollouts, none be
 is over tokens, and the times of tokens follow from a and b: both are estimated in turn. Learner:
 the seconds of a step are fitted over its tokens in the same way.
 
-Two parts of a run are left out: the first batches, and the last batches, which were trained when no
-group was leased any more and engines ran empty; a simulation leaves them out too.
-
-The rates hold for the conditions of the run: an engine that shared its cores with the learner was
-slower than one alone, and held-out evaluations, which are not journaled, make it look slower still.
+The first batches are left out, and the last batches, which were trained when no group was leased
+any more and engines ran empty; a simulation leaves them out too.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
-from deploy.report.summary import WARM_UP
-from deploy.storage.run_record import Row
+from deploy.report.report import read_batches
+from deploy.report.summary import WARM_UP, successful_updates
+from deploy.storage.run_directory import RunDirectory
+from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from queues.readers.group_history import GroupTimes, last_lease, read_history
 from weight_sync.announcements import WeightUpdateReport
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from deploy.storage.run_directory import RunDirectory
-
 LEAST_BATCHES = WARM_UP + 5
-"""Fewest batches that a measured run has trained before its last lease."""
 MOST_BATCHES = 100
 """The newest batches are measured, since a changed policy writes rollouts of other lengths."""
 MOST_TIED = 0.99
 ROUNDS = 10
 """Rounds in which the engine's rates and the mean n̄ over tokens converge."""
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +46,10 @@ class Measured:
 
     rates: Rates
     first: int
-    """Version of the first batch in use; figures are of the batches after WARM_UP of them."""
+    """Version of the first batch in use, of the warm-up."""
     last: int
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
-    ess_loss: float | None
-    """−ln ESS per squared version of lag, fitted through 0 over the batches' mean squares; None
-    where no lag was trained."""
     samples_per_second: float
     """Rollouts trained per second in these batches."""
     learner_idle: float
@@ -68,44 +61,42 @@ class Measured:
         return self.last - self.first + 1
 
 
-def read_rates(directory: "RunDirectory") -> Measured:
+def read_rates(directory: RunDirectory) -> Measured:
     """Estimate the rates of a run from its folder, whether it is going on or not.
 
     Raises:
         InputError: It has trained too few batches while groups were leased.
         QueuesError: Its ledger or journal cannot be read.
     """
-    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
-    every = [rows[version] for version in sorted(rows)]
-    session = every[-1].get("session_started_at") if every else None
-    trained = [row for row in every if row.get("session_started_at") == session]
+    every = read_batches(directory)
+    session = every[-1].times.session_started_at if every else None
+    trained = [batch for batch in every if batch.times.session_started_at == session]
     leased = last_lease(directory.path) or 0.0
-    batches = [row for row in trained if row["step_finished_at"] < leased][-MOST_BATCHES:]
+    batches = [batch for batch in trained if batch.times.step_finished_at < leased][-MOST_BATCHES:]
     if len(batches) < LEAST_BATCHES:
         raise InputError(
             f"{directory.path} has trained {len(trained)} batches since it was last started, "
             f"{len(batches)} of them before its last group was leased; at least {LEAST_BATCHES} of "
             "these are needed to tell how fast its parts are"
         )
-    history = read_history(directory.path, batches[0]["version"], trained[-1]["version"])
+    history = read_history(directory.path, batches[0].version, trained[-1].version)
     swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
     return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
 
 
 def rates_of(
-    batches: Sequence[Row], swaps: Sequence[WeightUpdateReport], groups: Sequence[GroupTimes]
+    batches: Sequence[TrainedBatch],
+    swaps: Sequence[WeightUpdateReport],
+    groups: Sequence[GroupTimes],
 ) -> Measured:
-    """Estimate rates from at least LEAST_BATCHES consecutive batches of one session.
+    """Estimate rates from at least LEAST_BATCHES consecutive batches of one session, in order.
 
-    Args:
-        batches: Their statistics, in order.
-        swaps: Reports of weight updates.
-        groups: The trained groups, in the order in which they were accepted; groups of other
-            batches count only as further load of their engine.
+    The groups are in the order of acceptance; groups of other batches count as load of an engine.
     """
     measured = batches[WARM_UP:]
-    begin, end = batches[WARM_UP - 1]["step_finished_at"], batches[-1]["step_finished_at"]
-    updates = [update for update in swaps if update.error is None and not update.seeding]
+    reports = [batch.report for batch in measured]
+    begin, end = batches[WARM_UP - 1].times.step_finished_at, batches[-1].times.step_finished_at
+    updates = successful_updates(swaps)
     trained = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
     swapped = [update for update in updates if begin < update.published_at <= end]
     staging = [
@@ -119,23 +110,23 @@ def rates_of(
         if update.swap_started_at is not None and update.swap_finished_at is not None
     ]
     engine, explained = _engine(groups, updates, within=(begin, end))
-    waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
-    tokens = sum(row["tokens_trained"] for row in measured)
+    tokens = sum(report.tokens_trained for report in reports)
     return Measured(
         rates=Rates(
             engine=engine,
             learner=_learner(batches, trained),
             update=UpdateRates(staging_seconds=_mean(staging), pause_seconds=_mean(pauses)),
             lengths=tuple(tuple(max(1, tokens) for tokens in group.tokens) for group in trained),
-            tied_share=_tied_share(measured, trained),
+            tied_share=_tied_share(reports, trained),
+            ess_loss=_ess_loss(reports),
         ),
-        first=batches[0]["version"],
-        last=batches[-1]["version"],
+        first=batches[0].version,
+        last=batches[-1].version,
         explained=explained,
-        ess_loss=_ess_loss(measured),
-        samples_per_second=sum(row["rollouts_trained"] for row in measured) / (end - begin),
-        learner_idle=waits / (end - begin),
-        lag_mean=sum((row["lag_mean"] or 0.0) * row["tokens_trained"] for row in measured) / tokens,
+        samples_per_second=sum(report.rollouts_trained for report in reports) / (end - begin),
+        learner_idle=sum(batch.times.wait_seconds for batch in measured) / (end - begin),
+        lag_mean=sum((report.lag_mean or 0.0) * report.tokens_trained for report in reports)
+        / tokens,
     )
 
 
@@ -184,63 +175,46 @@ def _engine(
 
 
 def _observations(
-    rollouts: "NDArray[np.float64]",
-    pauses: "NDArray[np.float64]",
+    rollouts: Array,
+    pauses: Array,
     within: tuple[float, float],
     *,
     step: float,
     rollout: float,
-) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+) -> tuple[Array, Array]:
     """Return factors (L, L·n̄, s/2), [r, 3], and seconds, [r], of one engine's rollouts.
 
     Args:
         rollouts: [n, 3], start, end and tokens of each.
         pauses: [m, 2], start and end of each pause of the engine, in order.
         within: Rollouts that began earlier or later load the engine, but give no observation.
-        step: Present estimate of the seconds of a token; with `rollout` it places a rollout's
-            tokens in time.
-        rollout: Present estimate of the further seconds of a token for each running rollout.
+        step: Estimate of the seconds of a token.
+        rollout: Estimate of its further seconds for each running rollout.
     """
     changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
     steps = np.repeat([1.0, -1.0], len(rollouts))
     order = np.argsort(changes, kind="stable")
     count = np.cumsum(steps[order])
     speed = 1 / np.maximum(step + rollout * np.maximum(count, 1.0), 1e-9)
-    running, sampled = (_Integral(changes[order], rate) for rate in (count * speed, speed))
-    edges = pauses.ravel()
-    paused = _Integral(edges, np.tile([1.0, 0.0], len(pauses)))
-    times = np.sort(changes)
     first, last = within
     began, ended, tokens = rollouts[(rollouts[:, 0] > first) & (rollouts[:, 0] <= last)].T
-    still = paused(ended) - paused(began)
-    seconds = ended - began
-    tokens_per_rollout = np.maximum(sampled(ended) - sampled(began), 1e-9)
-    mean_running = (running(ended) - running(began)) / tokens_per_rollout
+
+    def passed(times: Array, values: Array) -> Array:
+        """Integrate a step function, 0 outside of its times, over each rollout."""
+        until = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
+        integrals: Array = np.interp(ended, times, until) - np.interp(began, times, until)
+        return integrals
+
+    times = changes[order]
+    edges = np.maximum.accumulate(np.append(0.0, pauses))
+    paused = passed(edges, np.append(0.0, np.tile([1.0, 0.0], len(pauses))))
+    mean_running = passed(times, count * speed) / np.maximum(passed(times, speed), 1e-9)
     others = np.searchsorted(times, ended) - np.searchsorted(times, began)
     factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)
-    return factors, seconds - still
+    return factors, ended - began - paused
 
 
-class _Integral:
-    """Integral of a step function from its first change on."""
-
-    def __init__(self, times: "NDArray[np.float64]", values: "NDArray[np.float64]") -> None:
-        self._times, self._values = times, values
-        self._until = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
-
-    def __call__(self, at: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        if not len(self._times):
-            return np.zeros_like(at)
-        index = np.searchsorted(self._times, at, side="right") - 1
-        inside = np.maximum(index, 0)
-        since = np.where(index < 0, 0.0, at - self._times[inside])
-        integral: NDArray[np.float64] = self._until[inside] + self._values[inside] * since
-        return integral
-
-
-def _least_squares(
-    factors: "NDArray[np.float64]", values: "NDArray[np.float64]"
-) -> "NDArray[np.float64]":
+def _least_squares(factors: Array, values: Array) -> Array:
     """Fit coefficients, none below 0, by least squares over all subsets of the factors."""
     width = factors.shape[1]
     best, least = np.zeros(width), float(np.sum(values**2))
@@ -255,58 +229,55 @@ def _least_squares(
     return best
 
 
-def _learner(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> LearnerRates:
+def _learner(batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]) -> LearnerRates:
     measured = batches[WARM_UP:]
-    seconds = np.array([row["step_finished_at"] - row["step_started_at"] for row in measured])
-    tokens = np.array([float(row["tokens_trained"]) for row in measured])
+    seconds = np.array([batch.times.step_seconds for batch in measured])
+    tokens = np.array([float(batch.report.tokens_trained) for batch in measured])
     factors = np.stack([np.ones_like(tokens), tokens], axis=1)
     fitted = _least_squares(factors, seconds)
     residuals = seconds - factors @ fitted
-    batch, token = fitted.tolist()
+    batch_seconds, token_seconds = fitted.tolist()
     taken = np.unique(
         [g.taken_at for g in groups if g.taken_at is not None and g.taken_at != g.accepted_at]
     )
-    begun = np.array([row["wait_finished_at"] for row in measured])
+    begun = np.array([batch.times.wait_finished_at for batch in measured])
     index = np.searchsorted(taken, begun) - 1
     fetches = (begun - taken[np.maximum(index, 0)])[index >= 0]
     pauses = [
-        after["wait_started_at"] - row["step_finished_at"] for row, after in pairwise(batches)
+        after.times.wait_started_at - batch.times.step_finished_at
+        for batch, after in pairwise(batches)
     ]
     return LearnerRates(
-        batch_seconds=batch,
-        token_seconds=token,
+        batch_seconds=batch_seconds,
+        token_seconds=token_seconds,
         variation=float(np.std(residuals) / np.mean(seconds)),
         take_seconds=float(np.median(fetches)) if len(fetches) else 0.0,
         publish_seconds=max(0.0, float(np.median(pauses))),
     )
 
 
-def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
-    """Return the share of groups that were filtered, or would have been.
-
-    A filtered group is taken at the moment in which it is accepted.
-    """
+def _tied_share(reports: Sequence[BatchReport], groups: Sequence[GroupTimes]) -> float:
+    """Return the share of groups that were filtered (taken when accepted), or would have been."""
     filtered = sum(group.taken_at == group.accepted_at for group in groups)
     if filtered:
         return min(filtered / len(groups), MOST_TIED)
-    counted = [row for row in batches if "tied_groups" in row]
-    tied, every = (sum(float(row[name]) for row in counted) for name in ("tied_groups", "groups"))
+    counted = [report for report in reports if report.groups]
+    tied, every = sum(r.tied_groups for r in counted), sum(r.groups for r in counted)
     return min(tied / every, MOST_TIED) if every else 0.0
 
 
-def _ess_loss(batches: Sequence[Row]) -> float | None:
+def _ess_loss(reports: Sequence[BatchReport]) -> float | None:
     """Fit −ln ESS, about the variance of the log-ratios, by the mean square of the lag."""
-    with_ess = [row for row in batches if row["ess"]]
-    histograms = [row["lag_histogram"] for row in with_ess]
+    known = [(r.ess, r.lag_histogram) for r in reports if r.ess]
     squares = np.array(
         [
-            sum(int(lag) ** 2 * count for lag, count in lags.items()) / max(1, sum(lags.values()))
-            for lags in histograms
+            sum(lag**2 * tokens for lag, tokens in lags.items()) / max(1, sum(lags.values()))
+            for _, lags in known
         ]
     )
     if not np.any(squares):
         return None
-    losses = -np.log([min(1.0, row["ess"]) for row in with_ess])
+    losses = -np.log([min(1.0, ess) for ess, _ in known])
     return float(squares @ losses / (squares @ squares))
 
 

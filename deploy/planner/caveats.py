@@ -20,27 +20,20 @@ SIZES = {
     "num_key_value_heads": "kv_heads",
     "head_dim": "head_dim",
 }
-"""Sizes by which two models are compared: names in `config.json`, and in [model.tiny]."""
+"""Sizes by which models are compared: names in `config.json`, and in [model.tiny]."""
 TAKEN_OVER = {
-    "actors.tensor_parallel_size": "engines are taken to be as fast as the run's",
-    "actors.dtype": "engines are taken to be as fast as the run's",
-    "actors.temperature": "rollouts are taken to be as long as the run's",
-    "prompts.source": "rollouts are taken to be as long as the run's",
-    "prompts.group_size": "groups are taken to be tied as often as the run's",
-    "learner.zero_stage": "the learner is taken to be as fast as the run's",
-    "learner.dtype": "the learner is taken to be as fast as the run's",
+    "engines are taken to be as fast as": ("actors.tensor_parallel_size", "actors.dtype"),
+    "rollouts are taken to be as long as": ("actors.temperature", "prompts.source"),
+    "groups are taken to be tied as often as": ("prompts.group_size",),
+    "the learner is taken to be as fast as": ("learner.zero_stage", "learner.dtype"),
 }
-
-"""Assumptions about a recipe in which a key has another value than in the run, by key."""
+"""Keys of a recipe by what a plan takes over from the run where they differ."""
 
 
 def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
-    """Refuse rates of a run, with the recipe `recorded`, that trained another model.
+    """Raise InputError, naming both, if the run of the recipe `recorded` trained another model.
 
     Models are compared by their sizes, or by their names where one of the two is not here.
-
-    Raises:
-        InputError: The run trained another model; names both.
     """
     if config.model == recorded.model:
         return
@@ -83,10 +76,10 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
             f"the recipe has {wanted}, in the run {measured} of the same size: rollouts are taken "
             "to be as long as the run's"
         )
-    for key, taken in TAKEN_OVER.items():
+    for key, taken in ((key, taken) for taken, keys in TAKEN_OVER.items() for key in keys):
         wanted, measured = attrgetter(key)(config), attrgetter(key)(recorded)
         if wanted != measured:
-            notes.append(f"{key} = {wanted!r}, in the run {measured!r}: {taken}")
+            notes.append(f"{key} = {wanted!r}, in the run {measured!r}: {taken} the run's")
     tokens, recorded_tokens = config.actors.max_new_tokens, recorded.actors.max_new_tokens
     if tokens > recorded_tokens:
         notes.append(

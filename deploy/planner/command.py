@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,12 +14,11 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model
-from deploy.planner.predict import Prospect, Source, best, most_actors, predict, setting_of_run
+from deploy.planner.predict import Prospect, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
-from deploy.planner.simulator import Outcome, simulate
+from deploy.planner.simulator import simulate
 from deploy.storage.run_directory import RunDirectory
 
-LARGEST_BOUND = 1000
 NEEDED = ("tokens", "rollout_rate", "engine_rate", "train_rate")
 """Fields of `PlanInputs` that have to be given where no run is."""
 COLUMNS = {
@@ -35,7 +34,7 @@ COLUMNS = {
     "ess": ("ESS", "{:.3f}"),
     "limit": ("limited by", "{}"),
 }
-"""Header and format by the key of a prospect, of a table that fits 80 columns."""
+"""Header and format by the key of a prospect."""
 LIMITS = {
     "learner": "the learner, which is always busy: more ranks, or fewer actors",
     "actors": "the actors, which are always busy: more of them, or more rollouts at once",
@@ -62,14 +61,11 @@ def parse_bounds(text: str) -> list[int]:
     """Read values of `queues.max_staleness` from a list such as "0,1,2", in order.
 
     Raises:
-        InputError: The text is not such a list, or a bound is above LARGEST_BOUND.
+        InputError: The text is not such a list.
     """
-    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
-        raise InputError(f"--bounds {text!r}: give whole numbers, as 0,1,2")
-    bounds = sorted({int(number) for number in text.split(",")})
-    if bounds[-1] > LARGEST_BOUND:
-        raise InputError(f"--bounds {text!r}: a bound may be {LARGEST_BOUND} at most")
-    return bounds
+    if not re.fullmatch(r"\d{1,3}(,\d{1,3})*", text):
+        raise InputError(f"--bounds {text!r}: give whole numbers up to 999, as 0,1,2")
+    return sorted({int(number) for number in text.split(",")})
 
 
 def plan(
@@ -82,8 +78,7 @@ def plan(
 ) -> dict[str, Any]:
     """Predict a recipe, as a document that JSON can hold.
 
-    Rates are measured in `run`, or given where it is None; `devices` is None for as many as the
-    recipe uses.
+    Rates are measured in `run`, or given where it is None; without `devices`, the recipe's count.
 
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.
@@ -91,17 +86,17 @@ def plan(
     own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
     devices = own if devices is None else devices
     splits = most_actors(config, devices)
-    source, notes, itself = _source(config, run, given, bounds)
+    rates, notes, itself = _rates(config, run, given, bounds)
     if config.queues.filter_tied and run is None:
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:
         notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
-    prospects = predict(config, source, bounds=bounds, devices=devices)
+    prospects = predict(config, rates, bounds=bounds, devices=devices)
     return {
         "recipe": config.name,
         "devices": devices,
         "splits": splits,
-        "rates": {"of": str(run.path) if run else "command line", **source.rates.to_dict()},
+        "rates": {"of": str(run.path) if run else "command line", **rates.to_dict()},
         "itself": itself,
         "notes": notes,
         "prospects": [_row(prospect) for prospect in prospects],
@@ -122,48 +117,46 @@ def show(document: dict[str, Any], console: Console) -> None:
         ]
         table.add_row(*cells, style="bold" if row == chosen else None)
     console.print(table)
+    lines = []
     if itself is not None:
         measured, simulated = itself["measured"], itself["simulated"]
-        console.print(
+        lines.append(
             f"the run {itself['name']} itself: {measured['samples_per_second']:.1f} samples/s "
             f"measured, {simulated['samples_per_second']:.1f} simulated; mean lag "
             f"{measured['lag_mean']:.2f} and {simulated['lag_mean']:.2f}; its rates explain "
-            f"{itself['explained']:.0%} of its rollouts' times",
-            soft_wrap=True,
+            f"{itself['explained']:.0%} of its rollouts' times"
         )
     tried = len({row["actors"] for row in document["prospects"]})
     if tried < document["splits"]:
-        console.print(
-            f"{tried} of {document['splits']} splits were tried, the best one's neighbours included"
-        )
-    for note in document["notes"]:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    console.print(
-        f"best: {_plural(chosen['actors'], 'actor')} and {_plural(chosen['ranks'], 'rank')} of the "
-        f"learner with max_staleness = {chosen['max_staleness']}: "
-        f"{chosen['samples_per_second']:.1f} samples/s",
-        soft_wrap=True,
+        splits = document["splits"]
+        lines.append(f"{tried} of {splits} splits were tried, the best one's neighbours included")
+    lines += [f"note: {note}" for note in document["notes"]]
+    lines.append(
+        f"best: actors.count = {chosen['actors']}, learner.ranks = {chosen['ranks']}, "
+        f"queues.max_staleness = {chosen['max_staleness']}: "
+        f"{chosen['samples_per_second']:.1f} samples/s"
     )
-    console.print(f"limited by {LIMITS[chosen['limit']]}", soft_wrap=True)
+    lines.append(f"limited by {LIMITS[chosen['limit']]}")
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _source(
+def _rates(
     config: RunConfig, run: RunDirectory | None, given: PlanInputs, bounds: Sequence[int]
-) -> tuple[Source, list[str], dict[str, Any] | None]:
+) -> tuple[Rates, list[str], dict[str, Any] | None]:
     """Return the rates, caveats about them, and a comparison of the measured run with itself."""
     if run is None:
-        return Source(rates=_given_rates(config, given), ranks=1), [], None
+        return _given_rates(config, given), [], None
     if names := [name for name in NEEDED if getattr(given, name) is not None]:
         raise InputError(f"--run measures what {_options(names)} would say; give one or the other")
     recorded = run.config()
     refuse_another_model(config, recorded)
     measured = read_rates(run)
-    source = Source(rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss)
     evaluated = recorded.heldout is not None
     if evaluated and run.summary_file.exists():
         evaluated = bool(json.loads(run.summary_file.read_text()).get("heldout", True))
     notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
-    return source, [*differences(config, recorded), *notes], _compare(measured, recorded)
+    rates = replace(measured.rates, ranks=recorded.learner.ranks)
+    return rates, [*differences(config, recorded), *notes], _compare(measured, recorded)
 
 
 def _options(names: Sequence[str]) -> str:
@@ -198,34 +191,15 @@ def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
         simulated = simulate(setting, measured.rates, seed=recorded.seed)
     except InputError:
         return None
-
-    def compared(figures: Measured | Outcome) -> dict[str, float]:
-        keys = ("samples_per_second", "learner_idle", "lag_mean")
-        return {key: getattr(figures, key) for key in keys}
-
+    keys = ("samples_per_second", "learner_idle", "lag_mean")
     return {
         "name": recorded.name,
         "explained": measured.explained,
-        "measured": compared(measured),
-        "simulated": compared(simulated),
+        "measured": {key: getattr(measured, key) for key in keys},
+        "simulated": {key: getattr(simulated, key) for key in keys},
     }
 
 
 def _row(prospect: Prospect) -> dict[str, Any]:
-    outcome = asdict(prospect.outcome)
-    for key in ("lag_square_mean", "batch_seconds", "step_seconds"):
-        del outcome[key]
-    return {
-        "actors": prospect.actors,
-        "ranks": prospect.ranks,
-        "max_staleness": prospect.staleness,
-        "actors_alone": prospect.actors_alone,
-        "learner_alone": prospect.learner_alone,
-        **outcome,
-        "ess": prospect.ess,
-        "limit": prospect.limit,
-    }
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    row = asdict(prospect)
+    return {**row.pop("outcome"), **row}

@@ -1,15 +1,13 @@
 """Throughput and lag of a recipe, predicted for each bound and each split of the devices.
 
-Each combination is a run in simulated time. An engine takes `actors.tensor_parallel_size` devices,
-a rank of the learner takes one. Each of several engines is as fast as one alone; several ranks
-share a batch's tokens and gain nothing on the time that a batch takes besides.
+Each combination is a run in simulated time. Each of several engines is as fast as one alone;
+several ranks share a batch's tokens and gain nothing on the time that a batch takes besides.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp
-from statistics import fmean
 
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
@@ -23,8 +21,7 @@ ROLLOUTS = 20_000
 FEWEST_STEPS, MOST_STEPS = 20, 60
 MOST_SPLITS = 12
 MOST_ACTORS = 1024
-"""Engines of a simulated run: each costs a batch some 10 µs, so that a plan of a few bounds takes
-a minute or two with this many."""
+"""Engines of a simulated run; with this many, a plan of a few bounds takes a minute or two."""
 BUSY = 0.05
 """A side that idles less than this share of the time limits the throughput."""
 AS_GOOD = 0.99
@@ -32,59 +29,29 @@ AS_GOOD = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Rates, and the size of the learner that they were measured with."""
-
-    rates: Rates
-    ranks: int
-    ess_loss: float | None = None
-    """−ln ESS per squared version of lag (`calibration`); None where it is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
     """The prediction for one bound with one split."""
 
-    staleness: int
     actors: int
     ranks: int
+    max_staleness: int
     outcome: Outcome
     actors_alone: float
     """Samples/s of these actors if the learner took no time."""
-    learner_alone: float
-    """Samples/s of this learner if batches were always ready."""
-    windowed: bool
-    """Whether the window holds fewer batches than the bound would allow."""
     ess: float | None
     """As a fraction; it falls with the square of the lag, since policies drift apart."""
-
-    @property
-    def samples_per_second(self) -> float:
-        """Predicted throughput."""
-        return self.outcome.samples_per_second
-
-    @property
-    def limit(self) -> str:
-        """What limits the throughput: learner, actors, window, or staleness.
-
-        The last two where neither side is always busy: batches wait for long rollouts, and no
-        others may begin meanwhile.
-        """
-        if self.outcome.learner_idle < BUSY:
-            return "learner"
-        if self.samples_per_second > (1 - BUSY) * self.actors_alone:
-            return "actors"
-        return "window" if self.windowed else "staleness"
+    limit: str
+    """What limits the throughput: learner, actors, or, where neither is always busy, window or
+    staleness: batches wait for long rollouts, and no others may begin meanwhile."""
 
 
 def predict(
-    config: RunConfig, source: Source, *, bounds: Sequence[int], devices: int
+    config: RunConfig, rates: Rates, *, bounds: Sequence[int], devices: int
 ) -> list[Prospect]:
     """Predict every bound with splits of the devices, by split and then by bound.
 
     Few splits are all tried. Of many, about MOST_SPLITS are tried, the recipe's own among them, and
     then those between the best one and its neighbours, until no split beside the best one is left.
-    The bounds are values of `queues.max_staleness`; the recipe's own bound does not matter.
 
     Raises:
         InputError: The devices are too few or too many, or the recipe cannot be simulated.
@@ -94,20 +61,10 @@ def predict(
     while untried:
         for actors in untried:
             ranks = devices - actors * config.actors.tensor_parallel_size
-            prospects[actors] = _prospects(config, source, actors, ranks, bounds)
+            prospects[actors] = predict_split(config, rates, actors, ranks, bounds)
         chosen = best([prospect for split in prospects.values() for prospect in split])
         untried = between(sorted(prospects), chosen.actors)
     return [prospect for actors in sorted(prospects) for prospect in prospects[actors]]
-
-
-def predict_own(config: RunConfig, source: Source) -> Prospect:
-    """Predict the recipe as it is: its own bound, actors and ranks.
-
-    Raises:
-        InputError: It cannot be simulated.
-    """
-    actors, ranks = config.actors.count, config.learner.ranks
-    return _prospects(config, source, actors, ranks, [config.queues.max_staleness])[0]
 
 
 def most_actors(config: RunConfig, devices: int) -> int:
@@ -147,9 +104,9 @@ def between(tried: Sequence[int], middle: int) -> list[int]:
 
 def best(prospects: Sequence[Prospect]) -> Prospect:
     """Return the prospect of the largest throughput, or one within AS_GOOD with less staleness."""
-    most = max(prospect.samples_per_second for prospect in prospects)
-    as_good = [one for one in prospects if one.samples_per_second >= AS_GOOD * most]
-    return min(as_good, key=lambda prospect: (prospect.staleness, -prospect.samples_per_second))
+    most = max(one.outcome.samples_per_second for one in prospects)
+    as_good = [one for one in prospects if one.outcome.samples_per_second >= AS_GOOD * most]
+    return min(as_good, key=lambda one: (one.max_staleness, -one.outcome.samples_per_second))
 
 
 def setting_of(
@@ -189,19 +146,22 @@ def setting_of_run(config: RunConfig, batches: int) -> Setting:
     )
 
 
-def _prospects(
-    config: RunConfig, source: Source, actors: int, ranks: int, bounds: Sequence[int]
+def predict_split(
+    config: RunConfig, rates: Rates, actors: int, ranks: int, bounds: Sequence[int]
 ) -> list[Prospect]:
-    """Predict every bound with one split, from the batches after the window has turned over."""
-    rates = source.rates.at_most(config.actors.max_new_tokens).shuffled(config.seed)
-    rates = replace(rates, learner=rates.learner.on(ranks / source.ranks))
+    """Predict every bound with one split, from the batches after the window has turned over.
+
+    Raises:
+        InputError: The recipe cannot be simulated.
+    """
+    rates = rates.shuffled(longest=config.actors.max_new_tokens, seed=config.seed).on_ranks(ranks)
     samples = config.prompts.groups_per_batch * config.prompts.group_size
     counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
     # the actors' time for a batch, with a learner that takes none and no bound
     most = WARM_UP + counted
     alone = setting_of(config, staleness=2 * most, actors=actors, steps=2 * most, beyond=most)
     alone = replace(alone, queues=alone.queues.model_copy(update={"window": None}))
-    batch_seconds = fmean(simulate(alone, replace(rates, learner=LearnerRates())).batch_seconds)
+    actors_alone = simulate(alone, replace(rates, learner=LearnerRates())).samples_per_second
     prospects = []
     for staleness in bounds:
         warm_up, beyond = WARM_UP + min(staleness, MOST_STEPS), staleness + 1
@@ -209,22 +169,24 @@ def _prospects(
         setting = setting_of(config, staleness=staleness, actors=actors, steps=steps, beyond=beyond)
         setting = replace(setting, warm_up=warm_up)
         outcome = simulate(setting, rates, seed=config.seed)
-        step_seconds = fmean(outcome.step_seconds)
-        step_seconds += rates.learner.take_seconds + rates.learner.publish_seconds
-        if not step_seconds:
-            raise InputError("the learner takes no time, so there is nothing to plan")
-        window = setting.queues.bounds(setting.spec).window(0) / config.prompts.groups_per_batch
-        ess_loss = source.ess_loss
+        if outcome.learner_idle < BUSY:
+            limit = "learner"
+        elif outcome.samples_per_second > (1 - BUSY) * actors_alone:
+            limit = "actors"
+        else:
+            window = setting.queues.bounds(setting.spec).window(0)
+            held = window / config.prompts.groups_per_batch
+            limit = "window" if held < staleness + 1 else "staleness"
+        ess_loss = rates.ess_loss
         prospects.append(
             Prospect(
-                staleness=staleness,
                 actors=actors,
                 ranks=ranks,
+                max_staleness=staleness,
                 outcome=outcome,
-                actors_alone=samples / batch_seconds,
-                learner_alone=samples / step_seconds,
-                windowed=window < staleness + 1,
+                actors_alone=actors_alone,
                 ess=None if ess_loss is None else exp(-ess_loss * outcome.lag_square_mean),
+                limit=limit,
             )
         )
     return prospects

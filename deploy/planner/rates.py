@@ -1,8 +1,4 @@
-"""Rates of the parts of a run: engines, learner and weight updates.
-
-Plain numbers, given by hand or measured (`deploy.planner.calibration`). Failures and held-out
-evaluations are left out.
-"""
+"""Rates of the parts of a run: engines, learner and weight updates; given, or measured."""
 
 import math
 import random
@@ -37,8 +33,8 @@ class EngineRates(_Seconds):
     rollout_step_seconds: float = 0.0
     """Further seconds for each running rollout."""
     turnover_seconds: float = 0.0
-    """The engine's own work for one rollout beside its tokens, half when it begins and half when it
-    ends; the other rollouts wait meanwhile."""
+    """Work for one rollout beside its tokens, half at its beginning and half at its end; the other
+    rollouts wait meanwhile."""
     put_seconds: float = 0.0
     """From the end of a group's last rollout to the answer that it is accepted."""
 
@@ -77,10 +73,6 @@ class LearnerRates(_Seconds):
     publish_seconds: float = 0.0
     """Seconds from the end of a step to asking for the next batch: publishing, acknowledging."""
 
-    def on(self, times: float) -> Self:
-        """Return the rates on `times` the devices: only the time of tokens shrinks."""
-        return replace(self, token_seconds=self.token_seconds / times)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRates(_Seconds):
@@ -103,26 +95,27 @@ class Rates:
     """Sampled tokens of each rollout of some groups; a simulation goes through them in turn."""
     tied_share: float = 0.0
     """Share of groups whose rollouts all earn the same; dropped where a recipe filters them."""
+    ranks: int = 1
+    """Ranks of the learner that its rates hold for."""
+    ess_loss: float | None = None
+    """−ln ESS per squared version of lag, fitted through 0 over the batches' mean squares; None
+    where it is not known."""
 
     def __post_init__(self) -> None:
-        """Refuse a run without a token or a group to train."""
-        if not 0 <= self.tied_share < 1:
-            raise InputError(f"tied_share = {self.tied_share} must be at least 0 and below 1")
+        """Refuse a run without a token to train."""
         if not self.engine.token_seconds(1):
             raise InputError("step_seconds and rollout_step_seconds of an engine are both 0")
-        if not self.lengths or not all(self.lengths):
+        if not self.lengths:
             raise InputError("no rollout's length is known, so there is nothing to simulate")
-        if any(length < 1 for group in self.lengths for length in group):
-            raise InputError("a rollout without a token; lengths must be at least 1")
 
-    def at_most(self, tokens: int) -> Self:
-        """Return the rates with no rollout longer than `tokens`."""
-        cut = tuple(tuple(min(length, tokens) for length in group) for group in self.lengths)
-        return replace(self, lengths=cut)
+    def on_ranks(self, ranks: int) -> Self:
+        """Return the rates of a learner of other ranks: only the time of its tokens changes."""
+        seconds = self.learner.token_seconds * self.ranks / ranks
+        return replace(self, learner=replace(self.learner, token_seconds=seconds), ranks=ranks)
 
-    def shuffled(self, seed: int) -> Self:
-        """Return the rates with the groups in random order, without a trend of training."""
-        groups = list(self.lengths)
+    def shuffled(self, *, longest: int, seed: int) -> Self:
+        """Return the rates with groups in random order, and no rollout of more tokens."""
+        groups = [tuple(min(length, longest) for length in group) for group in self.lengths]
         random.Random(seed).shuffle(groups)
         return replace(self, lengths=tuple(groups))
 
@@ -130,21 +123,14 @@ class Rates:
         """Return the rates as JSON values, the lengths as their mean and variation."""
         flat = [length for group in self.lengths for length in group]
         mean = fmean(flat)
-        return {
-            "engine": asdict(self.engine),
-            "learner": asdict(self.learner),
-            "update": asdict(self.update),
-            "tied_share": self.tied_share,
-            "lengths": {"rollouts": len(flat), "mean": mean, "variation": pstdev(flat) / mean},
-        }
+        lengths = {"rollouts": len(flat), "mean": mean, "variation": pstdev(flat) / mean}
+        return {**asdict(self), "lengths": lengths}
 
 
 def lognormal_lengths(
     mean: float, variation: float, *, group_size: int, seed: int, groups: int = SAMPLED_GROUPS
 ) -> tuple[tuple[int, ...], ...]:
-    """Draw lengths of rollouts, in tokens, from a lognormal distribution, which has a long tail.
-
-    The variation is the standard deviation over the mean; 0 makes all lengths equal.
+    """Draw lengths in tokens from a lognormal distribution; `variation` is deviation over mean.
 
     Raises:
         InputError: The mean is below 1 or the variation below 0.

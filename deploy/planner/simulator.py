@@ -6,28 +6,29 @@
     update     staged while the engine generates, then swapped while it stands still; only so many
                engines swap at once, and one that missed a version takes the newest
 
-Admission, deadlines, the window and the patience with engines that lag are therefore the code that
-runs, not a model of it. Time is a heap of events; an engine's rollouts are a heap by the token of
-the engine at which they end, so an event costs O(log slots).
+Admission, deadlines and the window are therefore the code that runs, not a model of it. Time is a
+heap of events; an engine's rollouts are a heap too, so an event costs O(log slots).
 """
 
 import heapq
 import random
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, count, cycle, islice, pairwise
+from itertools import accumulate, count, cycle, islice
 
 from deploy.errors import InputError
-from deploy.planner.rates import Rates
-from deploy.planner.simulated_engine import FOREVER, SimulatedEngine
+from deploy.planner.rates import EngineRates, Rates
 from deploy.report.summary import WARM_UP
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import BatchRecord, Lease, Prompt, Summary
 from queues.state.broker_state import BrokerState
 from queues.state.groups import State
+
+FOREVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,32 +58,76 @@ class Outcome:
 
     samples_per_second: float
     """Rollouts trained."""
-    tokens_per_second: float
-    """Sampled tokens trained."""
     learner_idle: float
     """Share of the time in which the learner waited for a batch."""
     actors_idle: float
-    """Share of the time in which an engine had no rollout, mean over engines."""
-    slots_used: float
-    """Share of all slots in which a rollout was generated."""
+    """Share of the time in which an engine had no rollout."""
     lag_mean: float
     """Over trained tokens, in versions."""
     lag_square_mean: float
-    """Mean square of the lag over trained tokens."""
     lag_p95: int
     lag_max: int
-    batch_seconds: Sequence[float]
-    """From the end of each step to the end of the next one."""
-    step_seconds: Sequence[float]
+
+
+@dataclass(slots=True)
+class SimulatedEngine:
+    """Rollouts that share an engine's speed, and the version that samples each of their tokens."""
+
+    name: str
+    rates: EngineRates
+    free_slots: int
+    version: int = 0
+    now: float = 0.0
+    token: float = 0.0
+    """Tokens that a rollout which always ran would have by now."""
+    stalled: float = 0.0
+    """Seconds of other work before the next token."""
+    running: list[tuple[float, int, float, Lease]] = field(default_factory=list)
+    """Heap of rollouts: the token at which one ends, a serial number, the token at which it began,
+    its lease."""
+    swaps: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
+    """Versions with the token from which each of them samples."""
+    updating: bool = False
+    valid_event: int = 0
+    """Number of the planned end that is still valid; earlier ones are ignored."""
+    idle_seconds: float = 0.0
+
+    def advance(self, now: float) -> None:
+        """Let time pass with the rollouts that are running."""
+        passed, self.now = now - self.now, now
+        if not self.running:
+            self.idle_seconds += passed
+        waited = min(passed, self.stalled)
+        self.stalled -= waited
+        if self.running:
+            self.token += (passed - waited) / self.rates.token_seconds(len(self.running))
+
+    def next_end(self) -> float:
+        """Return the time at which the next rollout ends if nothing else happens."""
+        if not self.running:
+            return FOREVER
+        left = max(0.0, self.running[0][0] - self.token)
+        return self.now + self.stalled + left * self.rates.token_seconds(len(self.running))
+
+    def sampled(self, began: float, length: int) -> Counter[int]:
+        """Count the tokens of a rollout by the version that sampled them."""
+        tokens: Counter[int] = Counter()
+        index = bisect_right(self.swaps, began, key=lambda swap: swap[0]) - 1
+        done = 0
+        while done < length:
+            version = self.swaps[index][1]
+            index += 1
+            until = self.swaps[index][0] - began if index < len(self.swaps) else FOREVER
+            upto = length if until >= length else max(done, round(until))
+            tokens[version] += upto - done
+            done = upto
+        return +tokens
 
 
 class Simulation:
-    """One simulated run; `run` is called once.
+    """One simulated run; `run` is called once."""
 
-    The seed is that of the learner's variation and of the choice of tied groups.
-    """
-
-    def __init__(self, setting: Setting, rates: Rates, *, seed: int = 0) -> None:
+    def __init__(self, setting: Setting, rates: Rates, seed: int) -> None:
         if setting.queues.on_overdue != "wait":
             raise InputError(
                 f'queues.on_overdue = "{setting.queues.on_overdue}" cannot be simulated; "wait" can'
@@ -94,8 +139,7 @@ class Simulation:
         self._broker = BrokerState(config=setting.queues, spec=setting.spec)
         names = [f"engine-{number}" for number in range(setting.engines)]
         self._engines = [SimulatedEngine(name, rates.engine, setting.slots) for name in names]
-        self._order = count()
-        self._issued = count()
+        self._serials = count()
         self._lengths = cycle(length for group in rates.lengths for length in group)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._now = 0.0
@@ -109,10 +153,9 @@ class Simulation:
         self._permits: deque[SimulatedEngine] = deque()
         self._lags: Counter[int] = Counter()
         self._ends: list[float] = []
-        self._steps: list[float] = []
-        self._trained_tokens: list[int] = []
         self._waits: list[float] = []
-        self._counted_from: list[tuple[float, float]] = []
+        self._idle_seconds: list[float] = []
+        """Sums over engines after the warm-up and at the end."""
 
     def run(self) -> Outcome:
         """Simulate to the last batch."""
@@ -126,9 +169,7 @@ class Simulation:
         return self._outcome()
 
     def _after(self, seconds: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self._now + seconds, next(self._order), happen))
-
-    # --- events of engines
+        heapq.heappush(self._events, (self._now + seconds, next(self._serials), happen))
 
     def _plan_end(self, engine: SimulatedEngine) -> None:
         """Plan the engine's next end anew, since its speed has changed."""
@@ -205,8 +246,6 @@ class Simulation:
             self._staged(self._permits.popleft(), self._broker.version)
         self._lease([engine])
 
-    # --- events of the learner
-
     def _train(self, tokens: int) -> None:
         """Begin a step."""
         assert self._waits_since is not None
@@ -216,7 +255,6 @@ class Simulation:
         seconds = rates.batch_seconds + rates.token_seconds * tokens
         if rates.variation:
             seconds *= max(0.0, self._chance.gauss(1.0, rates.variation))
-        self._steps.append(seconds)
         self._after(seconds, self._trained)
 
     def _trained(self) -> None:
@@ -225,7 +263,7 @@ class Simulation:
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines:
                 engine.advance(self._now)
-                self._counted_from.append((engine.idle_seconds, engine.rollout_seconds))
+            self._idle_seconds.append(sum(engine.idle_seconds for engine in self._engines))
         self._after(self._rates.learner.publish_seconds, self._ack)
 
     def _ack(self) -> None:
@@ -245,14 +283,12 @@ class Simulation:
         self._lease(self._engines)
         self._take()
 
-    # --- decisions of the broker
-
     def _feed(self) -> None:
         try:
             wanted = self._broker.wanted()
         except QueueClosed:
             return
-        new = islice(self._issued, wanted or 0)
+        new = islice(self._serials, wanted or 0)
         self._broker.issue([Prompt(prompt_id=f"simulated/0/{number}", text="") for number in new])
 
     def _lease(self, engines: Sequence[SimulatedEngine]) -> None:
@@ -279,7 +315,7 @@ class Simulation:
         self._tokens[lease.group_id] = sum(lengths[: lease.group_size])
         engine.stalled += lease.capacity * self._rates.engine.turnover_seconds / 2
         for length in lengths:
-            rollout = (engine.token + length, next(self._order), engine.token, lease)
+            rollout = (engine.token + length, next(self._serials), engine.token, lease)
             heapq.heappush(engine.running, rollout)
 
     def _take(self) -> None:
@@ -295,32 +331,23 @@ class Simulation:
                 for version, tokens in self._sampled[group_id].items():
                     self._lags[broker.version - version] += tokens
         tokens = sum(self._tokens.pop(group_id) for group_id in taken)
-        self._trained_tokens.append(tokens)
         self._after(self._rates.learner.take_seconds, partial(self._train, tokens))
 
     def _outcome(self) -> Outcome:
         setting, ends, lags = self._setting, self._ends, self._lags
-        warm_up, engines = setting.warm_up, setting.engines
+        warm_up = setting.warm_up
         seconds = ends[-1] - ends[warm_up - 1]
-        before, after = self._counted_from[:engines], self._counted_from[engines:]
-        idle, used = (
-            sum(late[which] - early[which] for early, late in zip(before, after, strict=True))
-            for which in (0, 1)
-        )
+        idle_before, idle = self._idle_seconds
         batches = setting.last - warm_up
         rollouts = batches * setting.spec.groups_per_batch * setting.spec.group_size
         return Outcome(
             samples_per_second=rollouts / seconds,
-            tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
             learner_idle=sum(self._waits[warm_up:]) / seconds,
-            actors_idle=idle / seconds / engines,
-            slots_used=used / seconds / engines / setting.slots,
+            actors_idle=(idle - idle_before) / seconds / setting.engines,
             lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
             lag_square_mean=sum(lag**2 * tokens for lag, tokens in lags.items()) / lags.total(),
             lag_p95=quantile(lags, 0.95),
             lag_max=max(lags),
-            batch_seconds=[after - before for before, after in pairwise(ends[warm_up - 1 :])],
-            step_seconds=self._steps[warm_up:],
         )
 
 
@@ -333,9 +360,9 @@ def quantile(counts: Mapping[int, int], share: float) -> int:
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:
-    """Simulate one run.
+    """Simulate one run; the seed varies the learner's steps and chooses tied groups.
 
     Raises:
         InputError: The setting cannot be simulated; says why.
     """
-    return Simulation(setting, rates, seed=seed).run()
+    return Simulation(setting, rates, seed).run()

@@ -1,10 +1,7 @@
-"""The plots of a report, each a figure of one subject for one run or several.
-
-Pure functions from records to matplotlib figures.
-"""
+"""The plots of a report, each a matplotlib figure of one subject for one run or several."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -35,6 +32,8 @@ class PlottedRun:
     record: Record
     bias: BiasReport
     colour: str
+    figures: Mapping[str, str]
+    """Figures by name; a run may lack some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +96,14 @@ def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float
     return seconds, rates
 
 
-def waiting(batches: Sequence[TrainedBatch]) -> list[float]:
-    """Return the share of each batch's time in which it was waited for, over WINDOW batches.
-
-    The time of a batch lasts from the request for it to its publication.
-    """
+def waiting(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
+    """Return versions, and percentages of their time spent waiting, over WINDOW batches."""
     times = [batch.times for batch in batches]
     waits = [time.wait_seconds for time in times]
     whole = [time.published_at - time.wait_started_at for time in times]
     sums = zip(smooth(waits), smooth(whole), strict=True)
-    return [wait / time if time > 0 else 0.0 for wait, time in sums]
+    shares = [100 * wait / time if time > 0 else 0.0 for wait, time in sums]
+    return [batch.version for batch in batches], shares
 
 
 def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -147,14 +144,6 @@ def _line_of_each_run(
     return draw
 
 
-def _idle(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
-    return [batch.version for batch in batches], [100 * share for share in waiting(batches)]
-
-
-def _lengths(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
-    return _points(batches, lambda report: report.response_length_mean)
-
-
 def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     for run in runs:
@@ -181,9 +170,9 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
 def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True)
     for run in runs:
-        _line(upper, run, lambda report: report.off_policy.ess, label=run.label, lw=1.4)
+        _line(upper, run, lambda report: report.ess, label=run.label, lw=1.4)
         for origin, style in (("fresh", "-"), ("crossed", "--"), ("stale", ":")):
-            kl = partial(lambda report, origin: report.off_policy.origins[origin].kl, origin=origin)
+            kl = partial(lambda report, origin: report.origins[origin].kl, origin=origin)
             _line(lower, run, kl, label=origin, lw=1.1, ls=style)
     _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
     _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)
@@ -236,7 +225,7 @@ PLOTS = (
     Plot(
         "Learner idle",
         f"Share of time spent waiting for a batch, over {WINDOW} batches.",
-        _line_of_each_run(_idle, "policy version", "% of the learner's time", 100),
+        _line_of_each_run(waiting, "policy version", "% of the learner's time", 100),
     ),
     Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
     Plot(
@@ -248,7 +237,11 @@ PLOTS = (
     Plot(
         "Response length",
         "Mean response length of each batch.",
-        _line_of_each_run(_lengths, "policy version", "sampled tokens per rollout"),
+        _line_of_each_run(
+            lambda batches: _points(batches, lambda report: report.response_length_mean),
+            "policy version",
+            "sampled tokens per rollout",
+        ),
     ),
     Plot(
         "Left out, and trained",

@@ -1,20 +1,19 @@
-"""The report of a run as one page: figures, plots, a timeline; or several runs side by side.
+"""The report of a run, or of several side by side, drawn from their folders as one page."""
 
-It is drawn from the runs' folders alone, so a run may be going on, ended or killed.
-"""
-
+import io
 import json
 import time
+from base64 import b64encode
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.errors import InputError
-from deploy.report.html import page
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
 from deploy.report.summary import summarise
 from deploy.report.tables import figures
-from deploy.report.timeline import read_timeline
+from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
@@ -28,6 +27,26 @@ if TYPE_CHECKING:
 
 MOST = len(COLOURS)
 """Most runs on a page."""
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.45 system-ui, sans-serif; color: #1d2329; background: #f4f5f7; margin: 0; }
+main { max-width: 84rem; margin: auto; padding: 1rem; }
+h1 { font-size: 1.4rem; margin: 0.2rem 0; }
+h2 { font-size: 1rem; margin: 0; }
+p { margin: 0.1rem 0 0.5rem; color: #59636e; font-size: 0.86rem; }
+.plots { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+section { background: #fff; border: 1px solid #dfe3e8; border-radius: 6px; padding: 0.8rem; }
+img { width: 100%; height: auto; display: block; }
+.wide { margin-top: 1rem; overflow-x: auto; }
+.wide img { min-width: 44rem; }
+.figures { overflow-x: auto; margin-bottom: 1rem; }
+table { border-collapse: collapse; font-size: 0.88rem; }
+th, td { text-align: right; padding: 0.2rem 0.8rem; border-bottom: 1px solid #eceff2; }
+th:first-child { text-align: left; font-weight: 500; }
+thead th { font-weight: 600; }
+i { display: inline-block; width: 0.7rem; height: 0.7rem; border-radius: 2px; }
+"""
 
 
 def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path:
@@ -51,7 +70,8 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
             raise InputError(f"{run.path} has trained no batch yet, so there is nothing to draw")
         records.append(record)
     file = directory.path / "compare.html" if others else directory.page
-    _write(_page(records, directories), file)
+    with atomic_file(file) as opened:
+        opened.write(_page(records, directories).encode())
     return file
 
 
@@ -59,9 +79,7 @@ def read_record(directory: RunDirectory) -> Record:
     """Read the part of a run's record that its page shows."""
     config = directory.config()
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
-    rows = directory.rows("metrics.jsonl")
-    batches = {row["version"]: TrainedBatch.from_dict(row) for row in rows}
-    record.batches = [batches[version] for version in sorted(batches)]
+    record.batches = read_batches(directory)
     record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())
@@ -69,10 +87,17 @@ def read_record(directory: RunDirectory) -> Record:
     return record
 
 
+def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
+    """Return the trained batches of a run in order; of one trained again, the newest record."""
+    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
+    return [TrainedBatch.from_dict(rows[version]) for version in sorted(rows)]
+
+
 def draw(record: Record, directory: RunDirectory) -> None:
     """Write the page of a run, unless it has trained no batch."""
     if record.batches:
-        _write(_page([record], [directory]), directory.page)
+        with atomic_file(directory.page) as file:
+            file.write(_page([record], [directory]).encode())
 
 
 def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str:
@@ -81,18 +106,13 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
         labels, records, directories, COLOURS, strict=False
     ):
         with open_ledger(directory.path) as database:
-            runs.append(PlottedRun(label, record, report_bias(database), colour))
-    first, alone = records[0], len(runs) == 1
-    title = f"{first.name}: {first.version} of {first.steps} steps" if alone else " · ".join(labels)
-    return page(
-        title,
-        [
-            (run.label, run.colour, _figures(run.record, directory))
-            for run, directory in zip(runs, directories, strict=True)
-        ],
-        [(plot.title, plot.description, figure_of(plot, runs)) for plot in PLOTS],
-        _timeline(first, directories[0]) if alone else None,
-    )
+            bias = report_bias(database)
+        runs.append(PlottedRun(label, record, bias, colour, _figures(record, directory)))
+    first = records[0]
+    if len(runs) > 1:
+        return page(" · ".join(labels), runs, None)
+    title = f"{first.name}: {first.version} of {first.steps} steps"
+    return page(title, runs, _timeline(first, directories[0]))
 
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
@@ -106,16 +126,7 @@ def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
 
 
 def _timeline(record: Record, directory: RunDirectory) -> "tuple[str, Figure]":
-    from deploy.report.timeline_plot import draw_timeline, height
-
-    timeline = read_timeline(
-        directory.path,
-        record.batches,
-        record.swaps,
-        max_staleness=record.max_staleness,
-        groups_per_batch=directory.config().prompts.groups_per_batch,
-    )
-    assert timeline is not None
+    timeline = read_timeline(directory, record)
     figure = new_figure(13, height(timeline))
     draw_timeline(figure, timeline, "")
     steps = sum(span.kind == "step" for span in timeline.learner)
@@ -131,6 +142,48 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
     ]
 
 
-def _write(text: str, path: Path) -> None:
-    with atomic_file(path) as file:
-        file.write(text.encode())
+def page(title: str, runs: Sequence[PlottedRun], timeline: tuple[str, "Figure"] | None) -> str:
+    """Return the text of the page: figures, all plots, and a timeline with its title."""
+    parts = [_table(runs), '<div class="plots">']
+    for plot in PLOTS:
+        head = f"<h2>{escape(plot.title)}</h2><p>{escape(plot.description)}</p>"
+        parts.append(f"<section>{head}{_image(figure_of(plot, runs), plot.title)}</section>")
+    parts.append("</div>")
+    if timeline is not None:
+        name, figure = timeline
+        head = f"<h2>{escape(name)}</h2>"
+        parts.append(f'<section class="wide">{head}{_image(figure, name)}</section>')
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
+        f"<body><main><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</main></body></html>\n"
+    )
+
+
+def _table(runs: Sequence[PlottedRun]) -> str:
+    """Return a table with a row for each figure and a column for each run."""
+    head = "".join(
+        f'<th><i style="background:{run.colour}"></i> {escape(run.label)}</th>' for run in runs
+    )
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th>"
+        + "".join(f"<td>{escape(run.figures.get(name, '–'))}</td>" for run in runs)
+        + "</tr>"
+        for name in dict.fromkeys(name for run in runs for name in run.figures)
+    )
+    return (
+        f'<section class="figures"><table><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></section>"
+    )
+
+
+def _image(figure: "Figure", name: str) -> str:
+    """Embed a figure as an image of its own, so that SVG ids of two figures never collide."""
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{escape(name)}" src="data:image/svg+xml;base64,{text}">'

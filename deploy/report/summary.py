@@ -11,8 +11,7 @@ from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
 WARM_UP = 5
-"""Batches at a run's beginning that figures of its speed leave out: engines warm up and the
-pipeline fills."""
+"""Batches at a run's beginning that figures of its speed leave out."""
 READY_SECONDS = 0.1
 """A batch that the learner waited for less than this was ready: requesting it takes that long."""
 
@@ -51,7 +50,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
             (report.max_lag for report in reports if report.max_lag is not None), default=None
         ),
         "lag_histogram": {str(lag): lags[lag] for lag in sorted(lags)},
-        "ess_mean": _mean(report.off_policy.ess for report in reports),
+        "ess_mean": _mean(report.ess for report in reports),
         "mismatch": {origin: _mismatch(reports, origin) for origin in ORIGINS},
         "multi_version_rollouts": sum(report.multi_version_rollouts for report in reports),
         "idle_fraction": {
@@ -119,8 +118,7 @@ def weight_sync(swaps: Sequence[WeightUpdateReport]) -> dict[str, Any]:
 def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]) -> dict[str, int]:
     """Count the updates that reached an engine after the learner had begun its next step.
 
-    `queue_ready` counts the updates whose next batch was ready when the version was published; in
-    the others the learner waited for rollouts, not for the update.
+    `queue_ready` counts the updates whose next batch was ready when the version was published.
     """
     times = {batch.version: batch.times for batch in batches}
     ahead: list[bool] = []
@@ -142,7 +140,7 @@ def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]
 
 def _mismatch(reports: Sequence[BatchReport], origin: str) -> dict[str, Any]:
     """Return the mean |log current − log behaviour| over all tokens of one origin."""
-    figures = [report.off_policy.origins[origin] for report in reports]
+    figures = [report.origins[origin] for report in reports]
     tokens = sum(part.tokens for part in figures)
     total = sum(part.tokens * (part.mismatch or 0.0) for part in figures)
     return {"tokens": tokens, "mean_abs_logprob_difference": total / tokens if tokens else None}

@@ -120,10 +120,7 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
 
 
 def show_bias(report: BiasReport, console: Console) -> None:
-    """Print the groups that were not trained, or late, beside the trained ones, if there are any.
-
-    `queues.readers.selection_bias` defines the numbers.
-    """
+    """Print groups that were not trained, or late, beside the trained ones, if there are any."""
     if not any(count for fate, count in report.groups.items() if fate != "trained"):
         return
     table = Table("groups", "known", "mean", "p50", "p95", "max", title="left out, and trained")

@@ -1,8 +1,6 @@
-"""The timeline of some steps of a run: actors, queue, learner, weight updates.
+"""The timeline of some steps of a run: actors, queue, learner, weight updates; and its plot.
 
-Pure functions from records to curves and spans, and `read_timeline`, which reads a run's folder.
 All times are epoch seconds.
-
 """
 
 from bisect import bisect_right
@@ -10,15 +8,34 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.report.summary import WARM_UP
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes, History, read_history
 from weight_sync.announcements import WeightUpdateReport
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
 STEPS = 10
 """Batches that a timeline shows."""
+COLOURS = {
+    "wait": "0.85",
+    "step": "tab:blue",
+    "publish": "tab:orange",
+    "ack": "tab:green",
+    "checkpoint": "tab:purple",
+    "staging": "tab:olive",
+    "prepare": "tab:pink",
+    "permit": "0.7",
+    "pause": "tab:red",
+    "failed": "black",
+}
+ROW_INCHES = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +58,7 @@ class Timeline:
     first: int
     """The version of its first batch."""
     begin: float
-    """Time at which the learner began to wait for that batch."""
     end: float
-    """Time at which the last batch was acknowledged."""
     actors: Mapping[str, Curve]
     """Rollouts being generated, by engine."""
     queue: Curve
@@ -55,28 +70,17 @@ class Timeline:
     """By engine, spans of the kinds staging, prepare, permit, pause and failed."""
 
 
-def read_timeline(
-    run_directory: Path,
-    batches: Sequence[TrainedBatch],
-    swaps: Sequence[WeightUpdateReport],
-    *,
-    max_staleness: int,
-    groups_per_batch: int,
-    count: int = STEPS,
-) -> Timeline | None:
-    """Read the timeline of `count` steps after the warm-up; None if no batch was trained.
-
-    The batches are in order; the ledger and the journal are read in the run's folder.
+def read_timeline(directory: RunDirectory, record: Record) -> Timeline:
+    """Read the timeline of the first STEPS batches after the warm-up, of at least one batch.
 
     Raises:
         QueuesError: The ledger or the journal cannot be read.
     """
-    shown = window(batches, count)
-    if not shown:
-        return None
-    first, last = shown[0].version, shown[-1].version
-    history = read_history(run_directory, first, last + max_staleness + 1)
-    return build(shown, swaps, history, groups_per_batch=groups_per_batch)
+    shown = window(record.batches, STEPS)
+    last = shown[-1].version + record.max_staleness + 1
+    history = read_history(directory.path, shown[0].version, last)
+    groups_per_batch = directory.config().prompts.groups_per_batch
+    return build(shown, record.swaps, history, groups_per_batch=groups_per_batch)
 
 
 def window(batches: Sequence[TrainedBatch], count: int) -> Sequence[TrainedBatch]:
@@ -96,7 +100,7 @@ def build(
     *,
     groups_per_batch: int,
 ) -> Timeline:
-    """Build the timeline of consecutive batches, cut to their time."""
+    """Build the timeline of batches, from the wait for the first to the last acknowledgement."""
     begin, last = batches[0].times.wait_started_at, batches[-1]
     end = history.acked_at.get(last.version) or last.times.published_at
     return Timeline(
@@ -143,7 +147,7 @@ def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:
 
 
 def clip(curve: Curve, begin: float, end: float) -> Curve:
-    """Cut a curve to the time between two moments, with a point at each of them."""
+    """Cut a curve to the time between two moments, with a point at both ends."""
     before = bisect_right(curve, begin, key=lambda point: point[0])
     count = curve[before - 1][1] if before else 0
     inside = [point for point in curve[before:] if point[0] < end]
@@ -195,3 +199,50 @@ def update_spans(swaps: Iterable[WeightUpdateReport]) -> dict[str, list[Span]]:
             Span("pause", started, finished),
         ]
     return {engine: spans[engine] for engine in sorted(spans)}
+
+
+def height(timeline: Timeline) -> float:
+    """Return the height in inches that a timeline needs."""
+    return 1.2 + ROW_INCHES * (2 + len(timeline.actors) + len(timeline.updates))
+
+
+def draw_timeline(figure: "Figure | SubFigure", timeline: Timeline, title: str) -> None:
+    """Fill a figure with the axes of a timeline over a common time in seconds."""
+    rows = 2 + len(timeline.actors) + len(timeline.updates)
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    begin, end = timeline.begin, timeline.end
+    left = iter(axes)
+    for engine, curve in timeline.actors.items():
+        _curve(next(left), curve, begin, f"{engine}\nrollouts", "tab:cyan")
+    queue = next(left)
+    _curve(queue, timeline.queue, begin, "queue\nready groups", "tab:brown")
+    queue.axhline(timeline.groups_per_batch, color="0.4", lw=0.8, ls=":")
+    _spans(next(left), timeline.learner, begin, "learner")
+    for engine, spans in timeline.updates.items():
+        _spans(next(left), spans, begin, f"{engine}\nupdates")
+    steps = [span.start - begin for span in timeline.learner if span.kind == "step"]
+    for version, start in enumerate(steps, timeline.first):
+        for axis in axes:
+            axis.axvline(start, color="0.6", lw=0.5, ls="--")
+        at = ("data", "axes fraction")
+        axes[0].annotate(f"v{version}", (start, 1.02), xycoords=at, fontsize=8)
+    axes[-1].set(xlabel="seconds", xlim=(0, end - begin))
+    figure.suptitle(title, fontsize=11)
+
+
+def _curve(axes: "Axes", curve: Curve, begin: float, label: str, colour: str) -> None:
+    times, counts = [time - begin for time, _ in curve], [count for _, count in curve]
+    axes.fill_between(times, counts, step="post", color=colour, alpha=0.6, lw=0)
+    axes.set_ylabel(label, rotation=0, ha="right", va="center")
+    axes.set_ylim(0, None)
+
+
+def _spans(axes: "Axes", spans: Sequence[Span], begin: float, label: str) -> None:
+    for kind in dict.fromkeys(span.kind for span in spans):
+        bars = [(s.start - begin, s.end - s.start) for s in spans if s.kind == kind]
+        axes.broken_barh(bars, (0, 1), color=COLOURS[kind], lw=0, label=kind)
+    axes.set_yticks([])
+    axes.set_ylim(0, 1)
+    axes.set_ylabel(label, rotation=0, ha="right", va="center")
+    if spans:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, frameon=False)

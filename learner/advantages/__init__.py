@@ -1,6 +1,5 @@
 """Advantage estimators: one idea a file, found by name."""
 
-from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.advantages.registry import (
     ESTIMATORS,
     Advantages,
@@ -8,6 +7,7 @@ from learner.advantages.registry import (
     Estimator,
     advantage,
     compute_advantages,
+    estimate_advantages,
 )
 from learner.registry import import_modules
 
@@ -16,10 +16,9 @@ __all__ = [
     "Advantages",
     "Estimate",
     "Estimator",
-    "GroupedRewards",
-    "RolloutTokens",
     "advantage",
     "compute_advantages",
+    "estimate_advantages",
 ]
 
 import_modules(__name__, __path__)

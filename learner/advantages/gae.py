@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from learner.advantages import whitening
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
-from learner.advantages.registry import Estimate, built_in_advantage
+from learner.advantages.registry import ESTIMATORS, Estimate
 from learner.advantages.returns import gae as estimate_advantages
 from learner.advantages.returns import length_adaptive_lambda
+from learner.advantages.returns import whiten as whitened
 from learner.errors import InputError
 
 
-@built_in_advantage("gae")
+@ESTIMATORS.built_in("gae")
 def gae(
     batch: GroupedRewards,
     *,
@@ -39,8 +39,7 @@ def gae(
     """
     tokens, rollouts = batch.the_tokens("gae"), len(batch.rewards)
     values = tokens.values
-    if values is None:
-        raise InputError("advantage 'gae' needs values, which was not given")
+    assert values is not None
     rewards, present = tokens.with_final(batch.rewards), torch.unique(tokens.sequence_ids)
     following = _after_the_end(batch, tokens, values)[present] if bootstrap_truncated else 0.0
 
@@ -63,7 +62,7 @@ def gae(
     if lam_values is not None or length_adaptive is not None:
         _, returns = estimate(lam if lam_values is None else lam_values)
     if whiten:
-        advantages = whitening.whiten(advantages, tokens.mask)
+        advantages = whitened(advantages, tokens.mask)
     return Estimate(advantages, token_level=True, returns=returns)
 
 

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 import torch
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, built_in_advantage
+from learner.advantages.registry import ESTIMATORS, Estimate
 from learner.errors import InputError
 
 
-@built_in_advantage("gdpo")
+@ESTIMATORS.built_in("gdpo")
 def gdpo(
-    batch: GroupedRewards,
-    *,
-    weights: Mapping[str, float] | None = None,
-    epsilon: float = 1e-6,
+    batch: GroupedRewards, *, weights: Mapping[str, float] | None = None, epsilon: float = 1e-6
 ) -> Estimate:
     """A_i = (S_i − mean S) / (σ_S + ε), S_i = Σ_n w_n·(R_i^n − μ_g^n) / (σ_g^n + ε) over parts n.
 

@@ -1,7 +1,4 @@
-"""Input of an advantage estimator: rewards with their groups, and perhaps the tokens.
-
-Rollouts without a reward are left out before. Everything is float64; nothing is differentiated.
-"""
+"""Input of an advantage estimator: rewards with their groups, and perhaps the tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,14 +18,27 @@ def all_tied(values: Tensor) -> bool:
     return high - low <= TIE * max(abs(low), abs(high), 1.0)
 
 
+def check_shapes(columns: Mapping[str, Tensor | None], expected: str, like: Tensor) -> None:
+    """Raise InputError unless every column is one-dimensional, of the length of `like`."""
+    for name, column in columns.items():
+        if column is not None and (column.ndim != 1 or column.shape != like.shape):
+            raise InputError(
+                f"{name} must be {expected} {tuple(like.shape)}, found {tuple(column.shape)}"
+            )
+
+
 @dataclass(frozen=True)
 class RolloutTokens:
     """The packed tokens of R rollouts; index t of each column belongs to token t."""
 
     mask: Tensor  # [N] bool, tokens that the policy sampled
     sequence_ids: Tensor  # [N] int64 in 0..R−1, the index of the rollout
-    rewards: Tensor  # [N] float64, on top of the rollout's own; 0 where `mask` is false
-    values: Tensor | None = None  # [N] float64, the critic's value of the state before token t
+    rewards: Tensor  # [N] on top of the rollout's own (of steps, −β·k1); only where `mask` is true
+    values: Tensor | None = None  # [N], the critic's value of the state before token t
+
+    def __post_init__(self) -> None:
+        columns = {name: getattr(self, name) for name in ("sequence_ids", "rewards", "values")}
+        check_shapes(columns, "[N] like mask", self.mask)
 
     def sums(self, column: Tensor, rollouts: int) -> Tensor:
         """Return the sum of `column` [N] over the masked-in tokens of each rollout, [R] float64."""
@@ -50,38 +60,80 @@ class RolloutTokens:
         return self.rewards.index_add(0, last[last >= 0], rewards[last >= 0])
 
     def of_rollouts(self, chosen: Tensor) -> "RolloutTokens":
-        """Return the tokens of the rollouts where `chosen` [R] is true, with new sequence ids."""
+        """Return the tokens of the rollouts where `chosen` [R] is true, with new sequence ids.
+
+        Their rewards and values are float64; rewards are 0 where `mask` is false.
+        """
         kept, index = chosen[self.sequence_ids], chosen.cumsum(0) - 1
         return RolloutTokens(
             mask=self.mask[kept],
             sequence_ids=index[self.sequence_ids[kept]],
-            rewards=self.rewards[kept],
-            values=None if self.values is None else self.values[kept],
+            rewards=torch.where(self.mask, self.rewards.double(), 0.0)[kept],
+            values=None if self.values is None else self.values[kept].double(),
         )
 
 
 @dataclass(frozen=True)
 class GroupedRewards:
-    """Rewards with their groups, without rollouts whose reward is not finite.
+    """Rewards with their groups. An estimator is given float64, and only finite rewards.
 
     The rule for a group without variance (largest − smallest reward ≤ `TIE`) is applied here,
     before any division: float32 rewards of 0.3 have a standard deviation of 3e-8, not 0.
     """
 
-    rewards: Tensor  # [R] float64
-    groups: Tensor  # [R] int64
+    rewards: Tensor  # [R] floating
+    groups: Tensor  # [R] int64; rollouts of one prompt share one
     lengths: Tensor | None = None  # [R] int64, sampled tokens
     state: dict[str, float] = field(default_factory=dict)
     """State that the estimator carries from batch to batch, and may change."""
-    baseline_rewards: Tensor | None = None  # [R] float64, of the greedy rollout of the prompt
+    baseline_rewards: Tensor | None = None  # [R], of the greedy rollout of the prompt
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """By name, each [R] float64; not finite where a rollout has no such part."""
+    """By name, [R] each; not finite where a rollout has no such part."""
     tokens: RolloutTokens | None = None
     truncated: Tensor | None = None  # [R] bool, cut off at the length limit
+
+    def __post_init__(self) -> None:
+        columns = {f"reward_parts[{name!r}]": part for name, part in self.reward_parts.items()}
+        for name in ("groups", "lengths", "baseline_rewards", "truncated"):
+            columns[name] = getattr(self, name)
+        check_shapes(columns, "[R] like rewards", self.rewards)
+        if self.tokens is not None and self.tokens.sequence_ids.numel():
+            low, high = (int(end) for end in self.tokens.sequence_ids.aminmax())
+            if low < 0 or high >= len(self.rewards):
+                raise InputError(
+                    f"sequence_ids must be rows 0..{len(self.rewards) - 1} of rewards, found "
+                    f"{low}..{high}"
+                )
+
+    def has(self, need: str) -> bool:
+        """Return True if it has one of `ADVANTAGE_NEEDS`."""
+        if need == "values":
+            return self.tokens is not None and self.tokens.values is not None
+        value = getattr(self, need)
+        return bool(value) if isinstance(value, Mapping) else value is not None
 
     def as_one_group(self) -> "GroupedRewards":
         """Return the whole batch as a single group."""
         return replace(self, groups=torch.zeros_like(self.groups))
+
+    def of_rollouts(self, chosen: Tensor) -> "GroupedRewards":
+        """Return the rollouts where `chosen` [R] is true, in float64, with groups from 0 on."""
+        _, groups = torch.unique(self.groups[chosen], return_inverse=True)
+
+        def take(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[chosen]
+
+        baseline = take(self.baseline_rewards)
+        return GroupedRewards(
+            rewards=self.rewards[chosen].double(),
+            groups=groups,
+            lengths=take(self.lengths),
+            state=self.state,
+            baseline_rewards=None if baseline is None else baseline.double(),
+            reward_parts={name: part[chosen].double() for name, part in self.reward_parts.items()},
+            tokens=None if self.tokens is None else self.tokens.of_rollouts(chosen),
+            truncated=take(self.truncated),
+        )
 
     def with_token_rewards(self) -> "GroupedRewards":
         """Add token rewards to the rewards, for an estimator of whole rollouts.
@@ -110,19 +162,9 @@ class GroupedRewards:
         return self.group_sum(torch.ones_like(self.rewards))
 
     @property
-    def lowest(self) -> Tensor:
-        """Smallest reward of each rollout's group, [R]."""
-        return self._extreme("amin")
-
-    @property
-    def highest(self) -> Tensor:
-        """Largest reward of each rollout's group, [R]."""
-        return self._extreme("amax")
-
-    @property
     def tied(self) -> Tensor:
         """True for rollouts of a group without variance, [R] bool; and for a group of one."""
-        low, high = self.lowest, self.highest
+        low, high = self._extremes("amin"), self._extremes("amax")
         scale = torch.maximum(low.abs(), high.abs()).clamp(min=1.0)
         return high - low <= TIE * scale
 
@@ -158,11 +200,10 @@ class GroupedRewards:
         variance = self.group_sum(centred.square()) / (self.sizes - 1).clamp(min=1)
         return centred / (variance.sqrt() + epsilon)
 
-    def _extreme(self, reduce: str) -> Tensor:
+    def _extremes(self, reduce: str) -> Tensor:
         start = self.rewards.new_zeros(self._count)
-        return start.scatter_reduce(0, self.groups, self.rewards, reduce, include_self=False)[
-            self.groups
-        ]
+        reduced = start.scatter_reduce(0, self.groups, self.rewards, reduce, include_self=False)
+        return reduced[self.groups]
 
     @property
     def _count(self) -> int:

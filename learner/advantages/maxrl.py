@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import built_in_advantage
+from learner.advantages.registry import ESTIMATORS
 from learner.errors import InputError
 from queues.policy.dynamic_sampling import TIE
 
 
-@built_in_advantage("maxrl")
+@ESTIMATORS.built_in("maxrl")
 def maxrl(batch: GroupedRewards) -> Tensor:
     """A_i = (R_i − μ_g) / μ_g, and 0 where μ_g = 0: hard prompts weigh as 1 / success rate.
 

@@ -4,19 +4,17 @@ import torch
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import built_in_advantage
-from learner.errors import InputError
+from learner.advantages.registry import ESTIMATORS
 
 
-@built_in_advantage("opo")
+@ESTIMATORS.built_in("opo")
 def opo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − Σ_g n_j·R_j / Σ_g n_j, n the sampled tokens; not scaled.
 
     The weight stands for the squared norm of a rollout's gradient. The rollout itself is in
     its baseline, so the estimate is biased, as `dr_grpo` is.
     """
-    if batch.lengths is None:
-        raise InputError("advantage 'opo' needs lengths, which was not given")
+    assert batch.lengths is not None
     lengths = batch.lengths.double()
     tokens = batch.group_sum(lengths)
     baseline = batch.group_sum(lengths * batch.rewards) / tokens.clamp(min=1)

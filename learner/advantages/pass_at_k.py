@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import built_in_advantage
+from learner.advantages.registry import ESTIMATORS
 from learner.errors import InputError
 
 
-@built_in_advantage("pass_at_k")
+@ESTIMATORS.built_in("pass_at_k")
 def pass_at_k(
     batch: GroupedRewards, *, k: int = 4, threshold: float = 0.5, epsilon: float = 1e-6
 ) -> Tensor:

@@ -4,7 +4,7 @@ An estimator maps the rewards of complete groups to one number per rollout or to
 and outside autograd. All sums are float64; `compute_advantages` returns float32.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.advantages.advantage_inputs import AdvantageInputs
-from learner.advantages.grouped import GroupedRewards
+from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.config.traits import ADVANTAGE_NEEDS, ADVANTAGE_TRAITS, AdvantageTraits
-from learner.errors import InputError
-from learner.registry import Registry, options_of, refuse_unknown_options
+from learner.errors import InputError, TrainingDiverged
+from learner.registry import Registered, Registry, options_of, refuse_unknown_options
 
 
 @dataclass(frozen=True)
@@ -53,156 +52,138 @@ class Advantages:
         return self.values if self.token_level else self.values[sequence_ids]
 
 
-@dataclass(frozen=True)
-class Estimator:
+class Estimator(Registered[Tensor | Estimate, AdvantageTraits]):
     """A registered advantage estimator."""
 
-    name: str
-    function: Callable[..., Tensor | Estimate]
-    traits: AdvantageTraits
 
-    def __call__(self, batch: GroupedRewards, **options: Any) -> Tensor | Estimate:
-        """Return the advantages of `batch`, float64."""
-        return self.function(batch, **options)
+ESTIMATORS = Registry("advantage", Estimator, ADVANTAGE_TRAITS)
+COLUMNS = ("lengths", "state", "baseline_rewards", "reward_parts", "truncated")
 
 
-ESTIMATORS = Registry("advantage", Estimator)
-
-
-def built_in_advantage(name: str) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
-    """Register an estimator with its traits from `ADVANTAGE_TRAITS`."""
-    return _decorator(name, ADVANTAGE_TRAITS[name])
-
-
-def advantage(
-    name: str,
-    *,
-    needs: Iterable[str] = (),
-    relative: bool = False,
-    takes_token_rewards: bool = False,
-) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
+def advantage(name: str, **traits: Any) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
     """Register `(batch: GroupedRewards, *, options) -> Tensor [R]` as an advantage estimator.
 
-    It may return an `Estimate` instead. The keywords are described in `AdvantageTraits`.
+    It may return an `Estimate` instead. The keywords are the fields of `AdvantageTraits`.
+
+    Raises:
+        InputError: The name is taken, or it needs something that no batch has.
 
     Example:
         >>> @advantage("raw")
         ... def raw(batch):
         ...     return batch.rewards
     """
-    unknown = sorted({*needs} - ADVANTAGE_NEEDS)
+    unknown = sorted({*traits.get("needs", ())} - ADVANTAGE_NEEDS)
     if unknown:
         raise InputError(
             f"advantage {name!r} cannot need {', '.join(unknown)}: "
             f"only {', '.join(sorted(ADVANTAGE_NEEDS))} can be asked for"
         )
-    traits = AdvantageTraits(
-        needs=frozenset(needs), relative=relative, takes_token_rewards=takes_token_rewards
-    )
-    return _decorator(name, traits)
+    return ESTIMATORS.decorator(name, traits=AdvantageTraits(**traits))
 
 
-def _decorator(
-    name: str, traits: AdvantageTraits
-) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
-    return ESTIMATORS.decorator(name, make=lambda function: Estimator(name, function, traits))
-
-
-@torch.no_grad()
 def compute_advantages(
     name: str,
     rewards: Tensor,
     group_ids: Tensor,
     *,
-    lengths: Tensor | None = None,
-    state: dict[str, float] | None = None,
-    baseline_rewards: Tensor | None = None,
-    reward_parts: Mapping[str, Tensor] | None = None,
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
     token_rewards: Tensor | None = None,
     values: Tensor | None = None,
-    truncated: Tensor | None = None,
-    **options: Any,
+    **columns_and_options: Any,
 ) -> Advantages:
     """Compute the advantages of R rollouts by a named estimator.
 
-    `token_rewards` are summed over a rollout and added to its reward before any baseline, except
-    for estimators per token, which take the sum of later rewards; the final reward is then that of
-    the last masked-in token.
-
     Args:
-        name: reinforce, rloo, grpo, dr_grpo, batch_norm, reinforce_pp, reinforce_pp_baseline,
-            remax, opo, gdpo, maxrl, pass_at_k, gae, best_of_n, best_worst, or "module:function" of
-            a decorated function.
+        name: A built-in estimator, or "module:function" of a decorated function.
         rewards: [R] floating; a rollout whose reward is not finite neither trains nor enters a
             baseline.
         group_ids: [R] integers; rollouts of one prompt share one. Groups must be complete.
-        lengths: [R] sampled tokens, for estimators that weigh by length.
-        state: State that the estimator carries between batches; changed in place.
-        baseline_rewards: [R] reward of a greedy rollout of the same prompt.
-        reward_parts: By name, [R] each; not finite where a rollout has no such part.
-        mask: [N] bool, tokens that the policy sampled, of the whole batch, packed.
-        sequence_ids: [N] integers, the index 0..R−1 of each token's rollout.
+        mask: [N] bool, tokens that the policy sampled, of the whole batch as one packed row.
+        sequence_ids: [N] integers, the row 0..R−1 of each token's rollout.
         token_rewards: [N] on top of `rewards` (of steps, −β·k1); those masked out do not count.
         values: [N], the critic's value of the state before token t.
-        truncated: [R] bool, rollouts that were cut off.
-        **options: The estimator's own.
+        **columns_and_options: Columns of `GroupedRewards` (`lengths`, `state`, `baseline_rewards`,
+            `reward_parts`, `truncated`), and the estimator's own options.
 
     Raises:
         InputError: An unknown name or option, shapes that differ, a group too small, or something
             missing that the estimator needs.
         TrainingDiverged: A value of the critic is not finite.
     """
-    estimator = ESTIMATORS[name]
+    options = dict(columns_and_options)
+    given = (options.pop(column, None) for column in COLUMNS)
+    columns = {name: value for name, value in zip(COLUMNS, given, strict=True) if value is not None}
+    if mask is not None and sequence_ids is not None:
+        extra = torch.zeros_like(mask, dtype=torch.float32)
+        extra = extra if token_rewards is None else token_rewards
+        columns["tokens"] = RolloutTokens(mask, sequence_ids, extra, values)
+    return estimate_advantages(name, GroupedRewards(rewards, group_ids, **columns), **options)
+
+
+@torch.no_grad()
+def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> Advantages:
+    """Compute the advantages of R rollouts by a named estimator, as `compute_advantages` does.
+
+    Token rewards are summed over a rollout and added to its reward before any baseline, except for
+    estimators per token, which take the sum of later rewards; the final reward is then that of the
+    last masked-in token. `state` of the rollouts is changed in place.
+    """
+    estimator, tokens = ESTIMATORS[name], rollouts.tokens
+    needs = estimator.traits.needs
     refuse_unknown_options(f"advantage {name!r}", options, options_of(estimator.function))
-    inputs = AdvantageInputs(
-        rewards=rewards,
-        group_ids=group_ids,
-        lengths=lengths,
-        baseline_rewards=baseline_rewards,
-        reward_parts=reward_parts or {},
-        truncated=truncated,
-        mask=mask,
-        sequence_ids=sequence_ids,
-        token_rewards=token_rewards,
-        values=values,
-    )
-    missing = [need for need in sorted(estimator.traits.needs) if not inputs.has(need)]
+    missing = [need for need in sorted(needs) if not rollouts.has(need)]
     if missing:
         raise InputError(f"advantage {name!r} needs {', '.join(missing)}, which was not given")
-    scored = inputs.scored(estimator.traits.needs)
-    batch = inputs.batch(scored, state={} if state is None else state)
+    values = None if tokens is None else tokens.values
+    if tokens is not None and values is not None and not values[tokens.mask].isfinite().all():
+        raise TrainingDiverged("the critic has values that are not finite; nothing is trained")
+    scored = _scored(rollouts, needs)
+    batch = rollouts.of_rollouts(scored)
     whole = batch if estimator.traits.takes_token_rewards else batch.with_token_rewards()
     result = estimator(whole, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
     keep = scored if estimate.keep is None else scored.masked_scatter(scored, estimate.keep)
-    scatter = partial(_scattered, name, scored, keep, sequence_ids)
+    scatter = partial(_scattered, name, scored, keep, tokens)
     return Advantages(
         values=scatter(estimate.values, token_level=estimate.token_level),
         keep=keep,
         stats={
             "groups": float(len(torch.unique(batch.groups))),
             "tied_groups": float(len(torch.unique(batch.groups[batch.tied]))),
-            "unscored": float(len(rewards) - len(batch.groups)),
+            "unscored": float(len(scored) - len(batch.groups)),
         },
         returns=None if estimate.returns is None else scatter(estimate.returns, token_level=True),
         token_level=estimate.token_level,
     )
 
 
+def _scored(rollouts: GroupedRewards, needs: Collection[str]) -> Tensor:
+    """Return the rollouts whose reward is finite, with all that it is made of, [R] bool.
+
+    Of several reward parts one finite part is enough.
+    """
+    scored = torch.isfinite(rollouts.with_token_rewards().rewards)
+    if "baseline_rewards" in needs and rollouts.baseline_rewards is not None:
+        scored = scored & torch.isfinite(rollouts.baseline_rewards)
+    if "reward_parts" in needs:
+        scored = scored & torch.isfinite(torch.stack([*rollouts.reward_parts.values()])).any(0)
+    return scored
+
+
 def _scattered(
     name: str,
     scored: Tensor,
     keep: Tensor,
-    sequence_ids: Tensor | None,
+    tokens: RolloutTokens | None,
     values: Tensor,
     *,
     token_level: bool,
 ) -> Tensor:
     """Scatter values of the `scored` rollouts over all; 0 where not `keep`; float32."""
     if token_level:
-        ids = scored.new_zeros(0, dtype=torch.int64) if sequence_ids is None else sequence_ids
+        ids = scored.new_zeros(0, dtype=torch.int64) if tokens is None else tokens.sequence_ids
         scored, keep = scored[ids], keep[ids]
     if values.shape != (int(scored.sum()),):
         raise InputError(

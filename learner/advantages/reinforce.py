@@ -5,11 +5,11 @@ from typing import Literal
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import built_in_advantage
+from learner.advantages.registry import ESTIMATORS
 from learner.errors import InputError
 
 
-@built_in_advantage("reinforce")
+@ESTIMATORS.built_in("reinforce")
 def reinforce(
     batch: GroupedRewards,
     *,

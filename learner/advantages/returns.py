@@ -1,4 +1,4 @@
-"""Generalised advantage estimation and returns of packed tokens.
+"""Generalised advantage estimation, returns and whitening of packed tokens.
 
 Pure functions; index t belongs to token t, and a value is that of the state before it.
 """
@@ -6,7 +6,13 @@ Pure functions; index t belongs to token t, and a value is that of the state bef
 import torch
 from torch import Tensor
 
+from learner.advantages.grouped import all_tied, check_shapes
 from learner.errors import InputError
+
+EPSILON = 1e-8
+"""Added to the variance of what is whitened, under the root."""
+NO_VARIANCE = 1e-12
+"""Variance below which values are only centred."""
 
 
 def gae(
@@ -41,7 +47,8 @@ def gae(
     Raises:
         InputError: Shapes that differ, or `gamma` or `lam` out of range.
     """
-    check_row_shapes(values, rewards=rewards, mask=mask, sequence_ids=sequence_ids)
+    columns = {"rewards": rewards, "mask": mask, "sequence_ids": sequence_ids}
+    check_shapes(columns, "[N] like values", values)
     _, sequence = torch.unique(sequence_ids, return_inverse=True)
     size = int(sequence.max()) + 1 if sequence.numel() else 0
     decay = _per_sequence("lam", lam, size, values.device)
@@ -102,6 +109,22 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
     return 1 - 1 / (alpha * lengths.double()).clamp(min=1.0)
 
 
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """(x − mean) / √(var + 1e-8) over the masked-in tokens of the whole batch, [N] float64.
+
+    The variance is Bessel's. Exactly 0 where `mask` [N] is false, all values are equal, or there is
+    only one.
+    """
+    whitened = torch.zeros_like(values, dtype=torch.float64)
+    chosen = values[mask].double()
+    if all_tied(chosen):
+        return whitened
+    centred, variance = chosen - chosen.mean(), chosen.var()
+    scale = torch.where(variance < NO_VARIANCE, 1.0, (variance + EPSILON).rsqrt())
+    whitened[mask] = centred * scale
+    return whitened
+
+
 def _per_sequence(name: str, value: float | Tensor, size: int, device: torch.device) -> Tensor:
     numbers = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
     if numbers.ndim and numbers.shape != (size,):
@@ -110,13 +133,3 @@ def _per_sequence(name: str, value: float | Tensor, size: int, device: torch.dev
             f"{tuple(numbers.shape)}"
         )
     return numbers.expand(size)
-
-
-def check_row_shapes(values: Tensor, **others: Tensor) -> None:
-    """Raise InputError unless every tensor is [N] like `values`."""
-    for name, other in others.items():
-        if values.ndim != 1 or other.shape != values.shape:
-            raise InputError(
-                f"{name} and values must be [N], found {tuple(other.shape)} and "
-                f"{tuple(values.shape)}"
-            )

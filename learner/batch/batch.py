@@ -105,22 +105,19 @@ class Sequences:
         groups: list[int] = self.tokens.group_ids[self.starts].tolist()
         return groups
 
-    def microbatch(self, members: Sequence[int]) -> Microbatch:
-        """Return the microbatch of some rollouts; of none: a short dummy that trains nothing."""
-        if members:
-            return self.tokens.take(self.positions(members))
-        dummy = self.tokens.take(torch.arange(min(2, self.lengths[0])))
-        return replace(
-            dummy,
-            mask=torch.zeros_like(dummy.mask),
-            token_weights=torch.zeros_like(dummy.token_weights),
-        )
-
     def microbatches(self, plan: Sequence[Sequence[int]], device: torch.device) -> list[Microbatch]:
-        """Return several microbatches; their tokens go to the device together."""
+        """Return several microbatches; their tokens go to the device together.
+
+        One without members is a short dummy that trains nothing.
+        """
         everyone = [i for members in plan for i in members]
         tokens = self.tokens.take(self.positions(everyone)).to(device)
-        dummy = self.microbatch([]).to(device)
+        first = self.tokens.take(slice(min(2, self.lengths[0]))).to(device)
+        dummy = replace(
+            first,
+            mask=torch.zeros_like(first.mask),
+            token_weights=torch.zeros_like(first.token_weights),
+        )
         lengths = [sum(self.lengths[i] for i in members) for members in plan]
         return [
             tokens.take(slice(end - length, end)) if length else dummy
@@ -180,12 +177,6 @@ class TrainBatch(Sequences):
         """The rollouts with a token that was sampled, whether it trains or not."""
         rollouts: list[int] = torch.unique(self.rollout_of_token[self.sampled]).tolist()
         return rollouts
-
-    @property
-    def sampled_lengths(self) -> Tensor:
-        """[R] int64, tokens that a policy sampled, whether they train or not."""
-        zeros = torch.zeros(len(self.lengths), dtype=torch.int64)
-        return zeros.index_add(0, self.rollout_of_token, self.sampled.long())
 
     def with_columns(self, **columns: Tensor) -> "TrainBatch":
         """Return the batch with further columns [N] of its tokens."""
@@ -310,13 +301,8 @@ def read_batch(
 
 def _parts(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
-    return {
-        name: torch.tensor(
-            [rollout.reward_parts.get(name, float("nan")) for rollout in rollouts],
-            dtype=torch.float64,
-        )
-        for name in names
-    }
+    parts = {name: [r.reward_parts.get(name, float("nan")) for r in rollouts] for name in names}
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in parts.items()}
 
 
 def _baselines(rollouts: Sequence[Rollout]) -> Tensor | None:

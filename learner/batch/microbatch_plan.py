@@ -23,10 +23,9 @@ def workload(length: int) -> int:
 def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list[Indices]:
     """Share sequences out over ranks by workload, and pack each share into microbatches.
 
-    The busiest rank has at most the mean workload plus one sequence (see `balance`). Where a rank
-    needs fewer microbatches than another, its largest are cut in two; a rank with fewer sequences
-    than microbatches gets dummies for the rest. The microbatches of every rank descend by workload,
-    so that ranks that meet at each have much the same to do there. Deterministic.
+    Where a rank needs fewer microbatches than another, its largest are cut in two, and dummies fill
+    up. Microbatches descend by workload, so that ranks that meet at each have much the same to do
+    there. Deterministic; see `balance` for the bound.
 
     Returns:
         For each rank the same number of microbatches, at least one, of indices into `lengths`; each
@@ -60,13 +59,6 @@ def slowest(lengths: Sequence[int], plan: Sequence[Indices], *, at_microbatches:
 
     With `at_microbatches` ranks wait for each other at every microbatch, and it is the sum over
     them of the busiest rank's workload.
-
-    Example:
-        >>> plan = [[[0], []], [[], [1]]]
-        >>> slowest([1, 2], plan, at_microbatches=False) == workload(2)
-        True
-        >>> slowest([1, 2], plan, at_microbatches=True) == workload(1) + workload(2)
-        True
     """
     if not at_microbatches:
         return max(workloads(lengths, plan))

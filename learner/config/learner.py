@@ -1,9 +1,9 @@
-"""Settings of the learner: the sections `[model]`, `[learner]` and `[sft]` of a recipe.
+"""Settings of the learner: the sections `[model]` and `[learner]` of a recipe.
 
 Validated without importing torch; `learner.model` checks what depends on the model on disk.
 """
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -89,6 +89,29 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     keep_checkpoint_hours: float = Field(default=0.0, ge=0)
     """Hours for which older checkpoints are kept too."""
 
+    def cores_of_rank(self, rank: int) -> list[int] | None:
+        """Return the cores of one rank, ascending, or None if the recipe names none.
+
+        They are an equal share, or all cores if there are fewer than ranks.
+        """
+        if self.cores is None:
+            return None
+        cores = parse_cores(self.cores)
+        share = len(cores) // self.ranks  # without a remainder, as checked below
+        return cores[rank * share : (rank + 1) * share] if share else cores
+
+    @property
+    def threads_of_rank(self) -> int:
+        """Torch threads of one rank."""
+        return self.threads or len(self.cores_of_rank(0) or [0])
+
+    @property
+    def cpus_of_rank(self) -> float:
+        """CPUs that one rank reserves: one a thread, or its part of shared cores."""
+        threads = self.threads_of_rank
+        available = len(parse_cores(self.cores)) if self.cores else threads * self.ranks
+        return min(float(threads), available / self.ranks)
+
     @model_validator(mode="after")
     def _cores_are_shared_equally(self) -> Self:
         if self.cores is None:
@@ -121,31 +144,4 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
                 offload=self.offload_optimizer,
                 where=where,
             )
-        return self
-
-
-class SftConfig(OptimizerConfig):
-    """Supervised warm start on demonstrations: `headway sft RECIPE`."""
-
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    """Name of the warm start; None takes the run's. Recipes with one name share one model."""
-    demonstrations: str
-    """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
-    or the name or dotted path of a prompt source that has worked examples."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keywords of the source's `demonstrations`."""
-    steps: int = Field(default=1000, ge=1)
-    batch_tokens: int = Field(default=1024, ge=16)
-    """Smallest number of tokens of one optimizer step, prompts included."""
-    microbatch_tokens: int = Field(default=512, ge=16)
-    """Capacity of one microbatch in tokens."""
-    zero_stage: int = Field(default=0, ge=0, le=2)
-    dtype: Dtype = "float32"
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    threads: int | None = Field(default=None, ge=1)
-    logprob_chunk: int = Field(default=1024, ge=1)
-
-    @model_validator(mode="after")
-    def _deepspeed_can(self) -> Self:
-        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
         return self

@@ -1,18 +1,20 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
-import difflib
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from learner.config.objective_rules import check_traits
 from learner.config.optimizer import OptimizerConfig, Section
-from learner.config.traits import (
-    ADVANTAGE_TRAITS,
-    CORRECTION_TRAITS,
-    LOSS_TRAITS,
-    ObjectiveTraits,
-)
+from learner.config.traits import ADVANTAGE_TRAITS, CORRECTION_TRAITS, LOSS_TRAITS, ObjectiveTraits
+from learner.registry import unknown_name
+
+_NAMES: Mapping[str, Collection[str]] = {
+    "advantage": ADVANTAGE_TRAITS,
+    "loss": LOSS_TRAITS,
+    "correction": CORRECTION_TRAITS,
+}
 
 
 class KlConfig(Section):
@@ -138,20 +140,16 @@ class ObjectiveConfig(Section):
     max_staleness > 0 is refused. false: the ratio, of the loss or of the correction, is current /
     behaviour policy at every step."""
 
-    @field_validator("advantage", "loss")
+    @field_validator("advantage", "loss", "correction")
     @classmethod
-    def _known_or_dotted(cls, value: str, info: Any) -> str:
-        tables = {"advantage": ADVANTAGE_TRAITS, "loss": LOSS_TRAITS}
-        return _known(value, [*tables[info.field_name]])
-
-    @field_validator("correction")
-    @classmethod
-    def _known_corrections(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _known(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
         names = (value,) if isinstance(value, str) else value
-        for name in names:
-            _known(name, [*CORRECTION_TRAITS])
         if not names:
             raise ValueError('an empty list; write "none"')
+        known = _NAMES[info.field_name]
+        for name in names:
+            if name not in known and not all(name.partition(":")):
+                raise ValueError(unknown_name(info.field_name, name, known))
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
@@ -202,13 +200,3 @@ class ObjectiveConfig(Section):
         """Whether a reference policy is loaded."""
         loss = self.traits.loss
         return self.kl is not None or (loss is not None and "reference_logprobs" in loss.needs)
-
-
-def _known(value: str, known: list[str]) -> str:
-    if value not in known and not all(value.partition(":")):
-        close = difflib.get_close_matches(value, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f'{value!r} is not one of {", ".join(known)}, nor a dotted path "module:function"{hint}'
-        )
-    return value

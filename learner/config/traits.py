@@ -4,7 +4,7 @@ The built-in functions take their traits from the tables below; a function of th
 own to the decorator. `learner.config.objective_rules` checks objectives by traits alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class LossTraits:
     """Modes of `learner.batch.token_weights` that the loss is defined for; None: all."""
     advantages: tuple[str, ...] | None = None
     """Built-in advantages that the loss is defined for; None: all."""
-    needs: frozenset[str] = frozenset()
+    needs: Collection[str] = ()
     """Optional fields of `LossInputs` that it cannot do without."""
     recomputes_proximal: bool | None = None
     """Whether the proximal policy is computed for it; None: as the recipe has it."""
@@ -53,7 +53,7 @@ class LossTraits:
 class AdvantageTraits:
     """What an advantage estimator is and needs."""
 
-    needs: frozenset[str] = frozenset()
+    needs: Collection[str] = ()
     """Those of `ADVANTAGE_NEEDS` that it cannot do without."""
     relative: bool = False
     """It compares the rollouts of a group, so that a group of one teaches nothing."""
@@ -72,12 +72,12 @@ class CorrectionTraits:
     """It multiplies by a ratio; false: it only rejects, which counts no ratio twice."""
     corrects: bool = True
     """It accounts for the difference between behaviour and proximal policy."""
-    needs: frozenset[str] = frozenset()
+    needs: Collection[str] = ()
     """Optional fields of `LossInputs` that it cannot do without."""
 
 
 ADVANTAGE_NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "values"})
-"""Optional arguments of `compute_advantages` that an estimator may declare a need for."""
+"""Optional columns of rollouts and tokens that an estimator may declare a need for."""
 
 _GROUP = AdvantageTraits(relative=True)
 
@@ -106,10 +106,7 @@ ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
 
 _RATIO = LossTraits(owns_is=True)
 _OF_SEQUENCES = ("sequence_mean",)
-_BY_VERSION = {
-    "recomputes_proximal": False,
-    "needs": frozenset({"versions", "version"}),
-}
+_BY_VERSION = {"recomputes_proximal": False, "needs": frozenset({"versions", "version"})}
 
 LOSS_TRAITS: Mapping[str, LossTraits] = {
     "reinforce": LossTraits(owns_is=False),
@@ -135,11 +132,7 @@ LOSS_TRAITS: Mapping[str, LossTraits] = {
         recomputes_proximal=True,
         by_option={
             "proximal": {
-                "detach": {
-                    "recomputes_proximal": False,
-                    "needs": frozenset(),
-                    "single_step": True,
-                },
+                "detach": {"recomputes_proximal": False, "needs": frozenset(), "single_step": True},
                 "loglinear": _BY_VERSION,
                 "linear": _BY_VERSION,
             }
@@ -209,11 +202,11 @@ class ObjectiveTraits:
     def needs(self) -> frozenset[str]:
         """What the loaded functions cannot do without.
 
-        Fields of `LossInputs` and arguments of `compute_advantages`; and `group_size`, where
+        Fields of `LossInputs`, some of `ADVANTAGE_NEEDS`; and `group_size`, where
         rollouts of one prompt are compared.
         """
         functions = [self.advantage, self.loss, *self.corrections.values()]
-        needs = frozenset[str]().union(*(traits.needs for traits in functions if traits))
+        needs = frozenset(need for traits in functions if traits for need in traits.needs)
         relative = self.advantage is not None and self.advantage.relative
         of_groups = self.loss is not None and self.loss.unit == "group"
         return needs | {"group_size"} if relative or of_groups else needs

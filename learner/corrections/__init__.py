@@ -14,12 +14,6 @@ from learner.corrections.registry import (
 )
 from learner.registry import import_modules
 
-__all__ = [
-    "CORRECTIONS",
-    "Correction",
-    "ImportanceWeights",
-    "correction",
-    "importance_weights",
-]
+__all__ = ["CORRECTIONS", "Correction", "ImportanceWeights", "correction", "importance_weights"]
 
 import_modules(__name__, __path__)

@@ -7,12 +7,12 @@ explodes with their length; the geometric mean is neither, and only used to reje
 import torch
 from torch import Tensor
 
-from learner.corrections.registry import Correction, built_in_correction, kept, unweighted
-from learner.losses.checks import require_bounds, require_positive
+from learner.corrections.registry import CORRECTIONS, Correction, kept, outside_band, unweighted
+from learner.losses.checks import require_positive
 from learner.losses.loss_inputs import LossInputs, bounded, count_outside
 
 
-@built_in_correction("sequence_tis")
+@CORRECTIONS.built_in("sequence_tis")
 def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     """min(ρ, cap) on every token of a sequence, ρ = Π_t proximal / behaviour.
 
@@ -26,30 +26,27 @@ def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     return Correction(weights, kept(inputs), stats)
 
 
-@built_in_correction("sequence_mis")
+@CORRECTIONS.built_in("sequence_mis")
 def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Correction:
     """ρ on every token of a sequence where low ≤ ρ ≤ high, else 0; ρ = Π_t proximal / behaviour.
 
     Stats count tokens: `sequence_masked`, `sequence_bounded` (|Σ log-ratio| above 20).
     """
-    require_bounds("sequence_mis", low, high)
     ratio, outside = _product(inputs)
-    rejected = inputs.trained & ((ratio < low) | (ratio > high))
+    rejected = outside_band(inputs, ratio, "sequence_mis", low, high)
     weights = torch.where(inputs.trained & ~rejected, ratio, 1.0).masked_fill(rejected, 0.0)
     stats = {"sequence_masked": rejected.sum(), "sequence_bounded": outside}
     return Correction(weights, ~rejected, stats)
 
 
-@built_in_correction("geometric_mis")
+@CORRECTIONS.built_in("geometric_mis")
 def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002) -> Correction:
     """Reject a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weigh by 1.
 
     Stats count tokens: `geometric_rejected`.
     """
-    require_bounds("geometric_mis", low, high)
     mean = inputs.sequences.means(inputs.raw_behavior_log_ratio, inputs.trained)
-    ratio = bounded(mean).exp()
-    rejected = inputs.trained & ((ratio < low) | (ratio > high))
+    rejected = outside_band(inputs, bounded(mean).exp(), "geometric_mis", low, high)
     return Correction(unweighted(inputs), ~rejected, {"geometric_rejected": rejected.sum()})
 
 

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.corrections.registry import Correction, built_in_correction, kept, unweighted
+from learner.corrections.registry import CORRECTIONS, Correction, kept, outside_band, unweighted
 from learner.errors import InputError
-from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs
 
 
-@built_in_correction("none")
+@CORRECTIONS.built_in("none")
 def none(inputs: LossInputs) -> Correction:
     """Every token counts once."""
     return Correction(unweighted(inputs), kept(inputs), {})
 
 
-@built_in_correction("tis")
+@CORRECTIONS.built_in("tis")
 def tis(
     inputs: LossInputs, *, cap: float = 2.0, lag_caps: Sequence[float] | None = None
 ) -> Correction:
@@ -42,7 +41,7 @@ def tis(
     return Correction(weights, kept(inputs), {"truncated": truncated})
 
 
-@built_in_correction("mis")
+@CORRECTIONS.built_in("mis")
 def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correction:
     """Masked importance sampling: ρ_t where low ≤ ρ_t ≤ high, else 0.
 
@@ -54,7 +53,7 @@ def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correctio
     return _banded(inputs, "mis", low, high, "masked")
 
 
-@built_in_correction("icepop")
+@CORRECTIONS.built_in("icepop")
 def icepop(inputs: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Correction:
     """IcePop: ρ_t where low ≤ ρ_t ≤ high, else 0; bounded on both sides.
 
@@ -66,9 +65,8 @@ def icepop(inputs: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Correc
 
 
 def _banded(inputs: LossInputs, name: str, low: float, high: float, stat: str) -> Correction:
-    require_bounds(name, low, high)
     ratio = inputs.behavior_log_ratio.exp()
-    rejected = inputs.trained & ((ratio < low) | (ratio > high))
+    rejected = outside_band(inputs, ratio, name, low, high)
     weights = torch.where(rejected, 0.0, ratio)
     return Correction(weights, ~rejected, {stat: rejected.sum()})
 

@@ -1,6 +1,6 @@
 """Registration of corrections, their lookup by name, and their composition."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from learner.config.traits import CORRECTION_TRAITS, CorrectionTraits
 from learner.errors import InputError
+from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs, count_outside
-from learner.registry import Registry, options_of, refuse_unknown_options
+from learner.registry import Registered, Registry, options_of, refuse_unknown_options
 
 
 @dataclass(frozen=True)
@@ -25,40 +26,24 @@ class Correction:
     """Counts of tokens, each a scalar."""
 
 
-@dataclass(frozen=True)
-class ImportanceWeights:
+class ImportanceWeights(Registered[Correction, CorrectionTraits]):
     """A registered correction."""
 
-    name: str
-    function: Callable[..., Correction]
-    traits: CorrectionTraits
 
-
-CORRECTIONS = Registry("correction", ImportanceWeights)
-
-
-def built_in_correction(name: str) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
-    """Register a correction with its traits from `CORRECTION_TRAITS`."""
-    return _decorator(name, CORRECTION_TRAITS[name])
+CORRECTIONS = Registry("correction", ImportanceWeights, CORRECTION_TRAITS)
 
 
 def correction(
-    name: str, *, weighs: bool = True, needs: Collection[str] = ()
+    name: str, **traits: Any
 ) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
-    """Register `(inputs: LossInputs, *, options) -> Correction`; see `CorrectionTraits`.
+    """Register `(inputs: LossInputs, *, options) -> Correction`.
+
+    The keywords are the fields of `CorrectionTraits`.
 
     Raises:
         InputError: The name is taken.
     """
-    return _decorator(name, CorrectionTraits(weighs=weighs, needs=frozenset(needs)))
-
-
-def _decorator(
-    name: str, traits: CorrectionTraits
-) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
-    return CORRECTIONS.decorator(
-        name, make=lambda function: ImportanceWeights(name, function, traits)
-    )
+    return CORRECTIONS.decorator(name, traits=CorrectionTraits(**traits))
 
 
 def unweighted(inputs: LossInputs) -> Tensor:
@@ -69,6 +54,16 @@ def unweighted(inputs: LossInputs) -> Tensor:
 def kept(inputs: LossInputs) -> Tensor:
     """Return true for every token, [N]."""
     return torch.ones_like(inputs.mask)
+
+
+def outside_band(inputs: LossInputs, ratio: Tensor, name: str, low: float, high: float) -> Tensor:
+    """Return the trained tokens whose `ratio` [N] is not in [low, high], [N] bool.
+
+    Raises:
+        InputError: Bounds out of order; names the correction.
+    """
+    require_bounds(name, low, high)
+    return inputs.trained & ((ratio < low) | (ratio > high))
 
 
 def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options: Any) -> Correction:
@@ -90,15 +85,15 @@ def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options:
     known = [options_of(entry.function) for entry in entries]
     shared = {key: value for key, value in options.items() if key not in names}
     refuse_unknown_options(f"correction {name!r}", shared, {item for own in known for item in own})
-    total = Correction(unweighted(inputs), kept(inputs), {})
+    outside = count_outside(inputs.raw_behavior_log_ratio, inputs.trained)
+    total = Correction(unweighted(inputs), kept(inputs), {"weight_bounded": outside})
     for item, entry, own in zip(names, entries, known, strict=True):
         chosen = {key: shared[key] for key in own if key in shared} | _own(item, options, own)
         part = entry.function(inputs, **chosen)
         total = Correction(
             total.weights * part.weights, total.keep & part.keep, {**total.stats, **part.stats}
         )
-    outside = count_outside(inputs.raw_behavior_log_ratio, inputs.trained)
-    return Correction(total.weights, total.keep, {**total.stats, "weight_bounded": outside})
+    return total
 
 
 def _own(name: str, options: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:

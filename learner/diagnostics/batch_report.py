@@ -56,22 +56,6 @@ class OffPolicyFigures:
     origins: Mapping[str, OriginFigures]
     """By each of `ORIGINS`; in JSON `<figure>_<origin>`."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures by their JSON keys."""
-        row = {item.name: getattr(self, item.name) for item in fields(self)}
-        for origin, figures in row.pop("origins").items():
-            row |= {f"{name}_{origin}": value for name, value in vars(figures).items()}
-        return row
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Read the figures from a record of JSON."""
-        origins = {
-            origin: OriginFigures(**_values(OriginFigures, row, suffix=f"_{origin}"))
-            for origin in ORIGINS
-        }
-        return cls(**{**_values(cls, row), "origins": origins})
-
 
 @dataclass(frozen=True, kw_only=True)
 class CriticFigures:
@@ -88,7 +72,7 @@ class CriticFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchReport:
+class BatchReport(OffPolicyFigures):
     """What training one batch came to, over all ranks; None where there was nothing to measure.
 
     A figure with a default is absent from JSON where it has none.
@@ -139,7 +123,6 @@ class BatchReport:
     optimizer_steps: int
     grad_norm: float | None
     """Mean over the optimizer steps, before clipping."""
-    off_policy: OffPolicyFigures
     reference_kl: float | None = None
     """Nats a token, to the reference policy."""
     critic: CriticFigures | None = None
@@ -157,8 +140,9 @@ class BatchReport:
             for item in fields(self)
             if (value := getattr(self, item.name)) is not None or item.name in _ALWAYS
         }
-        row |= row.pop("off_policy").to_dict()
         row |= vars(row.pop("critic")) if self.critic is not None else {}
+        for origin, figures in row.pop("origins").items():
+            row |= {f"{name}_{origin}": value for name, value in vars(figures).items()}
         for name in _HISTOGRAMS:
             row[name] = {str(lag): count for lag, count in row[name].items()}
         return row
@@ -167,7 +151,10 @@ class BatchReport:
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Read a report from a record of JSON; a key that it lacks reads as None."""
         values = _values(cls, row)
-        values["off_policy"] = OffPolicyFigures.from_dict(row)
+        values["origins"] = {
+            origin: OriginFigures(**_values(OriginFigures, row, suffix=f"_{origin}"))
+            for origin in ORIGINS
+        }
         values["fractions"] = row.get("fractions", {})
         if "value_loss" in row:
             values["critic"] = CriticFigures(**_values(CriticFigures, row))

@@ -1,11 +1,12 @@
 """Makes the report of a batch from the sums that training it left."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from learner.batch.batch import TrainBatch
+from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport, CriticFigures
 from learner.diagnostics.off_policy import (
     Origin,
@@ -17,33 +18,34 @@ from learner.diagnostics.off_policy import (
 from learner.losses.value_loss import explained_variance
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Work:
-    """What training one batch came to, over all ranks."""
+    """What the steps of a batch have come to so far."""
 
-    sums: Mapping[str, float]
-    """Sums over the tokens of all microbatches, each token once an epoch."""
-    epochs: int
-    minibatches: int
-    """Minibatches trained in all epochs; fewer than configured where there are fewer groups."""
-    grad_norms: Sequence[float]
-    """Before clipping, of each optimizer step of the policy."""
-    critic_grad_norms: Sequence[float]
-    """Before clipping, of each step of a critic with an optimizer of its own."""
-    imbalance: float
-    """See `BatchReport.rank_imbalance`."""
+    ranks: int
     coefficients: Mapping[str, float]
     """`kl_coefficient` and `entropy_coefficient` of the batch, where there are such terms."""
-    max_token_lag: int | None
-    """Limit of lag above which tokens are left out."""
+    grad_norms: list[float] = field(default_factory=list)
+    """Before clipping, of each optimizer step of the policy."""
+    critic_grad_norms: list[float] = field(default_factory=list)
+    """Before clipping, of each step of a critic with an optimizer of its own."""
+    minibatches: int = 0
+    """Minibatches trained in all epochs; fewer than configured where there are fewer groups."""
+    busiest: int = 0
+    """Workload of the busiest rank, summed over the steps."""
+    workload: int = 0
+    """Workload of all ranks."""
 
 
-def batch_report(batch: TrainBatch, work: Work, version: int) -> BatchReport:
+def batch_report(
+    batch: TrainBatch, work: Work, sums: Mapping[str, float], version: int, config: LearnerConfig
+) -> BatchReport:
     """Report on one trained batch, which has advantages and origins.
 
-    `version` is the one that was trained, `work` what training came to.
+    `sums` are over the tokens of all microbatches of all ranks, each token once an epoch, and
+    `version` is the one that was trained.
     """
-    sums, steps = work.sums, len(work.grad_norms)
+    steps = len(work.grad_norms)
     columns = batch.tokens
     tokens, trained = int(columns.mask.sum()), sums["trained"]
     lags = lag_histogram(columns.versions, columns.mask, version=version)
@@ -79,15 +81,15 @@ def batch_report(batch: TrainBatch, work: Work, version: int) -> BatchReport:
         fractions=_fractions(sums),
         microbatches=int(sums["microbatches"]),
         pack_efficiency=share(sums["tokens"], sums["capacity"]),
-        rank_imbalance=work.imbalance,
+        rank_imbalance=work.busiest * work.ranks / work.workload if work.workload else 1.0,
         optimizer_steps=steps,
         grad_norm=share(sum(work.grad_norms), steps),
-        off_policy=figures(sums, passes=work.epochs),
+        **vars(figures(sums, passes=config.epochs)),
         reference_kl=share(sums["reference_kl"], trained) if "reference_kl" in sums else None,
-        critic=_critic_figures(work) if "value_loss" in sums else None,
+        critic=_critic_figures(work, sums) if "value_loss" in sums else None,
         kl_coefficient=work.coefficients.get("kl_coefficient"),
         entropy_coefficient=work.coefficients.get("entropy_coefficient"),
-        tokens_too_old=_too_old(batch, version, work.max_token_lag),
+        tokens_too_old=_too_old(batch, version, config.max_token_lag),
     )
 
 
@@ -113,9 +115,8 @@ def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:
     return int((version - batch.tokens.versions[batch.sampled] > limit).sum())
 
 
-def _critic_figures(work: Work) -> CriticFigures:
-    sums, norms = work.sums, work.critic_grad_norms
-    tokens, returns = sums["critic_tokens"], sums["critic_returns"]
+def _critic_figures(work: Work, sums: Mapping[str, float]) -> CriticFigures:
+    norms, tokens, returns = work.critic_grad_norms, sums["critic_tokens"], sums["critic_returns"]
     return CriticFigures(
         value_loss=sums["value_loss"] / work.minibatches,
         explained_variance=explained_variance(sums),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learner.diagnostics.batch_report import OffPolicyFigures, OriginFigures
 from learner.losses.kl import k3
-from learner.losses.loss_inputs import LOG_RATIO_BOUND
+from learner.losses.loss_inputs import LOG_RATIO_BOUND, Segments
 
 SEQUENCE_BOUND = 300.0
 """Log-ratios of whole rollouts are clamped to ± this, so that squares of their exp add up."""
@@ -59,8 +59,7 @@ def origins(versions: Tensor, mask: Tensor, sequence_ids: Tensor, *, version: in
 
 def lag_histogram(versions: Tensor, mask: Tensor, *, version: int) -> dict[int, int]:
     """Count masked-in tokens by lag = `version` − the version that sampled them, ascending."""
-    lags, counts = torch.unique(version - versions[mask], return_counts=True)
-    return dict(zip(lags.tolist(), counts.tolist(), strict=True))
+    return _counts(version - versions[mask])
 
 
 def group_lag_histogram(
@@ -74,8 +73,12 @@ def group_lag_histogram(
     lags = version - versions[mask]
     oldest = lags.new_zeros(int(group.max()) + 1 if group.numel() else 0)
     oldest.scatter_reduce_(0, group, lags, "amax", include_self=False)
-    groups, counts = torch.unique(oldest, return_counts=True)
-    return dict(zip(groups.tolist(), counts.tolist(), strict=True))
+    return _counts(oldest)
+
+
+def _counts(lags: Tensor) -> dict[int, int]:
+    values, counts = torch.unique(lags, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
@@ -95,16 +98,6 @@ def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
-def sequence_log_ratios(log_ratios: Tensor, mask: Tensor, sequence_ids: Tensor) -> Tensor:
-    """Return the log-ratio of whole rollouts: Σ_t over masked-in tokens, [S] float64.
-
-    S counts the sequences with such tokens, by ascending id. Each must be complete.
-    """
-    ids, sequence = torch.unique(sequence_ids[mask], return_inverse=True)
-    selected = log_ratios.detach()[mask].double()
-    return selected.new_zeros(len(ids)).index_add(0, sequence, selected)
-
-
 def measure(
     log_ratios: Tensor, mask: Tensor, token_origins: Tensor, sequence_ids: Tensor
 ) -> dict[str, Tensor]:
@@ -122,8 +115,9 @@ def measure(
     """
     selected = log_ratios.detach()[mask].double()
     ratios = selected.exp()
-    products = sequence_log_ratios(log_ratios, mask, sequence_ids)
+    products = Segments(sequence_ids[mask]).sums(selected)
     weights = products.clamp(-SEQUENCE_BOUND, SEQUENCE_BOUND).exp()
+    inner, bins = selected.new_tensor(BIN_EDGES[1:-1]), len(BIN_EDGES) - 1
     sums = {
         "ratio": ratios.sum(),
         "ratio_squared": ratios.square().sum(),
@@ -131,7 +125,7 @@ def measure(
         "sequence_ratio": weights.sum(),
         "sequence_ratio_squared": weights.square().sum(),
         "sequence_clamped": (products.abs() > SEQUENCE_BOUND).sum(),
-        "log_ratio_bins": _bins(selected),
+        "log_ratio_bins": torch.bincount(torch.bucketize(selected, inner), minlength=bins),
     }
     for origin in Origin:
         name, here = origin.name.lower(), selected[token_origins[mask] == origin]
@@ -195,12 +189,6 @@ def _extremes(log_ratio_bins: Sequence[float]) -> tuple[float | None, float | No
     if not filled:
         return None, None
     return math.exp(BIN_EDGES[filled[0]]), math.exp(BIN_EDGES[filled[-1] + 1])
-
-
-def _bins(log_ratios: Tensor) -> Tensor:
-    """Count `log_ratios` [M] float64 by bin, [bins] float64."""
-    inner = torch.tensor(BIN_EDGES[1:-1], dtype=torch.float64, device=log_ratios.device)
-    return torch.bincount(torch.bucketize(log_ratios, inner), minlength=len(BIN_EDGES) - 1).double()
 
 
 def share(part: float, whole: float) -> float | None:

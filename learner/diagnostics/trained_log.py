@@ -25,21 +25,12 @@ def note_trained(groups: Sequence[RolloutGroup], version: int) -> None:
         "pid": os.getpid(),
         "groups": [[group.prompt_id, group.group_id, oldest_version(group)] for group in groups],
     }
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(descriptor, (json.dumps(record) + "\n").encode())
-    finally:
-        os.close(descriptor)
+    with open(file, "ab", buffering=0) as log:  # whole lines, whenever the process ends
+        log.write((json.dumps(record) + "\n").encode())
 
 
 def oldest_version(group: RolloutGroup) -> int | None:
     """Return the oldest policy version that sampled a token of a group; None if none was."""
-    return min(
-        (
-            int(version)
-            for rollout in group.rollouts
-            for version, sampled in zip(rollout.versions, rollout.loss_mask, strict=True)
-            if sampled
-        ),
-        default=None,
-    )
+    tokens = ((r.versions, r.loss_mask) for r in group.rollouts)
+    sampled = [v for columns in tokens for v, mask in zip(*columns, strict=True) if mask]
+    return min(map(int, sampled), default=None)

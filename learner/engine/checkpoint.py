@@ -65,16 +65,11 @@ def checkpoint_path(root: Path, version: int) -> Path:
 def prepare(root: Path, version: int) -> Path:
     """Make the temporary folder of a version, and remove what a killed process left behind."""
     root.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(root)
+    for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
+        _try(shutil.rmtree, leftover)
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
     temporary.mkdir()
     return temporary
-
-
-def remove_leftovers(root: Path) -> None:
-    """Remove what a killed process left of checkpoints that it was writing or replacing."""
-    for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
-        _try(shutil.rmtree, leftover)
 
 
 def size(folder: Path) -> int:
@@ -184,13 +179,9 @@ def expired(
 ) -> list[int]:
     """Return the versions whose checkpoints are to be removed, ascending.
 
-    `newest` was committed last: later versions never were, and earlier versions were, if garbage
-    was removed when training began. Kept are the newest `keep` checkpoints, and those saved less
-    than `keep_seconds` before `now`, in seconds since the epoch like `saved_at` by version.
-
-    Example:
-        >>> expired({10: 0.0, 20: 50.0, 30: 90.0}, newest=30, keep=1, keep_seconds=60, now=100.0)
-        [10]
+    `newest` was committed last: later versions never were, and earlier versions were. Kept are the
+    newest `keep` checkpoints, and those saved less than `keep_seconds` before `now`, in seconds
+    since the epoch like `saved_at` by version.
     """
     committed = sorted((version for version in saved_at if version <= newest), reverse=True)
     old = [v for v in committed[keep:] if now - saved_at[v] >= keep_seconds]

@@ -64,16 +64,6 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
-def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
-    """Return DeepSpeed's section on ZeRO."""
-    section: dict[str, Any] = {"stage": stage}
-    if stage == 3:
-        section["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
-    if offload:
-        section["offload_optimizer"] = {"device": "cpu"}
-    return section
-
-
 def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
     """Return parameter groups where parts of a module have their own learning rates, else None."""
     if not rates:
@@ -128,6 +118,11 @@ class DeepSpeedEngine:
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
+        zero: dict[str, Any] = {"stage": zero_stage}
+        if zero_stage == 3:
+            zero["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
+        if offload_optimizer:
+            zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module,
             model_parameters=_groups(module, rates or {}),
@@ -135,7 +130,7 @@ class DeepSpeedEngine:
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
                 "managed_gradient_accumulation": False,
-                "zero_optimization": _zero(zero_stage, offload=offload_optimizer),
+                "zero_optimization": zero,
                 "zero_force_ds_cpu_optimizer": False,
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},

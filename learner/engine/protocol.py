@@ -44,8 +44,8 @@ class Trainable(Protocol):
     def step(self) -> float:
         """Take one optimizer step; return the gradient's norm before clipping. Collective.
 
-        Under Muon with ZeRO it is the norm of the orthogonalised update of the matrices, which
-        DeepSpeed makes first, with the gradient of the rest.
+        Under Muon with ZeRO it is the norm of the orthogonalised update of the matrices, with the
+        gradient of the rest.
 
         Raises:
             TrainingDiverged: The norm is not finite; the weights must not be published.

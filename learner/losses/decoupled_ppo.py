@@ -12,10 +12,10 @@ from torch import Tensor
 from learner.losses.checks import require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
 from learner.losses.ppo import clipped
-from learner.losses.registry import built_in_loss
+from learner.losses.registry import LOSSES
 
 
-@built_in_loss("decoupled_ppo")
+@LOSSES.built_in("decoupled_ppo")
 def decoupled_ppo(
     inputs: LossInputs,
     *,
@@ -45,13 +45,7 @@ def decoupled_ppo(
     cap = torch.inf if cap is None else cap
     require_positive("decoupled_ppo's cap", cap)
     inputs = replace(inputs, proximal_logprobs=_proximal(inputs, proximal, fresh))
-    surrogate = clipped(
-        inputs,
-        inputs.log_ratio.exp(),
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
+    surrogate = clipped(inputs, inputs.log_ratio.exp(), clip_low, clip_high, dual_clip)
     weight = inputs.behavior_log_ratio.exp()
     stats = {
         **surrogate.stats,

@@ -11,16 +11,12 @@ from torch.nn.functional import softplus
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
-from learner.losses.registry import built_in_loss
+from learner.losses.registry import LOSSES
 
 
-@built_in_loss("dpo")
+@LOSSES.built_in("dpo")
 def dpo(
-    inputs: LossInputs,
-    *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    variant: str = "sigmoid",
+    inputs: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0, variant: str = "sigmoid"
 ) -> TokenLoss:
     """L = −(1 − ε)·log σ(β·z) − ε·log σ(−β·z), z = D(preferred) − D(other).
 

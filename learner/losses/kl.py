@@ -7,12 +7,9 @@ With x drawn from the sampling policy and d = log policy(x) − log reference(x)
 Schulman 2020, "Approximating KL divergence".
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded
 
@@ -43,21 +40,14 @@ def kl_penalty(
 def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
     """Compute a term for the loss that pulls the current policy towards the reference.
 
-    The expected gradient of each form, summed over tokens of the behaviour policy μ, with
-    r = current / μ:
+    With r = current / behaviour policy:
 
-        weighted_k2  sg(min(r, cap))·k2     ∇KL(current ‖ reference), but for the cap. The value
-                                            is sg(min(r, cap))·k3, which estimates that KL
-        ratio_k1     r·k1                   the same, uncapped, with more noise
-        ratio_k3     r·k3                   the same, uncapped (DeepSeek-V3.2's unbiased KL)
-        k2           k2                     the same where μ is the current policy; else biased
-        k3           k3                     ∇KL(reference ‖ current) where μ is the current policy;
-                                            else biased
-        k1           k1                     0 in expectation where μ is the current policy: noise
+        weighted_k2     sg(min(r, cap))·k2, whose value is sg(min(r, cap))·k3
+        ratio_k1, _k3   r·k1, r·k3 (DeepSeek-V3.2's unbiased KL)
+        k1, k2, k3      as they are
 
-    The ratio is to μ whatever the anchor of the policy loss, because corrections never multiply
-    this term. No form accounts for the effect of a token on the KL of later tokens; rewards do
-    (`kl_rewards`).
+    `learner/README.md` has their expected gradients. The ratio is to the behaviour policy whatever
+    the anchor of the policy loss, because corrections never multiply this term.
 
     Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats), and
     the count of tokens `reference_not_finite`.
@@ -87,8 +77,8 @@ def kl_rewards(
 ) -> Tensor:
     """Compute rewards per token −β·k1 [N], detached; 0 where `kl_penalty` is.
 
-    Summed over the rest of a sequence they count the effect of a token on the KL of later tokens.
-    `logprobs` [N] are of the policy that sampled, or the proximal one.
+    Unlike a term of the loss they count the effect of a token on the KL of later tokens. `logprobs`
+    [N] are of the policy that sampled, or the proximal one.
 
     Raises:
         InputError: β negative or not finite.
@@ -97,46 +87,17 @@ def kl_rewards(
     return -coefficient * kl_penalty("k1", logprobs, reference_logprobs, mask=mask).detach()
 
 
-@dataclass(frozen=True)
-class AdaptiveCoefficient:
-    """A KL coefficient that keeps the KL near a target: Ziegler et al. 2019 (arXiv 1909.08593).
+def adapted_coefficient(
+    coefficient: float, kl: float, *, target: float, horizon: float, samples: int
+) -> float:
+    """Return the KL coefficient after a batch: Ziegler et al. 2019 (arXiv 1909.08593, §2.2).
 
-    β ← β·(1 + e·min(samples/horizon, 1)), e = clip(KL/target − 1, −0.2, 0.2): a batch changes β by
-    a fifth at most, so that it stays positive. The unit of `target` is that of the KL it is given:
-    nats a token, or nats a sequence.
-
-    Example:
-        >>> controller = AdaptiveCoefficient(initial=0.1, target=1.0, horizon=100)
-        >>> controller.coefficient(controller.updated({}, kl=5.0, samples=50))
-        0.11000000000000001
+    β·(1 + e·min(samples/horizon, 1)), e = clip(KL/target − 1, −0.2, 0.2): a batch of `samples`
+    rollouts changes β by a fifth at most, so that it stays positive. `kl` is a mean over the batch,
+    in the unit of `target`.
     """
-
-    initial: float
-    target: float
-    horizon: float = 10_000.0
-    """Samples in which the coefficient changes by a fifth at the largest error."""
-
-    KEY = "kl_coefficient"
-
-    def __post_init__(self) -> None:
-        require_finite("the initial KL coefficient", self.initial)
-        require_positive("the KL target", self.target)
-        require_positive("the horizon of the KL coefficient", self.horizon)
-        if self.initial == 0:
-            raise InputError("an adaptive KL coefficient of 0 stays 0; start above")
-
-    def coefficient(self, state: dict[str, float]) -> float:
-        """Return the present β."""
-        return state.get(self.KEY, self.initial)
-
-    def updated(self, state: dict[str, float], *, kl: float, samples: int) -> dict[str, float]:
-        """Return the state after a batch of `samples` rollouts; `state` itself is not changed.
-
-        `state` is what the last update returned, empty at first, and `kl` a mean over the batch.
-        """
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        factor = 1 + error * min(samples / self.horizon, 1)
-        return {**state, self.KEY: self.coefficient(state) * factor}
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coefficient * (1 + error * min(samples / horizon, 1))
 
 
 def _estimate(estimator: str, distance: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ Index t of each tensor belongs to token t of one microbatch of N packed tokens.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learner.advantages.grouped import check_shapes
 from learner.errors import InputError
 
 LOG_RATIO_BOUND = 20.0
@@ -77,14 +78,8 @@ class LossInputs:
     entropies: Tensor | None = None  # [N] nats; with gradient where a regulariser asks for it
 
     def __post_init__(self) -> None:
-        shape = self.logprobs.shape
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Tensor) and (value.ndim != 1 or value.shape != shape):
-                raise InputError(
-                    f"{item.name} must be [N] like logprobs {tuple(shape)}, "
-                    f"found {tuple(value.shape)}"
-                )
+        columns = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        check_shapes(columns, "[N] like logprobs", self.logprobs)
 
     def require(self, what: str, field: str) -> Any:
         """Return an optional field that `what` requires; raise InputError if it is None."""

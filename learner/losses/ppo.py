@@ -8,10 +8,10 @@ from torch import Tensor
 
 from learner.errors import InputError
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
-from learner.losses.registry import built_in_loss
+from learner.losses.registry import LOSSES
 
 
-@built_in_loss("ppo", "grpo")
+@LOSSES.built_in("ppo", "grpo")
 def ppo(
     inputs: LossInputs,
     *,
@@ -27,18 +27,12 @@ def ppo(
     Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
     `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
     """
-    surrogate = clipped(
-        inputs,
-        inputs.log_ratio.exp(),
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
+    surrogate = clipped(inputs, inputs.log_ratio.exp(), clip_low, clip_high, dual_clip)
     outside = count_outside(inputs.raw_log_ratio, inputs.trained)
     return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})
 
 
-@built_in_loss("dapo")
+@LOSSES.built_in("dapo")
 def dapo(
     inputs: LossInputs,
     *,
@@ -56,7 +50,6 @@ def dapo(
 def clipped(
     inputs: LossInputs,
     ratio: Tensor,
-    *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,

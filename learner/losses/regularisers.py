@@ -3,13 +3,11 @@
 Importance weights never multiply them. KL terms are in `learner.losses.kl`.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from learner.errors import InputError
-from learner.losses.checks import require_finite, require_positive
+from learner.losses.checks import require_finite
 from learner.losses.loss_inputs import LossInputs, TokenLoss
 
 
@@ -55,34 +53,12 @@ def entropy_bonus(inputs: LossInputs) -> TokenLoss:
     return TokenLoss(torch.where(inputs.trained, -entropies, 0.0), {})
 
 
-@dataclass(frozen=True)
-class AdaptiveEntropy:
-    """A coefficient of the entropy bonus that keeps the entropy up: Skywork-OR1 (arXiv 2505.22312).
+def adapted_entropy_coefficient(
+    coefficient: float, entropy: float, *, target: float, step: float
+) -> float:
+    """Return the coefficient of the bonus after a batch: Skywork-OR1 (arXiv 2505.22312).
 
-    After each batch c grows by `step` where the entropy is at most the target, and falls by it
-    otherwise, never below 0. The bonus is applied only while the entropy is at most the target.
+    It grows by `step` where the mean `entropy` of the batch is at most the target, in nats a token,
+    and falls by it otherwise, never below 0.
     """
-
-    target: float
-    """Nats a token."""
-    step: float = 0.005
-    initial: float = 0.0
-
-    KEY = "entropy_coefficient"
-
-    def __post_init__(self) -> None:
-        require_positive("the entropy target", self.target)
-        require_positive("the step of the entropy coefficient", self.step)
-        require_finite("the initial entropy coefficient", self.initial)
-
-    def coefficient(self, state: dict[str, float], *, entropy: float) -> float:
-        """Return the weight of the bonus for a batch whose mean entropy is `entropy`."""
-        return self._value(state) if entropy <= self.target else 0.0
-
-    def updated(self, state: dict[str, float], *, entropy: float) -> dict[str, float]:
-        """Return the state after a batch; `state` itself is not changed."""
-        change = self.step if entropy <= self.target else -self.step
-        return {**state, self.KEY: max(0.0, self._value(state) + change)}
-
-    def _value(self, state: dict[str, float]) -> float:
-        return state.get(self.KEY, self.initial)
+    return max(0.0, coefficient + (step if entropy <= target else -step))

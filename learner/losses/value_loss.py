@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learner.advantages.returns import check_row_shapes
+from learner.advantages.grouped import check_shapes
 from learner.errors import InputError
 
 
@@ -28,7 +28,8 @@ def value_loss(
     Raises:
         InputError: Shapes that differ, or `clip` is not positive.
     """
-    check_row_shapes(values, old_values=old_values, returns=returns)
+    columns = {"old_values": old_values, "returns": returns}
+    check_shapes(columns, "[N] like values", values)
     if clip is not None and not clip > 0:
         raise InputError(f"clip of the value loss must be positive or None, found {clip}")
     dtype = torch.promote_types(values.dtype, torch.float32)

@@ -4,6 +4,7 @@ The head is applied chunk by chunk, and again in the backward pass; between the 
 per token are kept. Nothing is approximated, and the gradient is the analytic one.
 """
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,15 +17,29 @@ WORDS_AT_A_TIME = 8192
 """Rows of the head that a float32 head holds in float32 at a time."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogprobOptions:
+    """How log-probabilities are computed from hidden states."""
+
+    chunk: int
+    """Positions whose logits are held at once."""
+    temperature: float = 1.0
+    """Divides the logits, as the engine does when it samples."""
+    entropy_gradient: bool = False
+    """Entropies carry a gradient too."""
+    float32_head: bool = False
+    """Multiply hidden states, weights and gradients in float32 whatever their dtype."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or self.chunk < 1:
+            raise InputError(
+                f"temperature must be above 0 and chunk at least 1, found {self.temperature} and "
+                f"{self.chunk}"
+            )
+
+
 def chunked_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float,
-    chunk: int,
-    entropy_gradient: bool = False,
-    float32_head: bool = False,
+    hidden: Tensor, weight: Tensor, targets: Tensor, options: LogprobOptions
 ) -> tuple[Tensor, Tensor]:
     """Compute log softmax(hidden · weightᵀ / temperature) of each target, and the entropy.
 
@@ -35,24 +50,12 @@ def chunked_logprobs(
         hidden: [N, H] last hidden states; differentiable.
         weight: [V, H] of the language-model head; differentiable.
         targets: [N] int64; `targets[i]` is the token that `hidden[i]` predicts.
-        temperature: Divides the logits, as the engine does when it samples.
-        chunk: Positions at a time.
-        entropy_gradient: Entropies carry a gradient too.
-        float32_head: Multiply hidden states, weights and gradients in float32 whatever their dtype.
+        options: Temperature, chunk, and what is differentiated.
 
     Returns:
         Log-probabilities [N] with gradient, and entropies [N] in nats, detached unless asked for.
-
-    Raises:
-        InputError: A temperature or chunk that is not positive.
     """
-    if temperature <= 0 or chunk < 1:
-        raise InputError(
-            f"temperature must be above 0 and chunk at least 1, found {temperature} and {chunk}"
-        )
-    result = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, temperature, chunk, entropy_gradient, float32_head
-    )
+    result = _ChunkedLogprobs.apply(hidden, weight, targets, options)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
 
 
@@ -64,24 +67,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        temperature: float,
-        chunk: int,
-        entropy_gradient: bool,
-        float32_head: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, options: LogprobOptions
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(weight, wide=float32_head)
+        head = _Head(weight, wide=options.float32_head)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs, entropies, normalisers = hidden.new_empty(3, len(targets), dtype=dtype).unbind()
-        logits_buffer, buffer = _buffers(hidden, weight, dtype, chunk)
-        for at in _chunks(len(targets), chunk):
+        logits_buffer, buffer = _buffers(hidden, weight, dtype, options.chunk)
+        for at in _chunks(len(targets), options.chunk):
             length = len(targets[at])
             logits = head.logits(hidden[at], out=logits_buffer[:length])
-            largest = logits.amax(-1) / temperature
-            shifted = _shift(logits, temperature, by=largest)
+            largest = logits.amax(-1) / options.temperature
+            shifted = _shift(logits, options.temperature, by=largest)
             powers = torch.exp(shifted, out=buffer[:length])
             total = powers.sum(-1)
             log_total = total.log()
@@ -94,9 +90,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 expected = powers.nan_to_num_(nan=0.0).sum(-1)
             entropies[at] = log_total - expected / total
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.entropy_gradient, ctx.float32_head = entropy_gradient, float32_head
-        if not entropy_gradient:
+        ctx.options = options
+        if not options.entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
@@ -104,30 +99,31 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, entropy_gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
-        head = _Head(weight, wide=ctx.float32_head)
+        options = ctx.options
+        head = _Head(weight, wide=options.float32_head)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         weight_gradient = torch.zeros_like(weight, dtype=gradient.dtype) if wants_weight else None
-        logits_buffer, buffer = _buffers(hidden, weight, gradient.dtype, ctx.chunk)
-        for at in _chunks(len(targets), ctx.chunk):
+        logits_buffer, buffer = _buffers(hidden, weight, gradient.dtype, options.chunk)
+        for at in _chunks(len(targets), options.chunk):
             length = len(targets[at])
             logits = head.logits(hidden[at], out=logits_buffer[:length])
-            scores = _shift(logits, ctx.temperature, by=normalisers[at])
+            scores = _shift(logits, options.temperature, by=normalisers[at])
             probabilities = torch.exp(scores, out=buffer[:length])
-            pull = -gradient[at, None] / ctx.temperature
-            if ctx.entropy_gradient:
-                of_entropy = -entropy_gradient[at, None] / ctx.temperature
+            pull = -gradient[at, None] / options.temperature
+            if options.entropy_gradient:
+                of_entropy = -entropy_gradient[at, None] / options.temperature
                 pull = scores.add_(entropies[at, None]).mul_(of_entropy).add_(pull)
                 pull.masked_fill_(probabilities == 0, 0.0)
             per_score = probabilities.mul_(pull)
-            per_score.scatter_add_(-1, targets[at, None], gradient[at, None] / ctx.temperature)
+            per_score.scatter_add_(-1, targets[at, None], gradient[at, None] / options.temperature)
             if hidden_gradient is not None:
                 hidden_gradient[at] = head.to_hidden(per_score)
             if weight_gradient is not None:
                 head.add_to_weight(weight_gradient, per_score, hidden[at])
         if weight_gradient is not None:
             weight_gradient = weight_gradient.to(weight.dtype)
-        return hidden_gradient, weight_gradient, None, None, None, None, None
+        return hidden_gradient, weight_gradient, None, None
 
 
 class _Head:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from learner.config.learner import TinyModelConfig
 from learner.errors import InputError
-from learner.model.logprobs import chunked_logprobs
+from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import attend_packed
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
@@ -95,21 +95,11 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        chunk: int,
-        temperature: float = 1.0,
-        entropy_gradient: bool = False,
-        float32_head: bool = False,
-        value_head: nn.Linear | None = None,
+        self, model: Any, options: LogprobOptions, value_head: nn.Linear | None = None
     ) -> None:
         super().__init__()
         self.model = model
-        self.chunk = chunk
-        self.temperature = temperature
-        self.entropy_gradient = entropy_gradient
-        self.float32_head = float32_head
+        self.options = options
         self.value_head = value_head
 
     def forward(
@@ -134,15 +124,8 @@ class Policy(nn.Module):
             # Also if none is wanted: the loss must reach every parameter on every rank.
             chosen = wanted[1:].nonzero().squeeze(-1)
             states, targets = states.index_select(0, chosen), targets[chosen]
-        scored = chunked_logprobs(
-            states,
-            self.model.get_output_embeddings().weight,
-            targets,
-            temperature=self.temperature,
-            chunk=self.chunk,
-            entropy_gradient=self.entropy_gradient,
-            float32_head=self.float32_head,
-        )
+        head = self.model.get_output_embeddings().weight
+        scored = chunked_logprobs(states, head, targets, self.options)
         outputs = [*scored]
         if wanted is not None:
             zeros = scored[0].new_zeros(len(hidden) - 1)
@@ -162,20 +145,16 @@ def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
 
 def load_policy(
     path: str,
+    options: LogprobOptions,
     *,
     dtype: str,
     attention: str,
-    chunk: int,
-    temperature: float = 1.0,
     activation_checkpointing: bool = False,
-    entropy_gradient: bool = False,
-    float32_head: bool = False,
     value_head: bool = False,
 ) -> Policy:
     """Load a causal language model for training on packed sequences.
 
-    `value_head` adds a head for values, whose output is 0 at first; the other options are those of
-    `Policy` and of the recipe.
+    `value_head` adds a head for values, whose output is 0 at first.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
@@ -199,14 +178,7 @@ def load_policy(
     attend_packed(model)
     if activation_checkpointing:
         checkpoint_activations(model, path)
-    return Policy(
-        model,
-        chunk=chunk,
-        temperature=temperature,
-        entropy_gradient=entropy_gradient,
-        float32_head=float32_head,
-        value_head=_value_head(model) if value_head else None,
-    )
+    return Policy(model, options, _value_head(model) if value_head else None)
 
 
 def _value_head(model: Any) -> nn.Linear:

@@ -1,12 +1,12 @@
 """A trial of an objective before a run: its functions are loaded, checked and called once."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.advantages import ESTIMATORS, compute_advantages
+from learner.advantages import ESTIMATORS, estimate_advantages
+from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.token_weights import token_weights
 from learner.config.objective import ObjectiveConfig
 from learner.config.objective_rules import check_traits
@@ -45,19 +45,8 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
     check_traits(config, traits)
     microbatch = _made_up(config)
     try:
-        advantages = compute_advantages(
-            config.advantage,
-            torch.tensor([0.0, 1.0]),
-            torch.tensor([0, 0]),
-            lengths=torch.tensor([1, 1]),
-            baseline_rewards=torch.tensor([0.5, 0.5]),
-            reward_parts=_made_up_parts(config.advantage_options.get("weights")),
-            mask=microbatch.mask,
-            sequence_ids=microbatch.sequence_ids,
-            values=None if config.critic is None else torch.zeros(2),
-            truncated=torch.tensor([False, False]),
-            **config.advantage_options,
-        )
+        rollouts = _made_up_rollouts(config, microbatch)
+        advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
         result = policy_loss(config.loss, microbatch, **config.loss_options)
         names = config.corrections or "none"
         importance_weights(names, microbatch, **config.correction_options)
@@ -104,10 +93,24 @@ def _check_numbers(who: str, values: Tensor) -> None:
         )
 
 
-def _made_up_parts(weights: Any) -> dict[str, Tensor]:
-    """Return reward parts of two rollouts, [2] each, under the names that an estimator weighs."""
+def _made_up_rollouts(config: ObjectiveConfig, tokens: LossInputs) -> GroupedRewards:
+    """Return the rollouts of two made-up tokens, with reward parts that an estimator weighs."""
+    weights = config.advantage_options.get("weights")
     names = weights if isinstance(weights, Mapping) and weights else ("made_up",)
-    return {name: torch.tensor([0.0, 1.0]) for name in names}
+    return GroupedRewards(
+        rewards=torch.tensor([0.0, 1.0]),
+        groups=torch.tensor([0, 0]),
+        lengths=torch.tensor([1, 1]),
+        baseline_rewards=torch.tensor([0.5, 0.5]),
+        reward_parts={name: torch.tensor([0.0, 1.0]) for name in names},
+        tokens=RolloutTokens(
+            mask=tokens.mask,
+            sequence_ids=tokens.sequence_ids,
+            rewards=torch.zeros(2),
+            values=None if config.critic is None else torch.zeros(2),
+        ),
+        truncated=torch.tensor([False, False]),
+    )
 
 
 def _made_up(config: ObjectiveConfig) -> LossInputs:

@@ -13,15 +13,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.advantages import ESTIMATORS, Advantages, compute_advantages
+from learner.advantages import ESTIMATORS, estimate_advantages
+from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.batch import Microbatch, Sequences, TrainBatch
-from learner.config.objective import EntropyConfig, ObjectiveConfig
+from learner.config.objective import ObjectiveConfig
 from learner.corrections import importance_weights
 from learner.engine.protocol import Forward
 from learner.losses import LOSSES, LossInputs, policy_loss
-from learner.losses.kl import AdaptiveCoefficient, kl_loss, kl_rewards
+from learner.losses.kl import adapted_coefficient, kl_loss, kl_rewards
 from learner.losses.regularisers import (
-    AdaptiveEntropy,
+    adapted_entropy_coefficient,
     entropy_bonus,
     positive_nll,
     positive_tokens,
@@ -49,33 +50,38 @@ class Objective:
     def kl_coefficient(self) -> float:
         """The present β; 0 without a KL penalty."""
         kl = self._config.kl
-        return self.state.get(AdaptiveCoefficient.KEY, kl.coefficient) if kl else 0.0
+        return self.state.get("kl_coefficient", kl.coefficient) if kl else 0.0
 
     @property
     def entropy_coefficient(self) -> float:
-        """Present weight of the entropy bonus, by the entropy of the last batch."""
+        """Present weight of the bonus; 0 while the last batch's entropy is above the target."""
         entropy = self._config.entropy
         if entropy is None:
             return 0.0
         if entropy.target is None:
             return entropy.coefficient
-        last = self.state.get("entropy", entropy.target)
-        return _entropy_controller(entropy, entropy.target).coefficient(self.state, entropy=last)
+        above = self.state.get("entropy", entropy.target) > entropy.target
+        return 0.0 if above else self.state.get("entropy_coefficient", entropy.coefficient)
 
     def adapt(self, *, kl: float | None, entropy: float | None, rollouts: int) -> None:
         """Adapt the coefficients after a batch of `rollouts`.
 
         `kl` from the reference and `entropy` are means per token, in nats.
         """
-        config = self._config
-        if config.kl is not None and config.kl.target is not None and kl is not None:
-            controller = AdaptiveCoefficient(
-                config.kl.coefficient, config.kl.target, config.kl.horizon
+        penalty, bonus = self._config.kl, self._config.entropy
+        if penalty is not None and penalty.target is not None and kl is not None:
+            self.state["kl_coefficient"] = adapted_coefficient(
+                self.kl_coefficient,
+                kl,
+                target=penalty.target,
+                horizon=penalty.horizon,
+                samples=rollouts,
             )
-            self.state.update(controller.updated(self.state, kl=kl, samples=rollouts))
-        if config.entropy is not None and config.entropy.target and entropy is not None:
-            bonus = _entropy_controller(config.entropy, config.entropy.target)
-            self.state.update(bonus.updated(self.state, entropy=entropy))
+        if bonus is not None and bonus.target is not None and entropy is not None:
+            present = self.state.get("entropy_coefficient", bonus.coefficient)
+            self.state["entropy_coefficient"] = adapted_entropy_coefficient(
+                present, entropy, target=bonus.target, step=bonus.step
+            )
             self.state["entropy"] = entropy
 
     def positive(self, minibatch: Sequences) -> int:
@@ -94,22 +100,28 @@ class Objective:
         """Return the batch with its advantages, after models have scored it."""
         config = self._config
         raw = ESTIMATORS[config.advantage].traits.takes_task_rewards
-        advantages = compute_advantages(
-            config.advantage,
-            batch.task_rewards if raw else batch.rewards,
-            batch.group_ids,
-            lengths=batch.sampled_lengths,
+        turns = None if raw else self._token_rewards(batch)
+        tokens = RolloutTokens(
+            mask=batch.sampled,
+            sequence_ids=batch.tokens.sequence_ids,
+            rewards=torch.zeros(len(batch.sampled)) if turns is None else turns,
+            values=batch.tokens.values,
+        )
+        rollouts = GroupedRewards(
+            rewards=batch.task_rewards if raw else batch.rewards,
+            groups=batch.group_ids,
+            lengths=tokens.sums(batch.sampled, len(batch.lengths)).long(),
             state=self.state,
             baseline_rewards=batch.baseline_rewards,
             reward_parts=batch.reward_parts,
-            mask=batch.sampled,
-            sequence_ids=batch.tokens.sequence_ids,
-            token_rewards=None if raw else self._token_rewards(batch),
-            values=batch.tokens.values,
+            tokens=tokens,
             truncated=batch.truncated,
-            **config.advantage_options,
         )
-        return batch.with_advantages(advantages, dropped=self._dropped(batch, advantages))
+        advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
+        dropped = ~advantages.keep
+        if config.drop_tied:
+            dropped = dropped | batch.tied
+        return batch.with_advantages(advantages, dropped)
 
     def _token_rewards(self, batch: TrainBatch) -> Tensor | None:
         """Return rewards of tokens on top of the final reward, [N]; None if there are none."""
@@ -124,11 +136,6 @@ class Objective:
             coefficient=self.kl_coefficient,
         )
         return penalty if turns is None else penalty + turns
-
-    def _dropped(self, batch: TrainBatch, advantages: Advantages) -> Tensor:
-        """Return the rollouts that no minibatch holds, [R] bool."""
-        unused = ~advantages.keep
-        return unused | batch.tied if self._config.drop_tied else unused
 
     def loss(
         self, micro: Microbatch, out: Forward, *, version: int, positive_tokens: int
@@ -200,10 +207,7 @@ class Objective:
             missing = kl.stats["reference_not_finite"]
             yield (
                 penalty,
-                {
-                    "reference_kl": kl.stats["kl"],
-                    "fraction/reference_not_finite": missing,
-                },
+                {"reference_kl": kl.stats["kl"], "fraction/reference_not_finite": missing},
             )
         if config.entropy is not None:
             bonus = entropy_bonus(inputs)
@@ -225,7 +229,3 @@ class Objective:
         loss = (micro.token_weights * torch.where(micro.mask, per_token, 0.0)).sum()
         sums = variance_sums(micro.values, micro.returns, micro.mask)
         return loss, {"value_loss": loss.detach(), **sums}
-
-
-def _entropy_controller(config: EntropyConfig, target: float) -> AdaptiveEntropy:
-    return AdaptiveEntropy(target=target, step=config.step, initial=config.coefficient)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import CriticEngine, PolicyEngine
 from learner.model.hf_names import HuggingFaceNames
+from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 from learner.model.reference import REFERENCE_FOLDER, Reference
 from learner.model.scalar_model import load_scalar_model
@@ -44,6 +46,16 @@ class Rank:
             "dtype": config.dtype,
             "offload_optimizer": config.offload_optimizer,
         }
+        self._model: dict[str, Any] = {
+            "dtype": config.dtype,
+            "attention": config.attention,
+            "activation_checkpointing": config.activation_checkpointing,
+        }
+        self._options = LogprobOptions(
+            chunk=config.logprob_chunk,
+            temperature=spec.temperature,
+            float32_head=config.float32_head,
+        )
         self.engine = self._policy(spec.model_path)
         critic = config.critic
         self.critic = None
@@ -63,26 +75,11 @@ class Rank:
             )
             self.updater.objective.state.update(self.state.objective_state)
 
-    def _load(self, path: str) -> Any:
-        config = self.config
-        return {
-            "path": path,
-            "dtype": config.dtype,
-            "attention": config.attention,
-            "activation_checkpointing": config.activation_checkpointing,
-        }
-
     def _policy(self, path: str) -> PolicyEngine:
         config, critic = self.config, self.config.critic
         shared = critic if critic is not None and critic.shared else None
-        policy = load_policy(
-            **self._load(path),
-            chunk=config.logprob_chunk,
-            temperature=self._spec.temperature,
-            entropy_gradient=config.entropy is not None,
-            float32_head=config.float32_head,
-            value_head=shared is not None,
-        )
+        options = replace(self._options, entropy_gradient=config.entropy is not None)
+        policy = load_policy(path, options, **self._model, value_head=shared is not None)
         self._names = HuggingFaceNames(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
         trained = self._spec.steps - (critic.pretrain_batches if critic else 0)
@@ -90,7 +87,7 @@ class Rank:
         return PolicyEngine(policy, config, total_steps=steps, rates=rates, **self._settings)
 
     def _critic(self, config: CriticConfig, model_path: str) -> CriticEngine:
-        model = load_scalar_model(**self._load(config.path or model_path), seed=self._spec.seed)
+        model = load_scalar_model(config.path or model_path, **self._model, seed=self._spec.seed)
         steps = self._spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
 
@@ -100,14 +97,8 @@ class Rank:
         folder = saved / REFERENCE_FOLDER if saved else None
         refreshed = folder is not None and folder.exists()
         first = (config.kl.reference if config.kl else None) or self._spec.model_path
-        policy = load_policy(
-            str(folder) if refreshed else first,
-            dtype=config.dtype,
-            attention=config.attention,
-            chunk=config.logprob_chunk,
-            temperature=self._spec.temperature,
-            float32_head=config.float32_head,
-        )
+        model = {**self._model, "activation_checkpointing": False}
+        policy = load_policy(str(folder) if refreshed else first, self._options, **model)
         return Reference(policy, device=self.engine.device, refreshed=refreshed)
 
     def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:

@@ -4,8 +4,7 @@
     driver ─run──▶ rank 0 ─update, gather, write─▶ rank 1, …
        └──watch──────────────────────────────────▶ rank 1, …   their failures, at once
 
-The first rank that dies or raises ends the group, by name. What ranks do is `rank`; rank 0 leads
-the others (`ray_leader`).
+The first rank that dies or raises ends the group, by name. Rank 0 leads the others (`ray_leader`).
 """
 
 import asyncio
@@ -16,7 +15,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from learner.config.cpu_affinity import cpus_of
 from learner.errors import RankFailed
 from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_rank import RankActor
@@ -144,7 +142,7 @@ def create_learner(
     config = spec.config
     actors = [
         ray.remote(RankActor).options(
-            num_cpus=cpus_of(config),
+            num_cpus=config.cpus_of_rank,
             num_gpus=config.gpus,
             max_concurrency=8,
             runtime_env={"env_vars": environment(config)},

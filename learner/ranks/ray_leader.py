@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from weight_sync.publish.background_publisher import BackgroundPublisher
 Call = Callable[..., Awaitable[Any]]
 
 
+@dataclass
 class RankZero:
     """All ranks of a learner, led by this one (a `learner.Trainer`).
 
@@ -28,43 +29,33 @@ class RankZero:
     though this rank may still hang in it.
     """
 
-    def __init__(
-        self,
-        rank: Rank,
-        followers: Sequence[Any],
-        call: Call,
-        publisher: BackgroundPublisher,
-        *,
-        checkpoints: Path,
-    ) -> None:
-        """Take this process's rank, 0, and the handles of ranks 1, 2, ...
-
-        `call` runs a function in the thread where `rank` may be used.
-        """
-        self._rank = rank
-        self._followers = followers
-        self._call = call
-        self._publisher = publisher
-        self._skipped = 0
-        """Versions that the publisher skipped, as far as they are reported."""
-        self._checkpoints = checkpoints
+    rank: Rank
+    """This process's, 0."""
+    followers: Sequence[Any]
+    """Handles of ranks 1, 2, ..."""
+    call: Call
+    """Runs a function in the thread where `rank` may be used."""
+    publisher: BackgroundPublisher
+    checkpoints: Path
+    _skipped: int = field(default=0, init=False)
+    """Versions that the publisher skipped, as far as they are reported."""
 
     async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """See `Trainer.update`."""
-        shared = ray.put(to_arrays(payloads)) if self._followers else None
-        calls = [follower.update.remote(shared, version) for follower in self._followers]
+        shared = ray.put(to_arrays(payloads)) if self.followers else None
+        calls = [follower.update.remote(shared, version) for follower in self.followers]
         report: BatchReport = await self._together(
-            self._call(self._rank.update, payloads, version), calls
+            self.call(self.rank.update, payloads, version), calls
         )
-        skipped, self._skipped = self._publisher.skipped - self._skipped, self._publisher.skipped
+        skipped, self._skipped = self.publisher.skipped - self._skipped, self.publisher.skipped
         return replace(report, versions_skipped=skipped)
 
     async def publish(self, version: int) -> str:
         """See `Trainer.publish`."""
-        gathering = self._followers if self._rank.engine.gathers else []
+        gathering = self.followers if self.rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
         checksum: str = await self._together(
-            self._call(lambda: self._publisher.publish(version, self._rank.weights())), calls
+            self.call(lambda: self.publisher.publish(version, self.rank.weights())), calls
         )
         return checksum
 
@@ -75,40 +66,31 @@ class RankZero:
         as the last one took. A disk that fills up later is waited for by the rank that writes
         (`disk_wait`).
         """
-        await self._call(self._prepare)
-        return await self._write(version, cursor, totals)
-
-    def _prepare(self) -> None:
-        root = self._checkpoints
-        root.mkdir(parents=True, exist_ok=True)
-        checkpoint.remove_leftovers(root)
-        wait_for_space(root, checkpoint.newest_size(root))
-
-    async def _write(self, version: int, cursor: str | None, totals: Mapping[str, int]) -> str:
-        root, config = self._checkpoints, self._rank.config
-        temporary = str(await self._call(checkpoint.prepare, root, version))
-        calls = [follower.write.remote(temporary) for follower in self._followers]
-        await self._together(self._call(self._rank.write, temporary), calls)
+        root, config = self.checkpoints, self.rank.config
+        temporary = str(await self.call(checkpoint.prepare, root, version))
+        await self.call(lambda: wait_for_space(root, checkpoint.newest_size(root)))
+        calls = [follower.write.remote(temporary) for follower in self.followers]
+        await self._together(self.call(self.rank.write, temporary), calls)
         state = checkpoint.State(
             version=version,
             saved_at=time.time(),
-            optimizer_steps=self._rank.engine.steps_taken,
+            optimizer_steps=self.rank.engine.steps_taken,
             ranks=config.ranks,
             zero_stage=config.zero_stage,
             dtype=config.dtype,
             cursor=cursor,
-            objective_state=self._rank.updater.objective.state,
+            objective_state=self.rank.updater.objective.state,
             totals=dict(totals),
         )
-        folder = await self._call(checkpoint.finish, root, state)
+        folder = await self.call(checkpoint.finish, root, state)
         return f"{root.name}/{folder.name}"
 
     async def prune(self, version: int) -> None:
         """See `Trainer.prune`."""
-        config = self._rank.config
-        await self._call(
+        config = self.rank.config
+        await self.call(
             checkpoint.prune,
-            self._checkpoints,
+            self.checkpoints,
             newest=version,
             keep=config.keep_checkpoints,
             keep_seconds=config.keep_checkpoint_hours * 3600,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 import ray
 
 from learner import disk_wait
-from learner.config.cpu_affinity import cores_of_rank
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.errors import LearnerError
 from learner.ranks.spec import LearnerSpec
@@ -67,7 +66,7 @@ class RankActor:
             InputError: The model cannot be trained, or the cores do not exist.
         """
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
-        cores = cores_of_rank(self._spec.config, self._number)
+        cores = self._spec.config.cores_of_rank(self._number)
         if cores is not None:
             bind_process(cores, "learner.cores")
         await self._call(self._load, address)
@@ -111,7 +110,7 @@ class RankActor:
             steps=spec.steps if spec.last_version is None else spec.last_version,
             checkpoint_every=spec.config.checkpoint_every,
             start_version=spec.version,
-            totals=state.totals if state else None,
+            totals=state.totals if state else {},
             observe=self._observe,
         )
         reached = await learner.run(self._stop)

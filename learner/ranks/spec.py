@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from learner.config.cpu_affinity import threads_of
 from learner.config.learner import LearnerConfig
 from weight_sync.config import WeightSyncConfig
 
@@ -47,5 +46,5 @@ have an allocator of their own."""
 
 def environment(config: LearnerConfig) -> dict[str, str]:
     """Return the environment variables of a rank's process, which are read when it starts."""
-    variables = {"OMP_NUM_THREADS": str(threads_of(config))}
+    variables = {"OMP_NUM_THREADS": str(config.threads_of_rank)}
     return variables if config.gpus else {**variables, **KEEP_FREED_MEMORY}

@@ -13,22 +13,16 @@ import torch
 from torch import Tensor
 
 from learner.batch.packing import pack
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.supervised import RewardTrainingConfig
+from learner.engine.protocol import Trainable
+from learner.supervised import Progress
 
 
-class ScoreEngine(Protocol):
+class ScoreEngine(Trainable, Protocol):
     """The part of an engine that training needs; `DeepSpeedEngine` implements it."""
 
     def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
         """Return the scores [N] float32 after each token, with gradient, as a tuple of one."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a scalar to the one that `step` will use."""
-        ...
-
-    def step(self) -> float:
-        """Take one optimizer step; return the gradient's norm before clipping."""
         ...
 
 
@@ -43,21 +37,6 @@ class Pair:
     def tokens(self) -> int:
         """Tokens of both texts."""
         return len(self.chosen) + len(self.rejected)
-
-
-@dataclass(frozen=True, slots=True)
-class RewardProgress:
-    """Progress after one optimizer step."""
-
-    step: int
-    steps: int
-    loss: float
-    """Mean over the pairs of the step."""
-    accuracy: float
-    """Share of them whose better text had the higher score, before the step."""
-    tokens: int
-    """Trained so far."""
-    seconds: float
 
 
 def bradley_terry(
@@ -82,7 +61,7 @@ def train_reward_model(
     engine: ScoreEngine,
     pairs: Iterator[Pair],
     config: RewardTrainingConfig,
-    report: Callable[[RewardProgress], None],
+    report: Callable[[Progress], None],
 ) -> None:
     """Train `config.steps` steps on an endless stream of pairs; call `report` after each step."""
     started, tokens = time.monotonic(), 0
@@ -90,11 +69,8 @@ def train_reward_model(
         batch = [next(pairs) for _ in range(config.batch_pairs)]
         loss, accuracy = _step(engine, batch, config)
         tokens += sum(pair.tokens for pair in batch)
-        report(
-            RewardProgress(
-                step + 1, config.steps, loss, accuracy, tokens, time.monotonic() - started
-            )
-        )
+        seconds = time.monotonic() - started
+        report(Progress(step + 1, config.steps, loss, tokens, seconds, accuracy))
 
 
 def _step(
@@ -102,8 +78,8 @@ def _step(
 ) -> tuple[float, float]:
     """Take one optimizer step; return mean loss and accuracy over the pairs of the batch."""
     loss_sum, right = 0.0, 0
-    for members in _microbatches(batch, config.microbatch_tokens):
-        chosen, rejected = _scores(engine, members)
+    for indices in pack([pair.tokens for pair in batch], config.microbatch_tokens):
+        chosen, rejected = _scores(engine, [batch[i] for i in indices])
         losses = bradley_terry(chosen, rejected, margin=config.margin, centring=config.centring)
         loss = losses.sum() / len(batch)
         engine.backward(loss)
@@ -125,11 +101,6 @@ def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Te
         of_some = torch.stack(_scores(engine, [pairs[i] for i in indices]))
         scores[:, indices] = of_some.double().cpu()
     return scores
-
-
-def _microbatches(batch: Sequence[Pair], capacity: int) -> Iterator[list[Pair]]:
-    for indices in pack([pair.tokens for pair in batch], capacity):
-        yield [batch[i] for i in indices]
 
 
 def _scores(engine: ScoreEngine, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from learner.batch.packing import pack
-from learner.config.learner import SftConfig
+from learner.config.supervised import SftConfig
 from learner.engine.protocol import TrainEngine
+from learner.supervised import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +20,6 @@ class Example:
 
     token_ids: list[int]
     prompt_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class SftProgress:
-    """Progress after one optimizer step."""
-
-    step: int
-    steps: int
-    loss: float
-    """Mean negative log-likelihood of a completion token, in nats."""
-    tokens: int
-    """Tokens trained so far, prompts included."""
-    seconds: float
 
 
 def tokenize(tokenizer: Any, prompt: str, completion: str) -> Example:
@@ -45,7 +33,7 @@ def train_supervised(
     engine: TrainEngine,
     examples: Iterator[Example],
     config: SftConfig,
-    report: Callable[[SftProgress], None],
+    report: Callable[[Progress], None],
 ) -> None:
     """Train `config.steps` steps on endless examples; call `report` after each step."""
     started, tokens = time.monotonic(), 0
@@ -56,7 +44,7 @@ def train_supervised(
             size += len(batch[-1].token_ids)
         loss = _step(engine, batch, config.microbatch_tokens)
         tokens += size
-        report(SftProgress(step + 1, config.steps, loss, tokens, time.monotonic() - started))
+        report(Progress(step + 1, config.steps, loss, tokens, time.monotonic() - started))
 
 
 def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:

@@ -20,6 +20,7 @@ from learner.engine import checkpoint
 from learner.engine import deepspeed as deepspeed_engine
 from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged
+from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 from learner.ranks import rank as learner_rank
 from learner.ranks.spec import LearnerSpec
@@ -74,7 +75,7 @@ def _enter(rank, ranks, port, work, args):
 
 
 def _updater(model_path, config):
-    policy = load_policy(model_path, dtype=config.dtype, attention="sdpa", chunk=64)
+    policy = load_policy(model_path, LogprobOptions(chunk=64), dtype=config.dtype, attention="sdpa")
     engine = CapturingEngine(
         policy,
         config,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from learner.engine.protocol import Forward
-from learner.model.logprobs import chunked_logprobs
+from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from queues.records import FinishReason, Rollout, RolloutGroup
 
 VOCABULARY = 11
@@ -96,9 +96,7 @@ class TinyPolicy(nn.Module):
             hidden[:-1],
             self.head.weight,
             token_ids[1:],
-            temperature=1.0,
-            chunk=5,
-            entropy_gradient=entropy_gradient,
+            LogprobOptions(chunk=5, entropy_gradient=entropy_gradient),
         )
         follows = position_ids[1:] > 0
         pad = nn.functional.pad

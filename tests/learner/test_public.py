@@ -1,5 +1,6 @@
 """The public names of the package, and what importing it must not load."""
 
+import inspect
 import subprocess
 import sys
 
@@ -34,6 +35,26 @@ def test_the_public_names_are_these():
 def test_every_public_name_resolves(name):
     assert getattr(learner, name).__name__ == name
     assert name in dir(learner)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("compute_advantages", "name rewards group_ids"),
+        ("policy_loss", "name inputs"),
+        ("importance_weights", "name inputs"),
+        ("kl_penalty", "estimator logprobs reference_logprobs"),
+        ("gae", "rewards values mask sequence_ids gamma lam bootstrap"),
+        ("value_loss", "values old_values returns clip"),
+        ("token_weights", "mode mask sequence_ids group_ids totals max_length"),
+        ("effective_sample_size", "log_ratios mask"),
+        ("pack", "lengths capacity"),
+        ("balance", "lengths ranks"),
+    ],
+)
+def test_the_public_functions_begin_with_these_parameters(name, parameters):
+    expected = parameters.split()
+    assert list(inspect.signature(getattr(learner, name)).parameters)[: len(expected)] == expected
 
 
 def test_other_names_are_refused():

@@ -6,7 +6,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from learner.advantages.registry import Estimator, compute_advantages
+from learner import compute_advantages
+from learner.advantages.registry import Estimator
 from learner.config.traits import AdvantageTraits
 from learner.errors import InputError
 from learner.registry import Registry
@@ -42,7 +43,7 @@ def test_a_dotted_path_that_leads_nowhere_says_why(path, message):
 
 
 def test_a_name_can_be_taken_once():
-    registry = Registry("shape", int)
-    registry.add("square", 4)
-    with pytest.raises(InputError, match="'square' is already registered"):
-        registry.add("square", 5)
+    registry = Registry("advantage", Estimator, {"raw": AdvantageTraits()})
+    registry.built_in("raw")(lambda batch: batch.rewards)
+    with pytest.raises(InputError, match="'raw' is already registered"):
+        registry.built_in("raw")(lambda batch: batch.rewards)

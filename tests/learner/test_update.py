@@ -90,7 +90,7 @@ def test_the_gradient_does_not_depend_on_packing_or_micro_batching(loss, aggrega
         gradient, many = train(groups, **settings, microbatch_tokens=capacity)
         torch.testing.assert_close(gradient, whole, atol=1e-9, rtol=1e-9)
         assert many.loss == pytest.approx(one.loss, abs=1e-9)
-        assert many.off_policy.ess == pytest.approx(one.off_policy.ess)
+        assert many.ess == pytest.approx(one.ess)
         assert many.fractions == pytest.approx(one.fractions)
         assert many.microbatches > one.microbatches == 1
 
@@ -124,8 +124,8 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss):
     gradient, statistics = train(groups, loss=loss)
     assert gradient.norm() > 1e-3
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
-    assert statistics.off_policy.ess == pytest.approx(1.0)
-    assert statistics.off_policy.origins["fresh"].mismatch < 1e-6
+    assert statistics.ess == pytest.approx(1.0)
+    assert statistics.origins["fresh"].mismatch < 1e-6
 
 
 def test_truncated_weights_on_reinforce_equal_capped_weights():
@@ -148,7 +148,7 @@ def test_a_batch_that_is_masked_out_is_finite_and_leaves_the_weights():
     gradient, statistics = train(groups)
     assert gradient.abs().max() == 0
     assert (statistics.loss, statistics.tokens_trained) == (0.0, 0)
-    assert statistics.off_policy.ess is None
+    assert statistics.ess is None
     assert statistics.max_lag is None
     assert statistics.unscored == 1
 
@@ -195,15 +195,15 @@ def test_statistics_describe_the_batch():
     assert found.max_lag == 2
     assert found.lag_mean == pytest.approx(3 / 7)
     assert (
-        found.off_policy.origins["fresh"].tokens,
-        found.off_policy.origins["crossed"].tokens,
-        found.off_policy.origins["stale"].tokens,
+        found.origins["fresh"].tokens,
+        found.origins["crossed"].tokens,
+        found.origins["stale"].tokens,
     ) == (3, 3, 1)
     assert found.optimizer_steps == 1
     assert found.microbatches == 1
     assert found.pack_efficiency == 15 / 16
     assert 0 < found.entropy_mean <= math.log(11)
-    assert 0 < found.off_policy.ess <= 1
+    assert 0 < found.ess <= 1
     assert found.grad_norm > 0
     assert found.rank_imbalance == 1.0
 
@@ -212,7 +212,7 @@ def test_mismatch_is_measured_apart_by_origin():
     fresh = on_policy(random_groups(count=1))[0]
     stale = group("b", [rollout([1, 2, 3], reward=1.0, versions=-0, logprobs=-9.0)])
     _, found = train([fresh, stale], version=0)
-    assert found.off_policy.origins["stale"].mismatch is None
+    assert found.origins["stale"].mismatch is None
     moved = group("b", [rollout([1, 2, 3], reward=1.0, versions=1, logprobs=-9.0)])
     stamped = group(
         "a",
@@ -228,9 +228,9 @@ def test_mismatch_is_measured_apart_by_origin():
         ],
     )
     _, found = train([stamped, moved], version=2)
-    assert found.off_policy.origins["fresh"].mismatch < 1e-6
-    assert found.off_policy.origins["stale"].mismatch > 1
-    assert found.off_policy.origins["crossed"].mismatch is None
+    assert found.origins["fresh"].mismatch < 1e-6
+    assert found.origins["stale"].mismatch > 1
+    assert found.origins["crossed"].mismatch is None
 
 
 def test_the_running_baseline_survives_between_batches():
@@ -298,10 +298,10 @@ def test_minibatches_and_epochs_are_optimizer_steps():
     assert found.tokens_trained == once.tokens_trained
     assert found.rollouts_trained == once.rollouts_trained
     for origin in ("stale", "fresh"):
-        tokens = found.off_policy.origins[origin].tokens
-        assert tokens == once.off_policy.origins[origin].tokens
+        tokens = found.origins[origin].tokens
+        assert tokens == once.origins[origin].tokens
     assert found.fractions["not_finite"] == 0
-    assert found.off_policy.ess == pytest.approx(once.off_policy.ess)
+    assert found.ess == pytest.approx(once.ess)
 
 
 def test_the_loss_is_a_mean_over_the_minibatches_that_there_are():

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, SamplingParameters
+from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 from weight_sync.config import WeightSyncConfig
 
@@ -64,7 +65,10 @@ def sampled(model_path, *, float32_head):
 def test_engine_and_learner_form_logits_alike(narrow_model, float32_head):
     ids, logprobs = sampled(narrow_model, float32_head=float32_head)
     policy = load_policy(
-        narrow_model, dtype="bfloat16", attention="sdpa", chunk=64, float32_head=float32_head
+        narrow_model,
+        LogprobOptions(chunk=64, float32_head=float32_head),
+        dtype="bfloat16",
+        attention="sdpa",
     )
     with torch.no_grad():
         own = policy(torch.tensor(ids), torch.arange(len(ids)))[0][len(PROMPT) :]

@@ -8,8 +8,17 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.broker.queue_workers import GROUP_SIZE, make_lease, manifest
-from benchmarks.broker.scale import STUDY, TIMED, generation_seconds, groups_each, shares
-from benchmarks.broker.scale_conclusions import describe, missed, quantiles, verdict
+from benchmarks.broker.scale import (
+    STUDY,
+    TIMED,
+    describe,
+    generation_seconds,
+    groups_each,
+    missed,
+    quantiles,
+    shares,
+    verdict,
+)
 from benchmarks.broker.scale_workers import (
     CALLS,
     ActorStatistics,
@@ -100,7 +109,7 @@ def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do():
     async def play():
         names = ["engine-0", "engine-1"]
         pace = Pace(tokens=8, at_once=2, seconds=0.6, poll_seconds=0.2, heartbeat_seconds=0.05)
-        crowd = Crowd.__ray_metadata__.modified_class(names, pace, Client)
+        crowd = Crowd(names, pace, Client)
         work = asyncio.create_task(crowd.run(SimpleNamespace(handle="broker"), Broadcaster()))
         await asyncio.sleep(1.5)
         await crowd.stop()

@@ -7,18 +7,18 @@ import sys
 
 import pytest
 
-from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
+from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_variants
 from benchmarks.harness.provenance import RESULTS
 from benchmarks.harness.training_runs import Variant
 from benchmarks.loop import staleness, staleness_report, versus_trl
-from benchmarks.loop.staleness import STUDY, read_variant, read_variants
-from benchmarks.loop.staleness_figures import (
+from benchmarks.loop.run_figures import (
     curve,
     interval,
     off_policyness,
     seconds_to,
     t_quantile,
 )
+from benchmarks.loop.staleness import STUDY, read_variant
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
@@ -302,7 +302,7 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
         directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
         (directory.path / SCORES).write_text("{}")
     (tmp_path / "out" / INITIAL).write_text("0.5")
-    read, failed = read_variants(variants, 0.5)
+    read, failed = read_variants(variants, 0.5, read_variant)
     assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
     assert "eta0-seed0 cannot be read: " in failed[0]["why"]
     assert "trained 12 batches since it was last started, 9 of them" in failed[0]["why"]
@@ -317,7 +317,8 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
 def test_a_study_is_trained_scored_and_continued(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
-    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")
+    paced = "actors.scripted_options.tokens_per_second=200.0"  # a plan needs the time of a token
+    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8", "--set", paced)
     options = ("--steps", "14", "--seeds", "0", "--problems", "12", "--score-every", "7")
     chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
     command = ("bench", "staleness", recipe, *settings, *options, *chosen)

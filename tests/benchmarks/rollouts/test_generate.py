@@ -14,13 +14,14 @@ from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec
 from actors.errors import InputError as EngineInputError
 from benchmarks.rollouts.generate import (
-    CHARACTERS,
+    Offline,
     Sampled,
     check_equal,
     figures_of,
+    length_of,
     prompts_of,
+    tiny_model,
 )
-from benchmarks.rollouts.generate_engines import SEED, Offline, length_of
 from deploy.cli.bench import ROOT
 from deploy.errors import RunFailed
 from weight_sync.config import WeightSyncConfig
@@ -38,7 +39,7 @@ def test_lengths_are_the_same_wherever_they_are_asked():
 def test_no_prompt_comes_twice_and_all_can_be_read():
     texts = [prompt.text for version in range(3) for prompt in prompts_of(version, 50)]
     assert len(set(texts)) == 150
-    assert set("".join(texts)) <= set(CHARACTERS)
+    assert set("".join(texts)) <= set(tiny_model("demo").characters)
 
 
 def test_ratios_are_medians_of_those_of_each_round():
@@ -80,7 +81,7 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path
     with mock.patch.dict(os.environ):
         Offline().start(path, config, 256)
         spec = EngineSpec(
-            index=0, config=config, weight_sync=WeightSyncConfig(), model_path=path, seed=SEED
+            index=0, config=config, weight_sync=WeightSyncConfig(), model_path=path, seed=0
         )
         engine = build_engine(spec, None, 256)
         with pytest.raises(EngineInputError, match="enough is known"):

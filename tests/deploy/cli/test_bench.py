@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.provenance import reserve, store
 from benchmarks.harness.study import Study
-from benchmarks.loop.async_figures import (
+from benchmarks.loop.run_figures import (
     actors_limit,
     compare_with_limits,
     generation,

@@ -33,7 +33,10 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
         ("steps=0", "steps = 0: must be at least 1"),
         ("steps=many", 'steps = "many": must be a whole number'),
-        ("learner.loss=pppo", "'pppo' is not one of reinforce, ppo, grpo, dapo, cispo"),
+        (
+            "learner.loss=pppo",
+            "unknown loss 'pppo': expected one of reinforce, ppo, grpo, dapo, cispo",
+        ),
         ("learner.zero_stage=5", "learner.zero_stage = 5"),
         (f"name={'x' * 101}", "must be at most 100 characters"),
         ("name=a/b", 'name = "a/b": must be letters, digits, "."'),

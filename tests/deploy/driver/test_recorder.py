@@ -38,7 +38,7 @@ class Processes:
 
 
 def follow(context, processes, seconds=10.0, **intervals):
-    trackers = Trackers((), context.directory.path, "x", {}, context.console.say)
+    trackers = Trackers(context.config, context.directory.path, context.console.say)
     recorder = Recorder(context, processes, trackers, poll_seconds=0.01, **intervals)
 
     async def main():

@@ -6,7 +6,6 @@ import shutil
 import socket
 import threading
 import time
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +15,8 @@ from deploy.config.loader import load_recipe
 from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
-from deploy.observability.exporter import Endpoint, Exporter, check_address
-from deploy.observability.waits import Overdue, Wait
+from deploy.observability.exporter import Exporter, check_address
+from deploy.observability.waits import Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
@@ -54,13 +53,13 @@ def exporter(tmp_path, others):
         )
     )
     record.swaps.append(FAILED)
+    pinned = ("actors.count=2", 'actors.cores=["0", "0"]', "heldout.pinned=true")
     made = Exporter(
-        "mine",
+        load_recipe("demo", ["name=mine", *pinned]),
         tmp_path,
-        [RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)])],
+        RunMetrics(record, tmp_path, lambda: [Wait("a", "b", "c", seconds=7.0)]),
         lambda: others,
-        Endpoint("127.0.0.1", 0, node="10.0.0.7"),
-        evaluators=["actor-1"],
+        node="10.0.0.7",
     )
     yield made
     made.close()
@@ -171,11 +170,6 @@ def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is
     others.clear()
     exporter.write()
     assert not file.exists()
-
-
-def test_another_path_says_what_there_is(exporter):
-    with pytest.raises(urllib.error.HTTPError, match="there are /metrics, /targets"):
-        ask(exporter, "/")
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):

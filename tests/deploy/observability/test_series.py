@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.metrics import ENGINE
-from deploy.observability.prometheus_text import parse
+from deploy.observability.top_model import parse
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,9 +56,9 @@ def samples(headway):
             if len(where) < ACTORS + 4:
                 continue
             said = {name: ask(address) for name, address in where.items()}
-            updated = [name for name, _ in said["driver"] if name == "headway_weight_updates_total"]
-            trained = said["broker"][("headway_version", frozenset())]
-            if len(updated) == ACTORS and trained > 3:
+            updated = [s for s in said["driver"] if s.name == "headway_weight_updates_total"]
+            [version] = [s for s in said["broker"] if s.name == "headway_version"]
+            if len(updated) == ACTORS and version.value > 3:
                 break
         else:
             raise AssertionError(f"not within the deadline: {Path(log.name).read_text()}")
@@ -72,13 +72,13 @@ def owner(process, labels):
     """The actor that a series is there for, wherever it is shown; None: it is there once a run."""
     if process.startswith("actor-"):
         return process
-    values = [value.replace("engine-", "actor-") for _, value in labels]
+    values = [value.replace("engine-", "actor-") for value in labels.values()]
     return next((value for value in values if value.startswith("actor-")), None)
 
 
 def test_series_are_few_for_each_actor_and_for_the_rest(samples):
     counts = Counter(
-        owner(process, labels) for process, said in samples.items() for _, labels in said
+        owner(process, sample.labels) for process, said in samples.items() for sample in said
     )
     besides = counts.pop(None)
     print(f"{max(counts.values())} series for an actor at most, {besides} besides")
@@ -88,8 +88,11 @@ def test_series_are_few_for_each_actor_and_for_the_rest(samples):
 
 
 def test_of_vllms_own_those_that_are_allowed_are_shown_without_its_labels(samples):
-    shown = {(name, labels) for name, labels in samples["actor-0"] if name.startswith("vllm:")}
-    assert {name.removesuffix("_total") for name, _ in shown} == set(ENGINE)
-    assert {labels for _, labels in shown} == {frozenset()}
-    others = {process: said for process, said in samples.items() if process != "actor-0"}
-    assert not [name for said in others.values() for name, _ in said if name.startswith("vllm:")]
+    shown = {
+        process: [sample for sample in said if sample.name.startswith("vllm:")]
+        for process, said in samples.items()
+    }
+    of_actor = shown.pop("actor-0")
+    assert {sample.name.removesuffix("_total") for sample in of_actor} == set(ENGINE)
+    assert not any(sample.labels for sample in of_actor)
+    assert not any(shown.values())

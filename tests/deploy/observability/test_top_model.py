@@ -1,4 +1,4 @@
-"""What `headway top` makes of metrics, and how it finds them."""
+"""`headway top`: its figures, its frames, and how it reaches a run."""
 
 import io
 import json
@@ -11,11 +11,20 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.console import Console
 
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.observability.exporter import Endpoint, Exporter
-from deploy.observability.prometheus_text import Moment, parse
+from deploy.observability.exporter import Exporter
 from deploy.observability.run_client import RunClient, events, show
-from deploy.observability.top_model import Event, view
+from deploy.observability.top_model import (
+    TOKENS,
+    Interval,
+    Moment,
+    actor_state,
+    parse,
+    token_lags,
+    troubles,
+    update_seconds,
+)
 from deploy.observability.top_view import ACTORS, screen
 from deploy.storage.run_directory import RunDirectory
 
@@ -67,22 +76,26 @@ def test_rates_are_what_was_gained_between_two_moments():
             version=6, groups__state__queued=5, groups__state__ready=2, groups__state__trained=12
         ),
     )
-    rates = view(now, before, ()).rates
-    assert (rates.trained, rates.issued, rates.leased, rates.taken) == (0.5, 2.0, 1.5, 1.0)
-    assert rates.tokens_generated is None
+    interval = Interval(now, before)
+    assert interval.rate("headway_version") == 0.5
+    assert interval.rate_of_groups() == 2.0
+    assert interval.rate_of_groups("queued") == 1.5
+    assert interval.rate_of_groups("queued", "leased", "ready", "dropped", "failed") == 1.0
+    assert interval.rate(TOKENS) is None
 
 
 def test_the_first_moment_has_no_rates_yet():
-    seen = view(moment(100.0, broker=scrape(version=4), actor_0=actor(50)), None, ())
-    assert seen.version == 4
-    assert seen.rates.trained is None
-    assert seen.actors[0].tokens_per_second is None
+    only = Interval(moment(100.0, broker=scrape(version=4), actor_0=actor(50)))
+    assert only.now.value("headway_version") == 4
+    assert only.rate("headway_version") is None
+    assert only.rate(TOKENS, "actor-0") is None
 
 
-def test_an_actor_that_was_made_again_counts_from_nothing():
-    seen = view(moment(102.0, actor_0=actor(30)), moment(100.0, actor_0=actor(5000)), ())
-    assert seen.actors[0].tokens_per_second == 15.0
-    assert seen.rates.tokens_generated == 15.0
+def test_an_actor_that_was_restarted_counts_from_0():
+    before = moment(100.0, actor_0=actor(5000), actor_1=actor(10))
+    interval = Interval(moment(102.0, actor_0=actor(30), actor_1=actor(20)), before)
+    assert interval.rate(TOKENS, "actor-0") == 15.0
+    assert interval.rate(TOKENS) == 20.0
 
 
 @pytest.mark.parametrize(
@@ -95,37 +108,35 @@ def test_an_actor_that_was_made_again_counts_from_nothing():
     ],
 )
 def test_the_state_of_an_actor(samples, state):
-    [seen] = view(moment(1.0, actor_0=samples), None, ()).actors
-    assert seen.state == state
+    assert actor_state("actor-0", moment(1.0, actor_0=samples)) == state
 
 
 def test_a_process_that_does_not_answer_is_a_trouble_and_the_rest_is_shown():
-    seen = view(moment(1.0, broker=None, actor_0=actor(5)), None, ())
-    assert seen.troubles == ["broker does not answer"]
-    assert seen.actors[0].running == 1
+    now = moment(1.0, broker=None, actor_0=actor(5))
+    assert troubles(now) == ["broker does not answer"]
+    assert actor_state("actor-0", now) == "generates"
 
 
 def test_a_wait_that_lasts_too_long_is_a_trouble_with_its_owner():
     driver = scrape(overdue_wait_seconds__who__learner__on__engine=61)
-    assert view(moment(1.0, driver=driver), None, ()).troubles == [
-        "learner waits on engine for 61 s"
-    ]
+    assert troubles(moment(1.0, driver=driver)) == ["learner waits on engine for 61 s"]
 
 
 def test_lags_are_of_the_tokens_trained_in_between():
     before = moment(0.0, learner=lags(10, 10, 10, 10, 10, 10, 10))
     now = moment(1.0, learner=lags(10, 13, 13, 13, 13, 14, 14))
-    assert view(now, before, ()).lags == {"1": 0.75, "5–6": 0.25}
+    assert token_lags(Interval(now, before)) == {"1": 0.75, "5–6": 0.25}
 
 
 def test_lags_are_of_all_tokens_where_none_were_trained_in_between():
     same = lags(1, 3, 4, 4, 4, 4, 4)
-    seen = view(moment(1.0, learner=same), moment(0.0, learner=same), ())
-    assert seen.lags == {"0": 0.25, "1": 0.5, "2": 0.25}
+    interval = Interval(moment(1.0, learner=same), moment(0.0, learner=same))
+    assert token_lags(interval) == {"0": 0.25, "1": 0.5, "2": 0.25}
 
 
 def test_a_lag_above_the_last_bucket_is_shown_as_open():
-    assert view(moment(1.0, learner=lags(0, 0, 0, 0, 0, 0, 2)), None, ()).lags == {"7–": 1.0}
+    now = moment(1.0, learner=lags(0, 0, 0, 0, 0, 0, 2))
+    assert token_lags(Interval(now)) == {"7–": 1.0}
 
 
 def test_an_update_is_shown_with_its_mean_duration_in_between():
@@ -136,13 +147,14 @@ def test_an_update_is_shown_with_its_mean_duration_in_between():
             weight_updates_total__engine__e=count,
         )
 
-    seen = view(moment(2.0, driver=updates(7.0, 4)), moment(0.0, driver=updates(1.0, 2)), ())
-    assert seen.update_seconds == 3.0
-    assert seen.rates.updates == 1.0
+    now, before = moment(2.0, driver=updates(7.0, 4)), moment(0.0, driver=updates(1.0, 2))
+    interval = Interval(now, before)
+    assert update_seconds(interval) == 3.0
+    assert interval.rate("headway_weight_updates_total") == 1.0
 
 
 def frame():
-    """A run in the middle of things."""
+    """Print a frame of a run that is going on."""
 
     def at(when, version, tokens, waited):
         broker = scrape(
@@ -174,31 +186,32 @@ def frame():
         return moment(
             when,
             driver=scrape(max_staleness=2, heldout_score__kind__greedy=0.5),
-            broker={**broker, **engines},
-            learner={**learner, **lags(0, tokens, tokens, tokens, tokens, tokens, tokens)},
+            broker=[*broker, *engines],
+            learner=[*learner, *lags(0, tokens, tokens, tokens, tokens, tokens, tokens)],
             actor_0=actor(tokens, running=4, idle=waited),
             actor_1=None,
         )
 
-    happened = [Event(850.0, "checkpoint of version 20"), Event(990.0, "[actor-1] was restarted")]
-    return view(at(1000.0, 24, 12_000, 4.0), at(990.0, 22, 2_000, 2.0), happened)
+    happened = [(850.0, "checkpoint of version 20"), (990.0, "[actor-1] was restarted")]
+    interval = Interval(at(1000.0, 24, 12_000, 4.0), at(990.0, 22, 2_000, 2.0))
+    return printed(screen(interval, happened))
 
 
 def test_a_frame_as_it_is_printed():
     """Written anew by `python tests/deploy/observability/test_top_model.py`, to be looked at."""
-    assert printed(frame()) == GOLDEN.read_text()
+    assert frame() == GOLDEN.read_text()
 
 
-def printed(seen):
+def printed(shown):
     console = Console(file=io.StringIO(), width=100)
-    console.print(screen(seen))
+    console.print(shown)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
 def test_of_many_actors_those_that_generate_least_are_shown():
     many = {f"actor_{index}": actor(index) for index in range(ACTORS + 3)}
     idle = {name: actor(0) for name in many}
-    text = printed(view(moment(1.0, **many), moment(0.0, **idle), ()))
+    text = printed(screen(Interval(moment(1.0, **many), moment(0.0, **idle))))
     assert "and 3 that generate more" in text
     assert "actor-15 " in text
     assert "actor-16 " not in text
@@ -215,13 +228,8 @@ class Fixed:
 @pytest.fixture
 def exporter(tmp_path):
     (tmp_path / "recipe.json").write_text("{}")
-    made = Exporter(
-        "mine",
-        tmp_path,
-        [Fixed()],
-        lambda: [("broker", "127.0.0.1:1")],
-        Endpoint("127.0.0.1", 0, node=""),
-    )
+    recipe = load_recipe("demo", ["name=mine"])
+    made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
     made.write()
     yield made
     made.close()
@@ -231,9 +239,9 @@ def exporter(tmp_path):
 def test_a_run_is_found_by_its_folder_and_by_its_address(exporter, tmp_path, by):
     address = exporter.address
     name = {"folder": str(tmp_path), "address": address, "url": f"http://{address}/targets"}[by]
-    seen = RunClient(name, tmp_path).look()
-    assert (seen.run, seen.version) == ("mine", 7)
-    assert seen.troubles == ["broker does not answer"]
+    now = RunClient(name, tmp_path).look().now
+    assert (now.run, now.value("headway_version")) == ("mine", 7)
+    assert troubles(now) == ["broker does not answer"]
 
 
 def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path):
@@ -289,7 +297,7 @@ def targets(address):
 def test_an_address_of_something_else_says_so(answering, tmp_path):
     address, answers = answering
     answers.append(b"SSH-2.0-OpenSSH_9.2\r\n")
-    with pytest.raises(InputError, match=r"does not speak HTTP: BadStatusLine"):
+    with pytest.raises(InputError, match=r"nothing answers at .*Server disconnected"):
         RunClient(address, tmp_path).look()
 
 
@@ -299,7 +307,7 @@ def test_an_address_of_something_else_says_so(answering, tmp_path):
 def test_a_process_that_says_something_else_is_one_that_does_not_answer(answering, tmp_path, said):
     address, answers = answering
     answers += [targets(address), said]
-    assert RunClient(address, tmp_path).look().troubles
+    assert troubles(RunClient(address, tmp_path).look().now) == ["driver does not answer"]
 
 
 def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, tmp_path):
@@ -318,7 +326,7 @@ def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_p
     directory.append("swaps.jsonl", [{**swap, "error": None}, {**swap, "error": "no"}])
     directory.append("restarts.jsonl", [{"actor": "actor-0", "at": 10.0, "reason": "killed"}])
     (directory.checkpoints / "v000002").mkdir(parents=True)
-    assert [event.text for event in events(directory)] == [
+    assert [text for _, text in events(directory)] == [
         "actor-0 was restarted: killed",
         "engine-0 did not take version 3: no",
         "checkpoint of version 2",
@@ -329,7 +337,7 @@ def test_only_the_end_of_a_long_file_is_read_for_events(tmp_path):
     directory = RunDirectory(tmp_path)
     rows = [{"actor": f"actor-{n}", "at": float(n), "reason": "x" * 100} for n in range(2000)]
     directory.append("restarts.jsonl", rows)
-    assert [event.at for event in events(directory)] == [float(n) for n in range(1992, 2000)]
+    assert [at for at, _ in events(directory)] == [float(n) for n in range(1992, 2000)]
 
 
 def test_text_that_is_not_metrics_is_refused_by_its_source():
@@ -338,4 +346,4 @@ def test_text_that_is_not_metrics_is_refused_by_its_source():
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(printed(frame()))
+    GOLDEN.write_text(frame())

@@ -45,7 +45,12 @@ class Failing:
 
 def made(kinds, by_kind, said):
     factories = {kind: lambda *_, kind=kind: by_kind[kind] for kind in by_kind}
-    return Trackers(kinds, None, "mine", {}, said.append, factories)
+    config = SimpleNamespace(deploy=SimpleNamespace(trackers=kinds))
+    return Trackers(config, None, said.append, factories)
+
+
+def recipe(kind):
+    return load_recipe("demo", [f'deploy.trackers=["{kind}"]'])
 
 
 def test_a_batch_is_logged_at_the_version_that_it_made():
@@ -113,7 +118,7 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     for _ in range(2):
-        tracker = Trackers(["wandb"], tmp_path, "mine", {}, pytest.fail)
+        tracker = Trackers(recipe("wandb"), tmp_path, pytest.fail)
         tracker.batch(ROW)
         tracker.scores(2, {"greedy": 0.75})
         tracker.close()
@@ -135,7 +140,7 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_has_the_figures(tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tracker = Trackers(["tensorboard"], tmp_path, "mine", {}, pytest.fail)
+    tracker = Trackers(recipe("tensorboard"), tmp_path, pytest.fail)
     tracker.batch(ROW)
     tracker.close()
     events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
@@ -178,7 +183,7 @@ def test_weights_and_biases_has_the_figures_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
     for _ in range(2):  # the second goes on, as a resumed run does
-        tracker = Trackers(["wandb"], tmp_path, "mine", {"steps": 3}, pytest.fail)
+        tracker = Trackers(recipe("wandb"), tmp_path, pytest.fail)
         tracker.batch(ROW)
         tracker.scores(2, {"greedy": 0.75})
         tracker.close()

@@ -9,7 +9,6 @@ from deploy.observability.waits import (
     ActorHealth,
     Health,
     Movement,
-    Overdue,
     Wait,
     Waits,
     waits,
@@ -89,7 +88,7 @@ def test_a_wait_is_overdue_after_its_deadline_and_not_before():
     watched, stuck = Waits(deadline=10.0), broker(taken=2)
     assert [watched.overdue(stuck, now) for now in (100.0, 105.0, 110.0)] == [[], [], []]
     wait = Wait("broker", "learner", "batch 4 to be trained")
-    assert watched.overdue(stuck, 110.5) == [Overdue(wait, 10.5)]
+    assert watched.overdue(stuck, 110.5) == [replace(wait, seconds=10.5)]
 
 
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
@@ -102,7 +101,7 @@ def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
     assert watched.overdue(scoring[1], 9.0) == []
     assert watched.overdue(scoring[1], 18.0) == []
     wait = Wait("feeder", "actors", "scores of the initial policy")
-    assert watched.overdue(scoring[1], 19.5) == [Overdue(wait, 10.5)]
+    assert watched.overdue(scoring[1], 19.5) == [replace(wait, seconds=10.5)]
 
 
 def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_says():
@@ -111,7 +110,7 @@ def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_say
     pinned = replace(broker(engines={"engine-0": 3}), actors=actors)
     watched.overdue(pinned, 0.0)
     assert watched.overdue(pinned, 609.0) == []
-    assert [late.wait.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
+    assert [late.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
 
 
 def test_what_moves_begins_anew_and_so_does_what_was_over():
@@ -130,7 +129,7 @@ def test_an_actor_moves_by_rollouts_that_end_and_by_versions():
     assert watched.overdue(actor(running=2, finished=8), 11.0) == []
     newer = replace(actor(running=2, finished=8), broker=replace(BROKER, engines={"engine-0": 5}))
     assert watched.overdue(newer, 22.0) == []
-    assert [late.wait.on for late in watched.overdue(newer, 33.0)] == ["actor-0"]
+    assert [late.on for late in watched.overdue(newer, 33.0)] == ["actor-0"]
 
 
 def test_the_longest_comes_first():
@@ -138,7 +137,7 @@ def test_the_longest_comes_first():
     watched.overdue(replace(HEALTH, disk=False), 0.0)
     both = replace(broker(taken=2), disk=False)
     watched.overdue(both, 5.0)
-    assert [late.wait.on for late in watched.overdue(both, 9.0)] == [DISK, "learner"]
+    assert [late.on for late in watched.overdue(both, 9.0)] == [DISK, "learner"]
 
 
 MOVES = [broker(version=5), broker(accepted=1), broker(engines={"engine-0": 4, "engine-1": 5})]

@@ -34,7 +34,7 @@ def test_a_replay_begins_at_the_nearest_checkpoint_that_is_not_later(steps, star
     checkpoints = {2: Path("v2"), 4: Path("v4"), 6: Path("v6")}
     plan = plan_replay(steps, recorded(*"abcde"), checkpoints)
     assert (plan.start, plan.first, plan.end) == (start, *steps)
-    assert plan.checkpoint == ((start, checkpoints[start]) if start else None)
+    assert plan.checkpoint == checkpoints.get(start)
 
 
 def test_batches_that_were_not_trained_are_refused_naming_those_that_were():

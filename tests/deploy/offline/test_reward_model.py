@@ -13,7 +13,7 @@ from actors.reward_models.folder import TextReader
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.offline import reward_model
-from deploy.offline.preference_pairs import PreferencePairs
+from deploy.offline.reward_model import PreferencePairs
 from deploy.preflight.models import reward_model_paths
 
 SECTION = (
@@ -52,9 +52,9 @@ def prompt_of(pair):
 
 def test_no_member_trains_a_held_out_pair_and_each_has_an_order_of_its_own(tmp_path):
     pairs = pairs_of(tmp_path)
-    heldout = {prompt_of(pair) for pair in pairs.heldout()}
+    heldout = {prompt_of(pair) for pair in pairs.heldout}
     orders = [[prompt_of(pair) for pair in islice(pairs.training(m), 800)] for m in (0, 1)]
-    assert len(pairs.heldout()) == 200
+    assert len(pairs.heldout) == 200
     for order in orders:
         assert not heldout & set(order)
     assert orders[0][:20] != orders[1][:20]
@@ -71,7 +71,7 @@ def test_pairs_of_a_file_too_small_to_hold_any_back_are_refused(tmp_path):
 
 def test_a_pair_that_does_not_fit_is_refused_with_the_limit(tmp_path):
     with pytest.raises(InputError, match=r"tokens, must have at most 20"):
-        pairs_of(tmp_path, context=20).heldout()
+        pairs_of(tmp_path, context=20)
 
 
 def test_a_run_asks_for_reward_models_that_are_not_made_yet_or_were_made_otherwise(tmp_path):
@@ -127,11 +127,11 @@ def test_what_was_trained_is_what_is_served(made, member):
 
     folder, _ = made
     path = str(folder / f"model-{member}")
-    judge = Member(path, dtype="float32", device="cpu", standardise=True)
+    trained = Member(path, dtype="float32", device="cpu", standardise=True)
     config = load_recipe("tests/deploy/recipe.toml", SECTION)
-    pairs = PreferencePairs(config, config.reward_model, judge.read).heldout()
+    pairs = PreferencePairs(config, config.reward_model, trained.read).heldout
     scores = torch.cat(
-        [judge.score([text]) for pair in pairs for text in (pair.chosen, pair.rejected)]
+        [trained.score([text]) for pair in pairs for text in (pair.chosen, pair.rejected)]
     )
     assert float(scores.mean()) == pytest.approx(0.0, abs=1e-4)
     assert float(scores.std()) == pytest.approx(1.0, abs=1e-4)

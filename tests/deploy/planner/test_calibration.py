@@ -9,8 +9,9 @@ import pytest
 from deploy.errors import InputError
 from deploy.planner.calibration import LEAST_BATCHES, rates_of, read_rates
 from deploy.planner.rates import EngineRates
-from deploy.planner.simulated_engine import SimulatedEngine
+from deploy.planner.simulator import SimulatedEngine
 from deploy.storage.run_directory import RunDirectory
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes
 from tests.deploy.leased import train_early
 from weight_sync.announcements import WeightUpdateReport
@@ -88,6 +89,7 @@ def rows(count):
         found.append(
             {
                 "version": version,
+                "weights_checksum": "",
                 "wait_started_at": now,
                 "wait_finished_at": waited,
                 "step_started_at": waited,
@@ -101,6 +103,11 @@ def rows(count):
         )
         now = stepped + 0.01
     return found
+
+
+def measure(rows, swaps=(), groups=None):
+    batches = [TrainedBatch.from_dict(row) for row in rows]
+    return rates_of(batches, swaps, made() if groups is None else groups)
 
 
 def swap(version, published, *, staged=0.02, pause=0.05, **more):
@@ -117,7 +124,7 @@ def swap(version, published, *, staged=0.02, pause=0.05, **more):
 
 
 def test_an_engine_s_rates_are_found_again():
-    found = rates_of(rows(70), [], made())
+    found = measure(rows(70))
     assert found.explained > 0.98
     assert found.rates.engine.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.2)
     assert found.rates.engine.rollout_step_seconds == pytest.approx(
@@ -129,14 +136,14 @@ def test_an_engine_s_rates_are_found_again():
 
 def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():
     """Its longest rollouts are alone at last, where a token takes little but `step_seconds`."""
-    found = rates_of(rows(70), [], made_in_batches()).rates.engine
+    found = measure(rows(70), groups=made_in_batches()).rates.engine
     assert found.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.1)
     assert found.rollout_step_seconds == pytest.approx(TRUE.rollout_step_seconds, rel=0.1)
     assert found.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
 
 
 def test_a_learner_s_rates_are_found_again():
-    learner = rates_of(rows(30), [], made()).rates.learner
+    learner = measure(rows(30)).rates.learner
     assert learner.batch_seconds == pytest.approx(0.1)
     assert learner.token_seconds == pytest.approx(0.001)
     assert learner.variation == pytest.approx(0.0, abs=1e-9)
@@ -151,7 +158,7 @@ def test_updates_that_failed_or_seeded_an_engine_are_left_out():
         swap(0, 0.1, pause=9.0, seeding=True),
         failed,
     ]
-    update = rates_of(rows(12), swaps, made()).rates.update
+    update = measure(rows(12), swaps).rates.update
     assert update.staging_seconds == pytest.approx(0.025)
     assert update.pause_seconds == pytest.approx(0.1)
 
@@ -163,15 +170,15 @@ def test_lengths_are_of_the_groups_of_the_batches_after_the_first_ones():
         [tuple(group.tokens) for group in groups if first < group.taken_at <= last]
         for first, last in ((0.0, begin), (begin, end), (end, math.inf))
     )
-    assert list(rates_of(batches, [], groups).rates.lengths) == mine
+    assert list(measure(batches, groups=groups).rates.lengths) == mine
     assert all((before, mine, after))
 
 
 def test_updates_before_and_after_the_measured_batches_are_left_out():
     batches = rows(12)
     begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]
-    swaps = [swap(5, begin - 0.1, pause=9.0), swap(6, begin + 0.1), swap(12, end + 0.1, pause=9.0)]
-    assert rates_of(batches, swaps, made()).rates.update.pause_seconds == pytest.approx(0.05)
+    swaps = [swap(5, begin - 0.1, pause=0.15), swap(6, begin + 0.1), swap(12, end + 0.1, pause=9.0)]
+    assert measure(batches, swaps).rates.update.pause_seconds == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("staleness", [0, 3])
@@ -200,23 +207,23 @@ def test_groups_without_a_signal_are_counted_whether_they_were_dropped_or_traine
         replace(group, taken_at=group.accepted_at) if place % 4 == 0 else group
         for place, group in enumerate(groups)
     ]
-    assert rates_of(rows(70), [], dropped).rates.tied_share == pytest.approx(0.25, abs=0.01)
+    assert measure(rows(70), groups=dropped).rates.tied_share == pytest.approx(0.25, abs=0.01)
     trained = [{**row, "tied_groups": 2.0, "groups": 8.0} for row in rows(12)]
-    assert rates_of(trained, [], groups).rates.tied_share == 0.25
-    assert rates_of(rows(12), [], groups).rates.tied_share == 0.0
+    assert measure(trained, groups=groups).rates.tied_share == 0.25
+    assert measure(rows(12), groups=groups).rates.tied_share == 0.0
 
 
 def test_the_loss_of_sample_size_is_per_squared_version_of_lag():
     halves = [{**row, "ess": math.exp(-0.2 * (1 + 4) / 2)} for row in rows(12)]
-    assert rates_of(halves, [], made()).ess_loss == pytest.approx(0.2)
+    assert measure(halves).rates.ess_loss == pytest.approx(0.2)
     growing = [
         {**row, "lag_histogram": {str(lag): 8}, "ess": math.exp(-0.01 * lag**2)}
         for lag, row in enumerate(rows(12))
     ]
-    assert rates_of(growing, [], made()).ess_loss == pytest.approx(0.01)
+    assert measure(growing).rates.ess_loss == pytest.approx(0.01)
     fresh = [{**row, "lag_histogram": {"0": 8}, "ess": 1.0} for row in rows(12)]
-    assert rates_of(fresh, [], made()).ess_loss is None
-    assert rates_of(rows(12), [], made()).ess_loss is None
+    assert measure(fresh).rates.ess_loss is None
+    assert measure(rows(12)).rates.ess_loss is None
 
 
 def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):

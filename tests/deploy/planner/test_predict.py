@@ -16,12 +16,11 @@ from deploy.errors import InputError
 from deploy.planner.command import PlanInputs, parse_bounds, plan, show
 from deploy.planner.predict import (
     MOST_ACTORS,
-    Source,
     best,
     between,
     most_actors,
     predict,
-    predict_own,
+    predict_split,
     setting_of,
     some_counts,
 )
@@ -42,13 +41,17 @@ def recipe(*settings):
     return load_recipe("demo", [*SMALL, *settings])
 
 
-def source(train, ess_loss=None):
-    rates = Rates(
+def rates(train, ess_loss=None):
+    return Rates(
         engine=EngineRates(step_seconds=0.01),
         learner=LearnerRates(token_seconds=train),
         lengths=((100,) * 4,) * 4,
+        ess_loss=ess_loss,
     )
-    return Source(rates=rates, ranks=1, ess_loss=ess_loss)
+
+
+def speed(prospect):
+    return prospect.outcome.samples_per_second
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_splits_use_the_devices_up(devices, each, expected):
     config = recipe()
     actors = config.actors.model_copy(update={"tensor_parallel_size": each})
     config = config.model_copy(update={"actors": actors})
-    found = predict(config, source(train=0.002), bounds=[1], devices=devices)
+    found = predict(config, rates(train=0.002), bounds=[1], devices=devices)
     assert [(prospect.actors, prospect.ranks) for prospect in found] == expected
 
 
@@ -91,38 +94,24 @@ def test_beside_the_best_count_nothing_stays_untried(tried, data):
 
 def test_the_best_of_many_splits_is_found_and_not_only_the_best_of_those_tried_at_first():
     config = recipe("actors.max_concurrent_rollouts=4")
-    found = predict(config, source(train=0.0101), bounds=[4], devices=65)
+    found = predict(config, rates(train=0.0101), bounds=[4], devices=65)
     all_of_them = [
-        predict_own(
-            config.model_copy(
-                update={
-                    "actors": config.actors.model_copy(update={"count": count}),
-                    "learner": config.learner.model_copy(update={"ranks": 65 - count}),
-                    "queues": config.queues.model_copy(update={"max_staleness": 4}),
-                }
-            ),
-            source(train=0.0101),
-        )
+        prospect
         for count in range(1, 65, 3)
+        for prospect in predict_split(config, rates(train=0.0101), count, 65 - count, [4])
     ]
-    assert len({each.actors for each in found}) < 24
-    assert best(found).samples_per_second >= 0.99 * best(all_of_them).samples_per_second
-
-
-def test_a_recipe_by_itself_is_predicted_as_among_the_splits():
-    config = recipe("queues.max_staleness=2")
-    (among,) = predict(config, source(train=0.002), bounds=[2], devices=2)
-    assert predict_own(config, source(train=0.002)) == among
+    assert len({prospect.actors for prospect in found}) < 24
+    assert speed(best(found)) >= 0.99 * speed(best(all_of_them))
 
 
 def test_a_device_is_not_enough():
     with pytest.raises(InputError, match="1 devices are too few: an engine takes 1"):
-        predict(recipe(), source(train=0.002), bounds=[1], devices=1)
+        predict(recipe(), rates(train=0.002), bounds=[1], devices=1)
 
 
 def test_more_engines_than_can_be_simulated_in_a_minute_or_two_are_refused():
     with pytest.raises(InputError, match=r"100000 devices are too many: .* 99999 engines .* 1024"):
-        predict(recipe(), source(train=0.002), bounds=[1], devices=100_000)
+        predict(recipe(), rates(train=0.002), bounds=[1], devices=100_000)
     large = recipe("actors.tensor_parallel_size=8")
     assert most_actors(large, 8 * MOST_ACTORS + 8) == MOST_ACTORS
     with pytest.raises(InputError, match="up to 1025 engines of 8 "):
@@ -140,36 +129,35 @@ def test_a_setting_is_that_of_the_run():
 
 def test_more_devices_go_to_the_side_that_is_slower():
     """An engine generates two batches a second; a rank of the learner trains one in 3.2 s."""
-    found = predict(recipe(), source(train=0.002), bounds=[1], devices=4)
+    found = predict(recipe(), rates(train=0.002), bounds=[1], devices=4)
     assert [(each.actors, each.ranks) for each in found] == [(1, 3), (2, 2), (3, 1)]
     assert best(found).ranks == 3
     assert [each.limit for each in found] == ["learner"] * 3
-    assert found[0].learner_alone == pytest.approx(16 / (3.2 / 3))
-    assert found[0].samples_per_second == pytest.approx(found[0].learner_alone, rel=0.01)
+    assert speed(found[0]) == pytest.approx(16 / (3.2 / 3), rel=0.01)
 
 
 def test_the_smallest_bound_that_is_as_good_is_the_best():
     config = recipe("actors.max_concurrent_rollouts=16")  # a batch: the second waits
-    found = predict(config, source(train=0.0001), bounds=[0, 1, 2, 4], devices=2)
-    by_bound = {each.staleness: each for each in found}
+    found = predict(config, rates(train=0.0001), bounds=[0, 1, 2, 4], devices=2)
+    by_bound = {prospect.max_staleness: prospect for prospect in found}
     assert by_bound[0].limit == "staleness"
-    assert by_bound[0].samples_per_second == pytest.approx(16 / 1.16, rel=0.01)
-    assert best(found).staleness == 1
+    assert speed(by_bound[0]) == pytest.approx(16 / 1.16, rel=0.01)
+    assert best(found).max_staleness == 1
     assert best(found).limit == "actors"
 
 
 def test_lag_costs_sample_size_by_its_square():
-    found = predict(recipe(), source(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
+    found = predict(recipe(), rates(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
     assert found[0].ess == 1.0
     assert found[1].ess == pytest.approx(math.exp(-0.1 * found[1].outcome.lag_square_mean))
     assert 0.6 < found[1].ess < math.exp(-0.1 * found[1].outcome.lag_mean)
 
 
 def test_lengths_are_cut_where_the_recipe_cuts_them():
-    long = source(train=0.0001)
+    long = rates(train=0.0001)
     cut = predict(recipe("actors.max_new_tokens=50"), long, bounds=[0], devices=2)[0]
     whole = predict(recipe(), long, bounds=[0], devices=2)[0]
-    assert cut.samples_per_second == pytest.approx(2 * whole.samples_per_second, rel=0.01)
+    assert speed(cut) == pytest.approx(2 * speed(whole), rel=0.01)
 
 
 def test_a_plan_of_given_rates_is_json_and_a_table():

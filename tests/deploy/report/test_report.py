@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import InputError
-from deploy.report.html import page
 from deploy.report.plots import PLOTS, PlottedRun, figure_of, smooth, throughput, waiting
-from deploy.report.report import MOST, report
-from deploy.report.summary import summarise
-from deploy.report.tables import figures
+from deploy.report.report import MOST, page, report
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
@@ -76,7 +73,7 @@ def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4")
         {"version": 0, "score": 0.5, "size": 9},
         {"version": 2, "score": None, "size": 9},
     ]
-    return PlottedRun(label, record, compare(fates), colour)
+    return PlottedRun(label, record, compare(fates), colour, {"steps": f"{batches} of 5"})
 
 
 def plot(title):
@@ -99,7 +96,7 @@ def test_throughput_leaves_out_the_pause_between_two_sessions():
 
 
 def test_waiting_is_a_share_of_the_time_of_its_batches():
-    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == [0.0, 0.375]
+    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == ([0, 1], [0.0, 37.5])
 
 
 def test_a_mean_goes_back_no_further_than_its_width():
@@ -138,10 +135,7 @@ def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(
 def whole(*labels):
     """A page of some runs."""
     runs = [shown(label) for label in labels]
-    plots = [(plot.title, plot.description, figure_of(plot, runs)) for plot in PLOTS]
-    summaries = [figures(summarise(run.record, status="done", now=60.0)) for run in runs]
-    table = [(run.label, run.colour, figures) for run, figures in zip(runs, summaries, strict=True)]
-    return page(" · ".join(labels), table, plots, ("Timeline", plots[0][2]))
+    return page(" · ".join(labels), runs, ("Timeline", figure_of(PLOTS[0], runs)))
 
 
 def test_a_page_needs_nothing_from_elsewhere():

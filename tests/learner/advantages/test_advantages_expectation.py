@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from learner.advantages import compute_advantages
+from learner import compute_advantages
 
 LOGITS = torch.tensor([0.3, -0.7, 0.1], dtype=torch.float64)
 REWARDS = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64)
@@ -20,7 +20,7 @@ def expected_gradient(name, size, outcome_rewards=REWARDS, **options):
     total = torch.zeros(3, dtype=torch.float64)
     for outcomes in product(range(3), repeat=size):
         drawn = torch.tensor(outcomes)
-        advantages = compute_advantages(
+        drawn_advantages = compute_advantages(
             name,
             outcome_rewards[drawn],
             torch.zeros(size, dtype=torch.int64),
@@ -28,7 +28,7 @@ def expected_gradient(name, size, outcome_rewards=REWARDS, **options):
             baseline_rewards=outcome_rewards[LOGITS.argmax()].expand(size),
             **options,
         ).values.double()
-        gradient = (advantages[:, None] * scores[drawn]).mean(0)
+        gradient = (drawn_advantages[:, None] * scores[drawn]).mean(0)
         total += probabilities[drawn].prod() * gradient
     return total
 

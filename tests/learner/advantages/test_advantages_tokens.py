@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from learner.advantages import ESTIMATORS, compute_advantages
+from learner import compute_advantages
+from learner.advantages import ESTIMATORS
 from learner.advantages.returns import gae
 from learner.errors import InputError, TrainingDiverged
 
@@ -135,7 +136,10 @@ def test_a_token_reward_that_is_not_finite_takes_its_rollout_out(bad):
     spoilt = torch.tensor([0.0, 0, bad, 0, 0, 0, 0])
     assert compute_advantages(
         "grpo", REWARDS, GROUP, token_rewards=spoilt, **TOKENS
-    ).keep.tolist() == [True, True]
+    ).keep.tolist() == [
+        True,
+        True,
+    ]
     spoilt = torch.tensor([0.0, bad, 0, 0, 0, 0, 0])
     for name in ("grpo", "reinforce_pp"):
         found = compute_advantages(name, REWARDS, GROUP, token_rewards=spoilt, **TOKENS)

@@ -74,7 +74,7 @@ def test_dtypes_are_as_the_engine_expects_them():
 def test_rows_hold_whole_sequences_each_once(capacity):
     batch = weighed(random_groups())
     [plan] = plan_microbatches(batch.lengths, 1, capacity)
-    rows = [batch.microbatch(members) for members in plan]
+    rows = batch.microbatches(plan, torch.device("cpu"))
     seen = torch.cat([row.sequence_ids for row in rows])
     assert torch.bincount(seen).tolist() == batch.lengths
     for row in rows:
@@ -108,7 +108,7 @@ def test_an_empty_batch_is_refused():
 
 
 def test_a_dummy_row_trains_nothing():
-    row = built(TWO_GROUPS).microbatch([])
+    [row] = built(TWO_GROUPS).microbatches([[]], torch.device("cpu"))
     assert row.token_ids.tolist() == [3, 4]
     assert row.position_ids.tolist() == [0, 1]
     assert not row.mask.any()
@@ -124,7 +124,7 @@ def test_a_minibatch_is_whole_groups_with_weights_of_its_own():
     torch.testing.assert_close(first.tokens.advantages, batch.tokens.advantages[:7])
     assert first.lengths == [3, 4]
     assert second.tokens.sequence_ids.tolist() == [2] * 3
-    assert second.microbatch([0]).token_weights.tolist() == [0, 1, 0]
+    assert second.tokens.token_weights.tolist() == [0, 1, 0]
     assert second.lengths == [3]
     assert part(batch, [1, 0]).tokens.token_weights.tolist() == (
         part(batch, [0, 1]).tokens.token_weights.tolist()

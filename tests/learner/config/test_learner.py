@@ -1,9 +1,10 @@
-"""What DeepSpeed cannot do is refused with the settings that would."""
+"""Settings that DeepSpeed cannot follow are refused; ranks share cores equally."""
 
 import pytest
 from pydantic import ValidationError
 
-from learner.config.learner import LearnerConfig, SftConfig
+from learner.config.learner import LearnerConfig
+from learner.config.supervised import SftConfig
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,28 @@ def test_a_loss_without_a_ratio_keeps_the_behaviour_policy_as_its_anchor():
     several = {"loss": "reinforce", "epochs": 2}
     assert not LearnerConfig(**several, correction="tis").uses_proximal
     assert LearnerConfig(**several, recompute_proximal=True).uses_proximal
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "shares", "threads", "cpus"),
+    [
+        ("0-3", 2, [[0, 1], [2, 3]], 2, 2),
+        ("0-3", 1, [[0, 1, 2, 3]], 4, 4),
+        ("1", 2, [[1], [1]], 1, 0.5),
+        (None, 2, [None, None], 1, 1),
+    ],
+)
+def test_ranks_share_the_cores(cores, ranks, shares, threads, cpus):
+    config = LearnerConfig(cores=cores, ranks=ranks)
+    assert [config.cores_of_rank(rank) for rank in range(ranks)] == shares
+    assert (config.threads_of_rank, config.cpus_of_rank) == (threads, cpus)
+    assert config.model_copy(update={"threads": 7}).threads_of_rank == 7
+
+
+@pytest.mark.parametrize(
+    ("cores", "message"),
+    [("0-2", "3 cores, which ranks = 2 cannot share equally"), ("5-2", "cores = '5-2' is empty")],
+)
+def test_cores_that_cannot_be_shared_are_refused(cores, message):
+    with pytest.raises(ValidationError, match=message):
+        LearnerConfig(cores=cores, ranks=2)

@@ -17,10 +17,9 @@ from learner.diagnostics.off_policy import (
     lag_histogram,
     measure,
     origins,
-    sequence_log_ratios,
 )
 from learner.losses.kl import k3
-from learner.losses.loss_inputs import LOG_RATIO_BOUND
+from learner.losses.loss_inputs import LOG_RATIO_BOUND, Segments
 
 ALL = torch.ones(4, dtype=torch.bool)
 
@@ -38,6 +37,14 @@ def added_up(*rows):
             for key, one in entries.items():
                 total[key] = total.get(key, 0.0) + one.item()
     return total
+
+
+def flat(found):
+    """Figures by name, those of an origin as `<figure>_<origin>`."""
+    row = dict(vars(found))
+    for origin, figures_of_origin in row.pop("origins").items():
+        row |= {f"{name}_{origin}": value for name, value in vars(figures_of_origin).items()}
+    return row
 
 
 def figures_of(log_ratios, sequence_ids=None, origin=None, mask=None, **options):
@@ -135,14 +142,6 @@ def test_figures_keep_the_origins_apart():
     assert twice.origins["fresh"].tokens == 1
 
 
-def test_a_rollouts_ratio_is_the_product_over_its_sampled_tokens():
-    log_ratios = torch.tensor([0.5, 9.0, -0.25, 1.0, math.nan])
-    mask = torch.tensor([True, False, True, True, False])
-    found = sequence_log_ratios(log_ratios, mask, torch.tensor([7, 7, 7, 2, 1]))
-    assert found.tolist() == [1.0, 0.25]
-    assert found.dtype == torch.float64
-
-
 def test_effective_sample_size_of_rollouts_is_that_of_the_products():
     make = torch.Generator().manual_seed(0)
     log_ratios = 0.3 * torch.randn(40, generator=make)
@@ -150,7 +149,7 @@ def test_effective_sample_size_of_rollouts_is_that_of_the_products():
     mask = torch.rand(40, generator=make) < 0.8
     found = figures_of(log_ratios, ids, mask=mask)
     assert found.ess == pytest.approx(effective_sample_size(log_ratios, mask) / int(mask.sum()))
-    products = sequence_log_ratios(log_ratios, mask, ids)
+    products = Segments(ids[mask]).sums(log_ratios[mask])
     expected = effective_sample_size(products, torch.ones(6, dtype=torch.bool)) / 6
     assert found.ess_sequence == pytest.approx(expected)
     assert found.ess_sequence < found.ess
@@ -165,13 +164,13 @@ def test_products_too_large_to_square_are_bounded_and_counted():
     assert 50 * LOG_RATIO_BOUND > SEQUENCE_BOUND
     assert found.sequence_clamped == 1.0
     assert found.ess_sequence == pytest.approx(0.5)
-    assert all(math.isfinite(value) for value in found.to_dict().values() if value is not None)
+    assert all(math.isfinite(value) for value in flat(found).values() if value is not None)
     lowest = figures_of(log_ratios[100:], ids[100:])
     assert lowest.ess_sequence == pytest.approx(1.0)
 
 
 def test_on_policy_everything_is_at_its_ideal():
-    found = figures_of(torch.zeros(5), torch.tensor([0, 0, 1, 1, 1])).to_dict()
+    found = flat(figures_of(torch.zeros(5), torch.tensor([0, 0, 1, 1, 1])))
     for name in ("ess", "ess_sequence", "ratio_mean"):
         assert found[name] == 1.0
     for name in ("chi2", "mismatch", "kl", "mismatch_fresh", "kl_fresh", "sequence_clamped"):
@@ -200,8 +199,8 @@ def test_figures_of_parts_added_up_are_those_of_the_whole(logs, cut):
     mask = torch.arange(len(logs)) % 5 != 4
     cut = 3 * (cut // 3)
     parts = [measure(logs[s], mask[s], origin[s], ids[s]) for s in (slice(cut), slice(cut, None))]
-    whole = figures(added_up(measure(logs, mask, origin, ids))).to_dict()
-    assert figures(added_up(*parts)).to_dict() == pytest.approx(whole)
+    whole = flat(figures(added_up(measure(logs, mask, origin, ids))))
+    assert flat(figures(added_up(*parts))) == pytest.approx(whole)
 
 
 @given(logs=st.lists(st.floats(-19.9, 19.9), min_size=1, max_size=80))
@@ -236,5 +235,5 @@ def test_bins_are_symmetric_ascending_and_reach_the_bound_of_log_ratios():
 
 def test_without_tokens_there_is_nothing_to_report():
     found = figures_of(torch.tensor([math.nan, math.inf]), mask=torch.zeros(2, dtype=torch.bool))
-    counts = {name: value for name, value in found.to_dict().items() if value is not None}
+    counts = {name: value for name, value in flat(found).items() if value is not None}
     assert counts == {"tokens_fresh": 0, "tokens_crossed": 0, "tokens_stale": 0}

@@ -7,6 +7,7 @@ from learner.config.learner import TinyModelConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
 from learner.errors import InputError, TrainingDiverged
+from learner.model.logprobs import LogprobOptions
 from learner.model.policy import build_tiny, check_packing, load_policy
 from learner.model.scalar_model import load_scalar_model
 
@@ -32,7 +33,11 @@ def model_path(tmp_path_factory):
 
 def policy(model_path, dtype="float32", **options):
     return load_policy(
-        model_path, dtype=dtype, attention="sdpa", chunk=4, temperature=0.7, **options
+        model_path,
+        LogprobOptions(chunk=4, temperature=0.7),
+        dtype=dtype,
+        attention="sdpa",
+        **options,
     )
 
 

@@ -7,7 +7,7 @@ from packed_rows import random_row
 
 from learner.errors import InputError
 from learner.losses.regularisers import (
-    AdaptiveEntropy,
+    adapted_entropy_coefficient,
     entropy_bonus,
     positive_nll,
     positive_tokens,
@@ -49,7 +49,6 @@ def test_no_positives_at_all_give_zero_with_a_graph():
             lambda row: entropy_bonus(replace(row, entropies=row.entropies.detach())),
             "needs entropies with a gradient; found detached ones",
         ),
-        (lambda _: AdaptiveEntropy(target=0.0), "entropy target needs to be > 0, found 0.0"),
     ],
 )
 def test_what_is_missing_is_named(call, message):
@@ -57,11 +56,10 @@ def test_what_is_missing_is_named(call, message):
         call(random_row(0))
 
 
-def test_the_entropy_coefficient_follows_the_entropy_and_rests_above_its_target():
-    controller = AdaptiveEntropy(target=0.2, step=0.005)
-    state, applied = {}, []
+def test_the_entropy_coefficient_rises_up_to_the_target_and_never_falls_below_zero():
+    coefficients = [0.0]
     for entropy in (0.1, 0.2, 0.15, 0.3, 0.3, 0.1, 0.3, 0.3, 0.3):
-        applied.append(controller.coefficient(state, entropy=entropy))
-        state = controller.updated(state, entropy=entropy)
-    assert applied == pytest.approx([0, 0.005, 0.01, 0, 0, 0.005, 0, 0, 0])
-    assert state == {"entropy_coefficient": 0.0}
+        after = adapted_entropy_coefficient(coefficients[-1], entropy, target=0.2, step=0.005)
+        coefficients.append(after)
+    expected = [0, 0.005, 0.01, 0.015, 0.01, 0.005, 0.01, 0.005, 0, 0]
+    assert coefficients == pytest.approx(expected)

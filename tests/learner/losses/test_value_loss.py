@@ -113,9 +113,9 @@ def test_gae_refuses_what_has_no_meaning(options, message):
 
 
 def test_shapes_must_agree():
-    with pytest.raises(InputError, match=r"mask and values must be \[N\], found \(3,\) and \(2,\)"):
+    with pytest.raises(InputError, match=r"mask must be \[N\] like values \(2,\), found \(3,\)"):
         gae(torch.ones(2), torch.ones(2), ALL, ONE[:2], gamma=1.0, lam=1.0)
-    with pytest.raises(InputError, match=r"returns and values must be \[N\]"):
+    with pytest.raises(InputError, match=r"returns must be \[N\] like values"):
         value_loss(torch.ones(2), torch.ones(2), torch.ones(3))
 
 

@@ -7,7 +7,11 @@ import torch
 
 from learner.errors import InputError
 from learner.model import logprobs
-from learner.model.logprobs import chunked_logprobs
+from learner.model.logprobs import LogprobOptions, chunked_logprobs
+
+
+def chunked(hidden, weight, targets, **options):
+    return chunked_logprobs(hidden, weight, targets, LogprobOptions(**options))
 
 
 def random_problem(dtype=torch.float64, n=11, h=5, v=13):
@@ -28,7 +32,7 @@ def plain(hidden, weight, targets, temperature):
 def test_values_and_gradients_equal_those_of_the_whole_matrix(chunk, temperature):
     hidden, weight, targets = random_problem()
     upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
-    found = chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=chunk)
+    found = chunked(hidden, weight, targets, temperature=temperature, chunk=chunk)
     expected = plain(hidden, weight, targets, temperature)
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1].detach())
@@ -43,13 +47,13 @@ def test_gradients_agree_with_finite_differences(temperature):
     hidden, weight, targets = random_problem(n=5, h=3, v=4)
 
     def scored(states, head):
-        return chunked_logprobs(states, head, targets, temperature=temperature, chunk=2)[0]
+        return chunked(states, head, targets, temperature=temperature, chunk=2)[0]
 
     assert torch.autograd.gradcheck(scored, (hidden, weight))
 
 
 def test_uniform_logits_give_minus_log_of_the_vocabulary():
-    logprobs, entropy = chunked_logprobs(
+    logprobs, entropy = chunked(
         torch.zeros(3, 2), torch.ones(7, 2), torch.tensor([0, 3, 6]), temperature=1.0, chunk=2
     )
     torch.testing.assert_close(logprobs, torch.full((3,), -math.log(7)))
@@ -58,7 +62,7 @@ def test_uniform_logits_give_minus_log_of_the_vocabulary():
 
 def test_half_precision_weights_give_float32_results_and_their_own_gradients():
     hidden, weight, targets = random_problem(torch.bfloat16)
-    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)
+    logprobs, entropy = chunked(hidden, weight, targets, temperature=1.0, chunk=4)
     logprobs.sum().backward()
     assert (logprobs.dtype, entropy.dtype) == (torch.float32, torch.float32)
     assert (hidden.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -66,20 +70,18 @@ def test_half_precision_weights_give_float32_results_and_their_own_gradients():
 
 def test_the_entropy_carries_no_gradient():
     hidden, weight, targets = random_problem()
-    assert not chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)[1].requires_grad
+    assert not chunked(hidden, weight, targets, temperature=1.0, chunk=4)[1].requires_grad
 
 
 def test_a_frozen_head_still_passes_the_gradient_on():
     hidden, weight, targets = random_problem()
-    chunked_logprobs(hidden, weight.detach(), targets, temperature=1.0, chunk=4)[0].sum().backward()
+    chunked(hidden, weight.detach(), targets, temperature=1.0, chunk=4)[0].sum().backward()
     assert hidden.grad.abs().sum() > 0
 
 
 def test_impossible_tokens_do_not_spoil_the_entropy():
     hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [-math.inf]])
-    logprobs, entropy = chunked_logprobs(
-        hidden, weight, torch.tensor([0]), temperature=1.0, chunk=1
-    )
+    logprobs, entropy = chunked(hidden, weight, torch.tensor([0]), temperature=1.0, chunk=1)
     assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
 
 
@@ -92,7 +94,7 @@ def test_an_impossible_token_counts_as_if_the_vocabulary_were_without_it(tempera
     never = torch.tensor([[-math.inf, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
     wider = torch.cat([weight.detach(), never]).requires_grad_()
     options = {"temperature": temperature, "chunk": chunk, "entropy_gradient": True}
-    found = chunked_logprobs(hidden, wider, targets, **options)
+    found = chunked(hidden, wider, targets, **options)
     expected = plain(hidden, weight, targets, temperature)
     torch.testing.assert_close(found, expected)
     upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
@@ -105,7 +107,7 @@ def test_an_impossible_token_counts_as_if_the_vocabulary_were_without_it(tempera
 
 def test_no_tokens_give_no_results():
     hidden, weight, targets = random_problem(n=0)
-    assert chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)[0].shape == (0,)
+    assert chunked(hidden, weight, targets, temperature=1.0, chunk=4)[0].shape == (0,)
 
 
 # Entropies with a gradient.
@@ -115,9 +117,7 @@ def test_no_tokens_give_no_results():
 def test_both_results_carry_the_gradients_of_the_whole_matrix_when_asked(chunk):
     hidden, weight, targets = random_problem()
     upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
-    found = chunked_logprobs(
-        hidden, weight, targets, temperature=0.6, chunk=chunk, entropy_gradient=True
-    )
+    found = chunked(hidden, weight, targets, temperature=0.6, chunk=chunk, entropy_gradient=True)
     expected = plain(hidden, weight, targets, 0.6)
     torch.testing.assert_close(found, expected)
     gradients = [
@@ -134,7 +134,7 @@ def test_gradients_of_both_results_agree_with_finite_differences(temperature):
     hidden, weight, targets = random_problem(n=5, h=3, v=4)
 
     def both(states, head):
-        return chunked_logprobs(
+        return chunked(
             states, head, targets, temperature=temperature, chunk=2, entropy_gradient=True
         )
 
@@ -143,9 +143,7 @@ def test_gradients_of_both_results_agree_with_finite_differences(temperature):
 
 def test_entropies_alone_may_be_differentiated():
     hidden, weight, targets = random_problem()
-    _, entropy = chunked_logprobs(
-        hidden, weight, targets, temperature=1.0, chunk=4, entropy_gradient=True
-    )
+    _, entropy = chunked(hidden, weight, targets, temperature=1.0, chunk=4, entropy_gradient=True)
     _, expected = plain(hidden, weight, targets, 1.0)
     torch.testing.assert_close(
         torch.autograd.grad(entropy.sum(), (hidden, weight)),
@@ -155,7 +153,7 @@ def test_entropies_alone_may_be_differentiated():
 
 def test_impossible_tokens_do_not_spoil_the_gradient_of_the_entropy():
     hidden, head = torch.ones(1, 1), torch.tensor([[0.0], [0.5], [-math.inf]], requires_grad=True)
-    _, entropy = chunked_logprobs(
+    _, entropy = chunked(
         hidden, head, torch.tensor([0]), temperature=1.0, chunk=1, entropy_gradient=True
     )
     (found,) = torch.autograd.grad(entropy.sum(), head)
@@ -181,9 +179,7 @@ def test_a_float32_head_multiplies_half_precision_inputs_exactly(slice_size, mon
     upstream = torch.linspace(-1, 2, 40)
     errors = []
     for wide in (True, False):
-        found = chunked_logprobs(
-            hidden, weight, targets, temperature=1.0, chunk=16, float32_head=wide
-        )
+        found = chunked(hidden, weight, targets, temperature=1.0, chunk=16, float32_head=wide)
         gradients = torch.autograd.grad((found[0] * upstream).sum(), (hidden, weight))
         expected, inputs = exact(hidden, weight, targets, 1.0)
         slopes = torch.autograd.grad((expected[0] * upstream).sum(), inputs)
@@ -203,7 +199,7 @@ def test_a_float32_head_multiplies_half_precision_inputs_exactly(slice_size, mon
 def test_a_float32_head_changes_nothing_for_float32_weights():
     hidden, weight, targets = random_problem(torch.float32)
     results = [
-        chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4, float32_head=wide)
+        chunked(hidden, weight, targets, temperature=1.0, chunk=4, float32_head=wide)
         for wide in (True, False)
     ]
     torch.testing.assert_close(*results, rtol=0, atol=0)
@@ -211,7 +207,7 @@ def test_a_float32_head_changes_nothing_for_float32_weights():
 
 def test_a_float32_head_differentiates_entropies_too():
     hidden, weight, targets = random_problem(torch.bfloat16, n=40, h=64, v=13)
-    _, entropy = chunked_logprobs(
+    _, entropy = chunked(
         hidden, weight, targets, temperature=1.0, chunk=16, float32_head=True, entropy_gradient=True
     )
     gradients = torch.autograd.grad(entropy.sum(), (hidden, weight))
@@ -223,4 +219,4 @@ def test_a_float32_head_differentiates_entropies_too():
 @pytest.mark.parametrize(("temperature", "chunk"), [(0.0, 4), (1.0, 0)])
 def test_temperature_and_chunk_must_be_positive(temperature, chunk):
     with pytest.raises(InputError, match=f"found {temperature} and {chunk}"):
-        chunked_logprobs(*random_problem(), temperature=temperature, chunk=chunk)
+        chunked(*random_problem(), temperature=temperature, chunk=chunk)

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from learner.model import packed_attention
+from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import NAME, attend_packed
 from learner.model.policy import Policy, load_policy
 
@@ -43,7 +44,7 @@ def row():
 def outcome(model):
     """Log-probabilities of a row, and their gradient in every weight."""
     model.zero_grad()
-    logprobs, _ = Policy(model, chunk=8)(*row())
+    logprobs, _ = Policy(model, LogprobOptions(chunk=8))(*row())
     logprobs.square().sum().backward()
     return logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
@@ -74,7 +75,7 @@ def test_half_precision_attends_so_too():
 def test_a_sequence_sees_no_other():
     model = make(Qwen3Config(**SIZES))
     assert attend_packed(model)
-    policy = Policy(model, chunk=8)
+    policy = Policy(model, LogprobOptions(chunk=8))
     tokens, places = row()
     packed, _ = policy(tokens, places)
     alone = [
@@ -115,7 +116,9 @@ def test_other_attention_is_left_alone():
 
 def test_a_saved_model_does_not_tell(tmp_path):
     make(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "first")
-    policy = load_policy(str(tmp_path / "first"), dtype="float32", attention="sdpa", chunk=8)
+    policy = load_policy(
+        str(tmp_path / "first"), LogprobOptions(chunk=8), dtype="float32", attention="sdpa"
+    )
     assert policy.model.config._attn_implementation == NAME
     policy.model.save_pretrained(tmp_path / "second")
     first, second = (

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy
 
 LENGTHS = [5, 1, 7, 3]
@@ -28,7 +29,9 @@ def policy():
     )
     model = AutoModelForCausalLM.from_config(config).double().eval()
     head = torch.nn.Linear(16, 1, bias=False, dtype=torch.float64)
-    return Policy(model, chunk=4, temperature=0.7, entropy_gradient=True, value_head=head)
+    return Policy(
+        model, LogprobOptions(chunk=4, temperature=0.7, entropy_gradient=True), value_head=head
+    )
 
 
 def outcome(policy, wanted, *, masked):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.supervised import RewardTrainingConfig
 from learner.supervised.reward_model import Pair, bradley_terry, score_pairs, train_reward_model
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.config.learner import SftConfig
+from learner.config.supervised import SftConfig
 from learner.engine.protocol import Forward
 from learner.supervised.sft import Example, train_supervised
 

@@ -1,12 +1,14 @@
-"""REINFORCE++: return to go, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262)."""
+"""Returns to go, less a baseline: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) and ReMax."""
+
+import torch
+from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, built_in_advantage
-from learner.advantages.returns import returns_to_go
-from learner.advantages.whitening import whiten
+from learner.advantages.registry import ESTIMATORS, Estimate
+from learner.advantages.returns import returns_to_go, whiten
 
 
-@built_in_advantage("reinforce_pp")
+@ESTIMATORS.built_in("reinforce_pp")
 def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """A_t = whiten(Q_t), Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the sampled tokens of a rollout.
 
@@ -19,7 +21,7 @@ def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     return Estimate(whiten(to_go, tokens.mask), token_level=True)
 
 
-@built_in_advantage("reinforce_pp_baseline")
+@ESTIMATORS.built_in("reinforce_pp_baseline")
 def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """REINFORCE++-baseline: A_t = whiten(Q_t), Q_t as in `reinforce_pp`, of the reward R_i − μ_g.
 
@@ -33,3 +35,21 @@ def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estim
     silent = batch.tied & (batch.group_sum(rewarded) == 0)
     informative = tokens.mask & ~silent[tokens.sequence_ids]
     return Estimate(whiten(to_go, informative), token_level=True)
+
+
+@ESTIMATORS.built_in("remax")
+def remax(batch: GroupedRewards) -> Tensor | Estimate:
+    """A_i = R_i − R(greedy rollout of the same prompt). Unbiased, by an older policy's greedy too.
+
+    ReMax (Li et al. 2023, arXiv 2310.10505); the greedy rollout itself does not train. With tokens,
+    A_t [N] = Q_t − R(greedy), Q_t the sum of the token rewards from t on and of the final reward
+    (Algorithm 1).
+    """
+    assert batch.baseline_rewards is not None
+    if batch.tokens is None:
+        return batch.rewards - batch.baseline_rewards
+    tokens = batch.tokens
+    rewards = tokens.with_final(batch.rewards)
+    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids)
+    centred = to_go - batch.baseline_rewards[tokens.sequence_ids]
+    return Estimate(torch.where(tokens.mask, centred, 0.0), token_level=True)

@@ -1,4 +1,4 @@
-"""Settings of reward-model training: the section `[reward_model]`, for `headway reward-model`."""
+"""Settings of supervised training: the sections `[sft]` and `[reward_model]` of a recipe."""
 
 from typing import Any, Literal, Self
 
@@ -7,16 +7,45 @@ from pydantic import Field, model_validator
 from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
-class RewardTrainingConfig(OptimizerConfig):
-    """Reward models from preference pairs, by the likelihood of Bradley and Terry."""
+class SupervisedConfig(OptimizerConfig):
+    """What warm start and reward-model training have in common."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    """Name of the models; None takes the run's. Recipes with one name share them."""
+    """Name of what is trained; None takes the run's. Recipes with one name share it."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the source's `demonstrations` or `preferences`."""
+    zero_stage: int = Field(default=0, ge=0, le=2)
+    dtype: Dtype = "float32"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads; None leaves it to torch."""
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
+        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
+        return self
+
+
+class SftConfig(SupervisedConfig):
+    """Supervised warm start on demonstrations: `headway sft RECIPE`."""
+
+    demonstrations: str
+    """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
+    or the name or dotted path of a prompt source that has worked examples."""
+    steps: int = Field(default=1000, ge=1)
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Smallest number of tokens of one optimizer step, prompts included."""
+    microbatch_tokens: int = Field(default=512, ge=16)
+    """Capacity of one microbatch in tokens."""
+    logprob_chunk: int = Field(default=1024, ge=1)
+
+
+class RewardTrainingConfig(SupervisedConfig):
+    """Reward models from preference pairs: `headway reward-model RECIPE`."""
+
     pairs: str
     """A source of (prompt, chosen, rejected) triples: a JSONL file with these fields, or the name
     or dotted path of a prompt source that has preferences."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keywords of the source's `preferences`."""
     path: str | None = None
     """A model folder or hub name to begin with; None takes the recipe's model, or its warm start
     where there is one."""
@@ -36,15 +65,5 @@ class RewardTrainingConfig(OptimizerConfig):
     """By how much the better score should exceed the worse one."""
     heldout_pairs: int = Field(default=256, ge=1)
     """Pairs that are never trained; accuracy is measured on them."""
-    zero_stage: int = Field(default=0, ge=0, le=2)
-    dtype: Dtype = "float32"
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     activation_checkpointing: bool = False
     """Keep only the inputs of layers and compute their insides again in the backward pass."""
-    threads: int | None = Field(default=None, ge=1)
-    """Torch threads; None leaves it to torch."""
-
-    @model_validator(mode="after")
-    def _deepspeed_can(self) -> Self:
-        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
-        return self
