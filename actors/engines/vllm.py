@@ -259,6 +259,7 @@ class VllmEngine:
         try:
             while not (await asyncio.wait({answer}, timeout=DEATH_POLL_SECONDS))[0]:
                 if self._engine is None or self._engine.errored:
+                    self._admits.set()  # requests that wait for the end of a pause fail too
                     raise EngineDied("a process of the vLLM engine is gone")
             return answer.result()
         finally:
