@@ -57,11 +57,13 @@ def test_the_first_difference_is_said_with_the_figures_that_differ():
 
 
 def files(folder):
-    """Every file of a run with its size and time, less SQLite's index for those who read."""
+    """Every file of a run with its size and time, without those that SQLite makes for readers."""
     return {
         path.relative_to(folder): (path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.endswith("-shm")
+        if path.is_file()
+        and not path.name.endswith("-shm")
+        and not (path.name.endswith("-wal") and path.stat().st_size == 0)
     }
 
 
