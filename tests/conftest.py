@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster in this process, shared by all tests that need one."""
+    """Provide a Ray cluster in this process, shared by all tests that need one."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -156,7 +156,7 @@ def mount_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """A model folder with a token per character of the lettered sums, and a context of 256."""
+    """Return a model folder with a token for each character of the lettered sums."""
     from learner.config.learner import TinyModelConfig
     from learner.model.policy import build_tiny
 

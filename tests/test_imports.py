@@ -93,7 +93,7 @@ def test_imports_follow_the_direction_and_heavy_libraries_stay_in_their_files(pa
 
 
 def part(name):
-    """The folder or root module of a package that a dotted module name lies in."""
+    """Return the folder or root module of a package that a dotted module name lies in."""
     package, *rest = name.split(".")
     return rest[0] if rest and package in ORDER else None
 

@@ -31,7 +31,7 @@ done
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with the Makefile, a lock of two packages, and the stand-in for Python."""
+    """Provide a folder with the Makefile, a lock of two packages and a stand-in for Python."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
     lock = tmp_path / "deploy" / "locks" / "cpu.txt"

@@ -159,7 +159,7 @@ def headway(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished(headway):
-    """A run of six batches that tests read, and copy where they change something.
+    """Provide a run of six batches that tests read, and copy where they change something.
 
     It has checkpoints at versions 2, 4 and 6, and sends weights as deltas over a shared folder.
     """
@@ -172,7 +172,7 @@ def finished(headway):
 
 @pytest.fixture
 def copied_run(headway, finished):
-    """A copy of the finished run that a test may change."""
+    """Provide a copy of the finished run that a test may change."""
     folder = headway.run_folder("copied")
     shutil.copytree(finished.folder, folder)
     recipe = json.loads((folder / "recipe.json").read_text())

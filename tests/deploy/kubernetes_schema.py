@@ -6,7 +6,7 @@ misspelt one is found.
 
 
 def table(required=(), **properties):
-    """An object with these keys and no others."""
+    """Return an object with these keys and no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -160,7 +160,7 @@ KUSTOMIZATION = table(
 
 
 def manifest(document):
-    """The schema of a whole document, by its kind."""
+    """Return the schema of a whole document, by its kind."""
     spec = SCHEMAS[document["apiVersion"], document["kind"]]
     return table(
         ["apiVersion", "kind", "metadata", "spec"],

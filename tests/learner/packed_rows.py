@@ -63,7 +63,7 @@ def sequence_mean(inputs, per_token):
 
 
 def moved(inputs, logprobs):
-    """The same row under another current policy."""
+    """Return the same row under another current policy."""
     return replace(inputs, logprobs=logprobs)
 
 
@@ -99,7 +99,7 @@ class Padded:
 
 
 def pad(inputs):
-    """A row from `random_row` as padded arrays."""
+    """Return a row from `random_row` as padded arrays."""
     places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
     starts = [0, *np.cumsum(LENGTHS)[:-1]]
     empty = np.zeros(0)

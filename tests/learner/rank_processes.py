@@ -61,7 +61,7 @@ class CapturingCritic(Capturing, deepspeed_engine.CriticEngine):
 
 
 def spawn(ranks, work, *args):
-    """Runs `work(rank, *args)` in as many processes; raises what one of them raised."""
+    """Run `work(rank, *args)` in as many processes; raise what one of them raised."""
     store = open_store("127.0.0.1")
     torch.multiprocessing.spawn(_enter, (ranks, store.port, work, args), nprocs=ranks)
 
@@ -88,7 +88,7 @@ def _updater(model_path, config):
 
 
 def gradients(rank, model_path, file):
-    """The gradient and statistics of one batch at every ZeRO stage and micro-batch budget."""
+    """Write gradient and statistics of one batch at every ZeRO stage and microbatch budget."""
     results = {}
     groups = random_groups(count=5, size=3)
     for stage in (0, 1, 2, 3):
@@ -164,7 +164,7 @@ def resumed(rank, model_path, root, file):
 
 
 def filled(rank, model_path, disk, file):
-    """The same with ZeRO 2, where the disk of the checkpoint fills up after the model is written.
+    """Fill the disk after the model of a checkpoint is written, with ZeRO 2.
 
     Room comes when a rank has waited for it. Who waited is in `waited-RANK`.
     """
@@ -247,7 +247,7 @@ OBJECTIVES = {
 
 
 def _rank(model_path, config, *, checkpoint_path=None):
-    """A rank whose engines keep their gradients."""
+    """Return a rank whose engines keep their gradients."""
     learner_rank.PolicyEngine, learner_rank.CriticEngine = CapturingEngine, CapturingCritic
     return learner_rank.Rank(
         LearnerSpec(
@@ -257,7 +257,7 @@ def _rank(model_path, config, *, checkpoint_path=None):
 
 
 def objectives(rank, model_path, file):
-    """The gradient and statistics of one batch under every kind of objective."""
+    """Write gradient and statistics of one batch under every kind of objective."""
     results = {}
     for name, settings in OBJECTIVES.items():
         for stage, budget in ((0, 10_000), (1, 16), (3, 40)):

@@ -24,7 +24,7 @@ def rollout(
     index=0,
     reward_parts=None,
 ):
-    """A rollout of `tokens` ids after which everything but the prompt was sampled."""
+    """Return a rollout of `tokens` ids after which everything but the prompt was sampled."""
     if mask is None:
         mask = [position >= prompt for position in range(len(tokens))]
     stamps = versions if isinstance(versions, list) else [versions] * sum(mask)
@@ -53,7 +53,7 @@ def group(name, rollouts):
 
 
 def random_groups(count=3, size=4, *, seed=0, version=0):
-    """Groups of random rollouts of 4-12 tokens with rewards 0 and 1."""
+    """Return groups of random rollouts of 4-12 tokens with rewards 0 and 1."""
     make = torch.Generator().manual_seed(seed)
 
     def draw(high, low=0, n=1):
@@ -104,7 +104,7 @@ class TinyPolicy(nn.Module):
 
 
 def only(wanted, columns):
-    """What a model says of tokens [N], with nan for those that nobody asked for."""
+    """Return a model's log-probabilities of tokens [N], nan for those not asked for."""
     if wanted is None:
         return columns
     return tuple(torch.where(wanted, column, torch.nan) for column in columns)

@@ -67,7 +67,7 @@ BATCH = Batch(version=0, payloads=[encode(item) for item in random_groups(count=
 
 
 def run(answers, *, stop=None, trainer=RecordingTrainer, **settings):
-    """The events in order, the queue, the version reached, and the trainer."""
+    """Run the learner; return the events in order, the queue, the version and the trainer."""
     events = []
     queue, trainer = ScriptedQueue(events, answers), trainer(events)
 

@@ -15,7 +15,7 @@ from learner.update import Updater
 
 
 def train(groups, *, version=0, **settings):
-    """The gradient and the statistics of one update."""
+    """Run one update; return the gradient and the statistics."""
     engine = PlainEngine()
     updater = Updater(engine, LearnerConfig(**{"microbatch_tokens": 64, **settings}))
     statistics = updater.update(groups, version)
@@ -23,7 +23,7 @@ def train(groups, *, version=0, **settings):
 
 
 def on_policy(groups):
-    """The same groups with the behaviour log-probs of the engine's own weights."""
+    """Return the same groups with the behaviour log-probs of the engine's own weights."""
     policy = PlainEngine().policy
     replaced = []
     for item in groups:
@@ -39,7 +39,7 @@ def on_policy(groups):
 
 
 def aged(groups, *, newest, oldest_trained=None):
-    """The groups with tokens of many versions; those that are too old masked out by hand."""
+    """Return groups with tokens of many versions, those that are too old masked out."""
     changed = []
     for item in groups:
         rollouts = []

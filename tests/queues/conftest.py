@@ -71,7 +71,7 @@ def make_group(size: int = 2, **changes: Any) -> RolloutGroup:
 def answer(
     lease: Lease, *, reward: float = 1.0, version: int | None = None, tied: bool = False
 ) -> bytes:
-    """The payload of a finished group: what a worker puts for a lease."""
+    """Return the payload of a finished group, as a worker puts it for a lease."""
     versions = [lease.start_version if version is None else version] * 2
     rollouts = [
         make_rollout(index, versions, reward=reward + index * (not tied))
@@ -98,7 +98,7 @@ def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
 
 
 def make_broker(directory: Path, **changes: Any) -> Broker:
-    """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments, spec or config."""
+    """Return a broker of 2 groups of 2 rollouts a batch, with `changes` to its settings."""
     return Broker(directory, **_arguments(changes))
 
 
@@ -110,7 +110,7 @@ def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """Makes the broker under test: in this process, or a client of one in a Ray actor."""
+    """Make the broker under test: in this process, or a client of one in a Ray actor."""
     if request.param == "in_process":
         return lambda **changes: make_broker(tmp_path, **changes)
     request.getfixturevalue("ray_cluster")

@@ -190,7 +190,7 @@ class Model:
         return self.taken
 
     def pass_over(self, last: int) -> None:
-        """What was due by `last` and is not taken is late, or dropped and first in line anew."""
+        """Mark groups due by `last` and not taken as late, or drop and issue them again first."""
         missed = [g for g in self.train("leased", "ready") if not g.late and g.due <= last]
         for group in missed:
             group.late = self.on_overdue != "drop"
@@ -213,7 +213,7 @@ class Model:
         self.taken = []
 
     def fail_unreachable(self) -> None:
-        """What waits for a version that training ended before has failed."""
+        """Fail the evaluations of versions that training ended before."""
         if not self.training_over:
             return
         for group in list(self.line):

@@ -28,7 +28,7 @@ HEARTBEAT = 0.3
 
 
 def shuffled_epochs(prompts: int, chance: random.Random) -> Iterator[Prompt]:
-    """A source that comes back to its prompts, each time in another order."""
+    """Return a source that comes back to its prompts, each time in another order."""
     epoch = 0
     while True:
         for index in chance.sample(range(prompts), prompts):
@@ -228,7 +228,7 @@ class Run:
             self.end(what, *values)
 
     def release(self, group_id: str) -> tuple[str, Lease, float] | None:
-        """The engine has space again; None where it had been told before to let go."""
+        """Note that the engine has capacity again; None where it was told to stop before."""
         held = self.held.pop(group_id, None)
         if held is not None:
             self.free[held[0]] += held[1].capacity

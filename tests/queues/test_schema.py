@@ -182,7 +182,7 @@ def payload_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
 
 
 def rewritten(change: str, metadata: dict[bytes, bytes] | None = None) -> bytes:
-    """The payload of a good group with one column changed behind `encode`'s back."""
+    """Return the payload of a good group with one column changed behind `encode`'s back."""
     (batch,) = pa.ipc.open_stream(encode(make_group()))
     table = pa.Table.from_batches([batch])
     if change == "drop":

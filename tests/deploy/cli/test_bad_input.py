@@ -37,7 +37,7 @@ def tree(folder: Path) -> set[str]:
 
 
 def lay_out(case: Case, folder: Path, tiny_model: Path) -> list[str]:
-    """The folder that the command runs in; returns the arguments of the command."""
+    """Prepare the folder that the command runs in; return the arguments of the command."""
     (folder / "recipe.toml").write_text(case.recipe)
     shutil.copytree(tiny_model, folder / "model")
     if case.prepare is not None:
@@ -58,7 +58,7 @@ def check_message(case: Case, code: int | str | None, output: str, errors: str) 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder to run in; modules of the user's that are found there are forgotten afterwards."""
+    """Provide a folder to run in; forget the user's modules that were imported from it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -70,7 +70,7 @@ def here(tmp_path, monkeypatch):
 
 
 def refuse(case, folder, tiny_model, monkeypatch, capfd):
-    """Runs the command in this process."""
+    """Run the command in this process."""
     arguments = lay_out(case, folder, tiny_model)
     before = tree(folder)
     monkeypatch.setattr(sys, "argv", ["headway", *arguments])
@@ -112,7 +112,7 @@ def test_a_tokenizer_without_padding_is_fine(here, tiny_model):
 
 
 def start(folder: Path, arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
-    """Starts the command in a process of its own."""
+    """Start the command in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     return subprocess.Popen(
         [HEADWAY, *arguments], cwd=folder, env=environment, text=True, **options
@@ -122,7 +122,7 @@ def start(folder: Path, arguments: list[str], **options: Any) -> "subprocess.Pop
 def run(
     folder: Path, arguments: list[str], timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a process of its own, to its end."""
+    """Run the command in a process of its own, to its end."""
     process = start(folder, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         output, errors = process.communicate(timeout=timeout)
@@ -141,7 +141,7 @@ def test_the_installed_command_refuses_alike(case, tmp_path, tiny_model):
 
 
 def end(case: Case, folder: Path, tiny_model: Path) -> Path:
-    """Runs the command to its bad end; returns the folder of runs."""
+    """Run the command, which fails, and return the folder of runs."""
     arguments = lay_out(case, folder, tiny_model)
     before = tree(folder)
     result = run(folder, arguments)

@@ -134,7 +134,7 @@ class Client:
 
 
 def follow(monkeypatch, *logs):
-    """The exit code of a job, all that was printed of its log, and the waits in between."""
+    """Return the exit code of a job, all that was printed of its log, and the waits."""
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda _: Client(*logs))
     printed, waits = [], []
     code = Jobs("http://head:8265", sleep=waits.append).follow("job", printed.append)
@@ -230,7 +230,7 @@ def cluster(headway, tmp_path_factory):
 
 
 def submitted(headway, cluster, name, *settings, more=()):
-    """The arguments of a submission."""
+    """Return the arguments of a submission."""
     all_settings = [
         f"name={name}",
         "sft.name=small",

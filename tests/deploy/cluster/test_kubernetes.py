@@ -95,13 +95,13 @@ STORES = ("runs", "models")
 
 
 def claimed(pod):
-    """The persistent volumes of a pod."""
+    """Return the persistent volumes of a pod."""
     claims = [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
     return [claim["claimName"] for claim in claims if claim]
 
 
 def settled(command):
-    """The recipe of a command of the job."""
+    """Return the recipe of a command of the job."""
     headway, _, recipe, *settings = shlex.split(command)
     assert (headway, set(settings[::2])) == ("headway", {"--set"})
     return load_recipe(recipe, settings[1::2])

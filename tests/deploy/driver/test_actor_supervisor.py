@@ -20,7 +20,7 @@ HANG = "hang"
 
 
 def raised(cause):
-    """An error as Ray brings it from another process."""
+    """Return an error as Ray brings it from another process."""
     return RayTaskError("run", "", cause)
 
 

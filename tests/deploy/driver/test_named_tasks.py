@@ -18,7 +18,7 @@ async def fail(error):
 
 
 def outcome(*needed, meanwhile=()):
-    """The tasks that were cancelled, by name, when all is over."""
+    """Return the tasks that were cancelled, by name, when all is over."""
 
     async def run():
         tasks = [named(f"part-{i}", work()) for i, work in enumerate(needed)]

@@ -32,7 +32,7 @@ def up(process, value, **labels):
 
 
 def firing(folder, alert, given, at="30m"):
-    """The labels with which an alert fires, as Prometheus' own tool computes it."""
+    """Return the labels with which an alert fires, as Prometheus' own tool computes it."""
     test = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",

@@ -70,7 +70,7 @@ def _free_port():
 
 
 def wait_for(what, deadline=180):
-    """The first true answer."""
+    """Ask until the answer is true, and return it."""
     end = time.monotonic() + deadline
     while time.monotonic() < end:
         try:

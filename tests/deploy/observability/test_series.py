@@ -37,7 +37,7 @@ def found(file):
 
 @pytest.fixture(scope="module")
 def samples(headway):
-    """What every process shows, by name, once every engine has had a weight update."""
+    """Return every process's samples, by name, once every engine has had a weight update."""
     settings = ("name=crowded", "sft.name=small", "steps=100000", "heldout.every=100000")
     engine = ("actors.engine=vllm", "deploy.engine_metrics=true")
     command = headway.arguments("run", *settings, *engine)[1:]
@@ -69,7 +69,7 @@ def samples(headway):
 
 
 def owner(process, labels):
-    """The actor that a series is there for, wherever it is shown; None: it is there once a run."""
+    """Return the actor of a series, whichever process exports it; None: one series a run."""
     if process.startswith("actor-"):
         return process
     values = [value.replace("engine-", "actor-") for value in labels.values()]

@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).parents[1] / "top_frame.txt"
 
 
 def scrape(**values):
-    """Samples of one process: `name__label__value=number`."""
+    """Return samples of one process: `name__label__value=number`."""
     lines = []
     for key, value in values.items():
         name, *labels = key.split("__")
@@ -264,7 +264,7 @@ def test_an_address_where_nobody_is_says_so(tmp_path):
 
 @pytest.fixture
 def answering():
-    """A server whose answers, raw bytes or None for none, are given one after another."""
+    """Serve answers one after another: raw bytes, or None for no answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         answers, port = [], server.getsockname()[1]
 

@@ -150,7 +150,7 @@ def test_tensorboard_has_the_figures(tmp_path):
 
 
 def logged(folder):
-    """The rows of an offline run of W&B, as it has written them."""
+    """Return the rows of an offline run of W&B, as it has written them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = folder.glob("*.wandb")
@@ -162,7 +162,7 @@ def logged(folder):
 
 
 def records(log, block=32768, header=7):
-    """The records of a log in LevelDB's form, which begins with as many bytes as a header has."""
+    """Yield the records of a log in LevelDB's form, after the bytes of its header."""
     at, record = header, b""
     while at + header <= len(log):
         if block - at % block < header:

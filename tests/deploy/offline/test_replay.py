@@ -68,7 +68,7 @@ def files(folder):
 
 
 def alter(folder, statement):
-    """Changes the ledger as a broker does, with the checksums of its rows."""
+    """Change the ledger as a broker does, with the checksums of its rows."""
     with sqlite3.connect(folder / "ledger.sqlite") as ledger:
         register(ledger)
         ledger.execute(statement)

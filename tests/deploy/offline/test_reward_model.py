@@ -96,7 +96,7 @@ def test_members_are_found_in_the_order_of_their_numbers(tmp_path):
 
 @pytest.fixture(scope="module")
 def made(headway):
-    """The folder of two reward models of the small recipe, and what the command said."""
+    """Train two reward models of the small recipe; return their folder and the output."""
     result = headway.recipe("reward-model", *SECTION)
     assert result.returncode == 0, result.stdout + result.stderr
     return headway.folder / "runs" / "small-rm", result.stdout
@@ -158,7 +158,7 @@ def test_an_interrupt_leaves_nothing_half_written(headway, made):
 
 @pytest.fixture(scope="module")
 def judged(headway, made):
-    """A finished run whose reward models' process was killed in the middle."""
+    """Run a recipe to its end whose reward models' process is killed in the middle."""
     process = headway.start(
         "run",
         *SECTION,

@@ -10,7 +10,7 @@ from deploy.storage.atomic_folder import atomic_folder
 
 @pytest.fixture
 def config(tmp_path):
-    """The demo's, in a folder of runs of its own."""
+    """Return the demo's recipe with a folder of runs of its own."""
     return load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}"])
 
 

@@ -64,7 +64,7 @@ def test_a_failure_is_printed_with_its_reason():
 
 @pytest.fixture
 def classifier(tmp_path, tiny_model):
-    """A reward model of random weights that reads what the tiny model writes."""
+    """Build a reward model of random weights with the tiny model's tokenizer."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
     folder = tmp_path / "judge"

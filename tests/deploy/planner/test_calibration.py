@@ -21,7 +21,7 @@ PUT = 0.02
 
 
 def made(count=600, seed=0):
-    """Groups of one rollout on one engine: at most 1, 15 or 29 at once in turn, begun at random."""
+    """Return groups of one rollout, at most 1, 15 or 29 at once, begun at random."""
     chance = random.Random(seed)
     engine = SimulatedEngine("engine-0", TRUE, free_slots=0)
     groups, begun = [], {}
@@ -57,7 +57,7 @@ def made(count=600, seed=0):
 
 
 def made_in_batches(count=15, size=64, seed=0):
-    """Groups of one rollout, so many begun at once when the engine has emptied, as with η = 0."""
+    """Return groups of one rollout that begin together on an empty engine, as with η = 0."""
     chance = random.Random(seed)
     engine = SimulatedEngine("engine-0", TRUE, free_slots=0)
     groups, now = [], 0.0

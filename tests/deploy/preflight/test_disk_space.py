@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def least(config: RunConfig, monkeypatch: pytest.MonkeyPatch, resumed: Path | None = None) -> int:
-    """The free bytes below which the check refuses, by bisection."""
+    """Find the free bytes below which the check refuses, by bisection."""
     low, high = -1, 10**12
     while high - low > 1:
         free = (low + high) // 2

@@ -25,7 +25,7 @@ PHONE = 390
 
 
 def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
-    """A batch that began `took` seconds after the one before."""
+    """Return a batch that began `took` seconds after the one before."""
     begin = 100.0 + took * version
     row = {
         "version": version,
@@ -82,7 +82,7 @@ def plot(title):
 
 
 def lines(title, *runs):
-    """What is drawn as lines: label, x, y."""
+    """Return the lines of a plot: label, x, y."""
     return [
         (line.get_label(), list(line.get_xdata()), list(line.get_ydata()))
         for axes in figure_of(plot(title), runs).axes
@@ -133,7 +133,7 @@ def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(
 
 
 def whole(*labels):
-    """A page of some runs."""
+    """Draw the page of some runs."""
     runs = [shown(label) for label in labels]
     return page(" · ".join(labels), runs, ("Timeline", figure_of(PLOTS[0], runs)))
 

@@ -11,7 +11,7 @@ from deploy.runtime.signals import Interrupts, deferred, raise_interrupts
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Puts back the handlers of the test runner."""
+    """Restore the signal handlers of the test runner."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     raise_interrupts()
     yield

@@ -15,7 +15,7 @@ from queues.records import FinishReason
 
 
 def weighed(groups, **settings):
-    """A batch with its advantages."""
+    """Return a batch with its advantages."""
     config = LearnerConfig(**settings)
     return Objective(config).weighed(
         read_batch(
@@ -179,7 +179,7 @@ def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
 
 
 def shaped(reward, index, *, turn=0.0):
-    """A rollout with a punishment of its length, which is no part of what the task gives."""
+    """Return a rollout with a length penalty, which is not part of the task's reward."""
     one = rollout([1, 2, 3, 4], reward=reward - 0.8, index=index, reward_parts={"overlong": -0.8})
     return dataclasses.replace(one, metadata={"turn_rewards": [[2, turn]]})
 

@@ -86,7 +86,7 @@ def test_bands_reject_by_token_and_keep_the_ratio_elsewhere(name, options, weigh
 
 
 def sequences(*ratios, **changes):
-    """A row of several sequences of ratios."""
+    """Return a row of several sequences of ratios."""
     names = torch.tensor([i for i, own in enumerate(ratios) for _ in own])
     return replace(inputs([r for own in ratios for r in own]), sequence_ids=names, **changes)
 

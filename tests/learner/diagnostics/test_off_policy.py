@@ -25,7 +25,7 @@ ALL = torch.ones(4, dtype=torch.bool)
 
 
 def added_up(*rows):
-    """The sums of several micro-batches or ranks, as numbers."""
+    """Return the sums of several micro-batches or ranks, as numbers."""
     total = {}
     for row in rows:
         for name, value in row.items():
@@ -48,7 +48,7 @@ def flat(found):
 
 
 def figures_of(log_ratios, sequence_ids=None, origin=None, mask=None, **options):
-    """What is reported of one row of fresh tokens, each a rollout of its own."""
+    """Return the report of fresh tokens, each a rollout of its own."""
     ids = torch.arange(len(log_ratios)) if sequence_ids is None else sequence_ids
     mask = torch.ones(len(ids), dtype=torch.bool) if mask is None else mask
     origin = torch.zeros(len(ids), dtype=torch.int64) if origin is None else origin

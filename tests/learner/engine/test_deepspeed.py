@@ -59,7 +59,7 @@ def everything_sharded(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """The model is so small that threads would only wait for each other."""
+    """Use one thread: the model is so small that more would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -15,7 +15,7 @@ def log(*values):
 
 
 def row(current, behavior, reference):
-    """A row of one sequence, from probabilities."""
+    """Return a row of one sequence, from probabilities."""
     current = log(*current).requires_grad_()
     return LossInputs(
         logprobs=current,

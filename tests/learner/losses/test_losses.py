@@ -14,7 +14,7 @@ from learner.losses.kl import FORMS
 
 
 def one_token(ratio, advantage, **changes):
-    """A token with log-prob log(ratio) over a behaviour log-prob of 0."""
+    """Return a token with log-prob log(ratio) over a behaviour log-prob of 0."""
     fields = {
         "logprobs": torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True),
         "behavior_logprobs": torch.zeros(1, dtype=torch.float64),

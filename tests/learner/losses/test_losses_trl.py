@@ -24,7 +24,7 @@ COEFFICIENT = 0.3
 
 @pytest.fixture(scope="module")
 def trainers():
-    """The two classes whose losses are compared."""
+    """Return the two classes whose losses are compared."""
     from trl import DPOTrainer, GRPOTrainer
 
     return {"grpo": GRPOTrainer, "dpo": DPOTrainer}
@@ -32,7 +32,7 @@ def trainers():
 
 @pytest.fixture
 def batch():
-    """Padded [B, T] tensors in float64, some of them masked out."""
+    """Return padded [B, T] tensors in float64, some of them masked out."""
     make = torch.Generator().manual_seed(3)
     shape = (6, LONGEST)
 
@@ -54,7 +54,7 @@ def batch():
 
 
 def packed(batch, *, proximal=None, behavior=None):
-    """The valid tokens as one row; without a proximal policy the old one is what sampled."""
+    """Return the valid tokens as one row; without a proximal policy the old one sampled them."""
     rows = torch.arange(len(batch.mask))[:, None].expand_as(batch.mask)
     inside = torch.arange(LONGEST) < torch.tensor([6, 3, 1, 5, 4, 2])[:, None]
     return LossInputs(

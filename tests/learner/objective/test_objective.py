@@ -69,7 +69,7 @@ class EntropyEngine(PlainEngine):
 
 
 def train(groups, *, reference=None, **settings):
-    """The engine after one update, and its statistics."""
+    """Run one update; return the engine and its statistics."""
     engine = PlainEngine()
     statistics = Updater(engine, LearnerConfig(**settings), reference=reference).update(groups, 0)
     row = json.loads(json.dumps(statistics.to_dict()))
@@ -181,7 +181,7 @@ def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(pr
 
 
 def cut_short(groups):
-    """The groups, of each the first rollout as one that was cut off."""
+    """Return the groups with the first rollout of each marked as cut off."""
     changed = []
     for item in groups:
         first = dataclasses.replace(item.rollouts[0], finish_reason=FinishReason.LENGTH)
@@ -494,7 +494,7 @@ def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
 
 @pytest.fixture
 def of_the_users(monkeypatch):
-    """Makes an entry known by a dotted path."""
+    """Make an entry known by a dotted path."""
     module = ModuleType("objective_of_a_user")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 

@@ -289,7 +289,7 @@ OBJECTIVES = dict(objectives())
 
 
 def outcome(objective, inputs):
-    """Result per token and its gradient in the log-probabilities; all finite, and the counts."""
+    """Return finite results per token, their gradient in the log-probabilities, and the counts."""
     found = objective(inputs)
     values = found.weights if hasattr(found, "weights") else found.per_token
     assert torch.isfinite(values).all()

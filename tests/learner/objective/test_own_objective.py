@@ -22,7 +22,7 @@ OWN = {"advantage": "my_objective:median", "loss": "my_objective:soft_clip"}
 
 @pytest.fixture(autouse=True)
 def my_objective(tmp_path, monkeypatch):
-    """The module of the example, where a user would have it; forgotten afterwards."""
+    """Write the module of the example where a user would have it; forget it afterwards."""
     [example] = re.findall(r"```python\n(# my_objective.py.*?)```", README, flags=re.DOTALL)
     (tmp_path / "my_objective.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)

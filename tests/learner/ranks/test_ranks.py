@@ -31,7 +31,7 @@ def model_path(tmp_path_factory):
 
 
 def by_ranks(work, model_path, tmp_path_factory):
-    """What `work` writes with one rank and with two, by number of ranks and its own keys."""
+    """Run `work` on one rank and on two; return what it writes, by number of ranks and key."""
     results = {}
     for ranks in (1, 2):
         file = tmp_path_factory.mktemp("ranks") / "results.pt"

@@ -10,7 +10,7 @@ from learner.ranks.ray_calls import rank_failure
 
 
 def raised(cause):
-    """What a caller sees of an error that a remote call raised."""
+    """Return the error that a caller gets for one that a remote call raised."""
     return RayTaskError("update", "the traceback", cause)
 
 

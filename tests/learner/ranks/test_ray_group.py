@@ -95,7 +95,7 @@ class Session:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     async def acks(self, count):
-        """Waits until so many batches are trained."""
+        """Wait until so many batches are trained."""
         deadline = time.monotonic() + SECONDS
         while not self.log.exists() or sum("ack" in row for row in self.rows()) < count:
             assert time.monotonic() < deadline

@@ -108,7 +108,7 @@ def test_an_overdue_group_holds_a_place_of_the_window_and_none_of_a_batch() -> N
 
 
 async def straggle(broker: Any) -> Any:
-    """The first of four groups is not ready when the batch that it is due with is taken."""
+    """Take the batch that the first of four groups is due with before that group is ready."""
     await broker.serving("a", 0)
     await broker.issue(make_prompts(9), cursor="9")
     straggler, *others = await broker.lease("a", 8, WAIT)

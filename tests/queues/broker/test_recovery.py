@@ -70,7 +70,7 @@ asyncio.run(main())
 
 
 def run_until(directory: Path, enough: int, killed_after: str, tied_every: int) -> list[list]:
-    """What a broker answered until it was killed, right after the `enough`-th such answer."""
+    """Return what a broker answered until it was killed, after the `enough`-th such answer."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(directory), str(tied_every)],
         stdout=subprocess.PIPE,

@@ -197,7 +197,7 @@ class QueueMachine(RuleBasedStateMachine):
         return Path(shutil.copytree(self.folder, folder, dirs_exist_ok=True))
 
     def restart(self, folder: Path) -> None:
-        """The broker is gone; whoever held leases of it does not know."""
+        """Kill the broker; the holders of its leases do not know."""
         type(self).crashes += 1
         self.armed = None
         self.run(self.broker.close())
@@ -318,7 +318,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(pick=PICK, tied=st.booleans())
     def put(self, pick: int, tied: bool) -> None:
-        """A result of any lease there ever was: the right one, a late one, the same again."""
+        """Put a result of any lease there ever was: the right one, a late one, the same again."""
         self.deliver(*self.one_lease(pick), tied=tied)
 
     def deliver(self, engine: str, lease: Lease, *, tied: bool) -> None:
@@ -395,7 +395,7 @@ class QueueMachine(RuleBasedStateMachine):
     def work_and_learn(
         self, engine: str, kept: int, tied: bool, batches: int, checkpoints: bool
     ) -> None:
-        """What happens most of the time in a run, and by chance alone would hardly ever."""
+        """Complete a batch, which by chance alone would hardly ever happen."""
         for left in range(batches)[::-1]:
             if self.model.over:
                 return
@@ -414,7 +414,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.armed is None and not self.model.over)
     @rule(engine=ENGINES)
     def leave_one_behind(self, engine: str) -> None:
-        """A straggler for longer than the bound allows."""
+        """Let a group straggle for longer than the bound allows."""
         batches = self.model.staleness + 3
         self.work_and_learn(engine, kept=1, tied=False, batches=batches, checkpoints=False)
 
@@ -516,7 +516,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def unfinished(lease: Lease, version: int, *, reward: float) -> bytes:
-    """The payload of a group of which one rollout has begun, with tokens from this version on."""
+    """Return the payload of a group with one begun rollout, sampled from this version on."""
     rollout = make_rollout(0, (version,), reward=reward, finish_reason=FinishReason.ABORTED)
     return encode(
         RolloutGroup(

@@ -28,7 +28,7 @@ BOUNDS = st.builds(
 
 
 def feasible_by_definition(due: dict[int, int], version: int, size: int) -> bool:
-    """What `queues.policy.admission` calls feasible, word for word, over every date."""
+    """Return True if a state is feasible as `queues.policy.admission` defines it, date by date."""
     return all(
         sum(count for date, count in due.items() if date <= d) <= (d - version + 1) * size
         for d in range(version - 1, version + 30)

@@ -182,7 +182,7 @@ def test_what_a_group_cannot_help_is_not_held_against_it(reason: str) -> None:
 
 
 def leased(state: BrokerState, now: float, capacity: int = 2) -> list[int]:
-    """Indices of the prompts that are leased now."""
+    """Return indices of the prompts that are leased now."""
     leases = state.lease("a", capacity, now=now, expires=0.0)
     return [int(lease.prompt.prompt_id.rpartition("/")[2]) for lease in leases]
 

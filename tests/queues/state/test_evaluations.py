@@ -17,7 +17,7 @@ WAIT = 10.0
 def scored(
     directory: Path, rewards: Sequence[float | None], *, prompts: int, before: int
 ) -> Evaluation:
-    """The outcome where samples earn these rewards, or fail; the broker is made anew `before`."""
+    """Return the outcome of samples with these rewards; restart the broker at `before`."""
 
     async def answer_some(count: int) -> Evaluation | None:
         broker = make_broker(directory, max_attempts=1)

@@ -18,7 +18,7 @@ WAIT = 5.0
 
 
 def partial_of(lease, *versions):
-    """A payload with one interrupted rollout of a lease."""
+    """Return a payload with one interrupted rollout of a lease."""
     rollout = make_rollout(1, versions, finish_reason=FinishReason.ABORTED, reward=0.0)
     return encode(
         make_group(

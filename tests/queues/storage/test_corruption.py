@@ -42,7 +42,7 @@ def settled(accounting: dict[str, Any]) -> dict[str, Any]:
 
 
 async def record(folder: Path, *, close: bool, checkpoint_pages: int = 40) -> Recorded:
-    """Some batches, filtered groups, an evaluation, groups in every state.
+    """Make some batches, filtered groups, an evaluation, and groups in every state.
 
     Few pages between SQLite's own checkpoints let both files of the ledger hold something.
     """
