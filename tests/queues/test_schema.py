@@ -168,7 +168,7 @@ def test_a_rollout_out_of_range_is_refused(changes: dict[str, Any], message: str
 
 def test_an_invalid_value_among_several_groups_is_named_with_its_row_and_group() -> None:
     good = encode(make_group(3))
-    for read in (lambda payloads: decode_arrays(payloads), lambda payloads: decode(payloads[1])):
+    for read in (decode_arrays, lambda payloads: decode(payloads[1])):
         with pytest.raises(SchemaError, match=r"^metadata: row 1 is .* \(group g00000001\)$"):
             read([good, rewritten("metadata")])
 
