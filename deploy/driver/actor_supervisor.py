@@ -42,7 +42,7 @@ class Timing:
     """Deadline for the actor to hand over the groups that it is sampling."""
 
 
-class Supervisor:
+class ActorSupervisor:
     """One rollout actor through all of its restarts.
 
     The broker gets the leases of a dead actor back, and the broadcaster its permit to swap weights.
