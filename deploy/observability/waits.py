@@ -17,7 +17,6 @@ class ActorHealth:
     """State of a rollout actor that has started."""
 
     engine_id: str
-    answers: bool
     running: int = 0
     """Rollouts that it generates or has scored."""
     finished: int = 0
@@ -36,7 +35,7 @@ class Health:
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
-    """Other processes, as "learner-1", that do not answer."""
+    """Processes but the broker, as "learner-1", that do not answer."""
     disk: bool
     """True if the last small file became durable."""
     groups_per_batch: int
@@ -65,8 +64,6 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
     if not health.disk:
         yield Wait("driver", DISK, "a small file to become durable"), None
     for name, actor in health.actors.items():
-        if not actor.answers:
-            yield Wait("driver", name, "an answer"), None
         if actor.running:
             progress = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), progress

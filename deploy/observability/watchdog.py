@@ -224,10 +224,8 @@ class Watchdog:
         for name, request in requests.items():
             if request.done() and request.exception() is None:
                 self._locations[name] = request.result()
-        reported = {"broker", *self._run.actors()}  # their health shows whether they answer
-        self._silent = [
-            name for name, task in requests.items() if not (task.done() or name in reported)
-        ]
+        silent = [name for name, task in requests.items() if not task.done()]
+        self._silent = [name for name in silent if name != "broker"]  # it is asked for its status
 
     async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""

@@ -70,7 +70,7 @@ class Stage:
             WatchedRun(
                 status=self.ask,
                 learner_paused=self.ask_learner,
-                actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
+                actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0")},
                 handles=lambda: self.handles,
                 save=self.save,
                 write=self.directory.append,
