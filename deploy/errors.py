@@ -37,6 +37,12 @@ class Interrupted(DeployError):
     exit_code: ClassVar[int] = 130
 
 
+def exit_code_of(error: BaseException) -> int | None:
+    """Return the exit code of one of Headway's own errors, of any package; None for another."""
+    code: int | None = getattr(error, "exit_code", None)
+    return code
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -25,7 +25,7 @@ from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
-from deploy.driver.scrape_targets import Targets
+from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.errors import RunFailed
 from deploy.observability.exporter import Exporter
 from deploy.observability.stack_dumps import is_placed
@@ -51,7 +51,9 @@ class Run:
         self.learning: asyncio.Task[None] | None = None
         self.processes = Processes(context, self.checkpoint)
         self.watchdog = self._create_watchdog()
-        self.targets = Targets(self.processes, config.deploy.metrics_host, self.watchdog.node_of)
+        self.targets = ScrapeTargets(
+            self.processes, config.deploy.metrics_host, self.watchdog.node_of
+        )
         metrics = RunMetrics(context.record, directory.path, lambda: self.watchdog.overdue)
         self.exporter: Exporter | None = None
         if config.deploy.metrics:
@@ -73,6 +75,7 @@ class Run:
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
                 handles=self.processes.handles,
                 save=self.save,
+                write=self.context.jsonl.write,
             ),
         )
 

@@ -20,11 +20,11 @@ from deploy.cli.bench import BENCHMARKS, start
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
 from deploy.cli.shadowing import check_not_shadowed
 from deploy.cli.training import resume, reward_model, run, sft
-from deploy.errors import Interrupted
+from deploy.errors import Interrupted, exit_code_of
 from deploy.runtime.signals import deferred, raise_interrupts
 
 INTERRUPTED = Interrupted.exit_code
-"""Exit code of a command that the user stopped; typer makes it of a KeyboardInterrupt."""
+"""Exit code of a command that the user stopped; typer exits with it on KeyboardInterrupt."""
 Address = Annotated[str, typer.Option(help="Address of a cluster's dashboard: http://HEAD:8265.")]
 Job = Annotated[str, typer.Argument(help="A job, as `headway submit` printed it.")]
 
@@ -329,7 +329,7 @@ def main() -> Any:
             sys.exit(INTERRUPTED)
         raise
     except Exception as error:
-        code = getattr(error, "exit_code", 1 if isinstance(error, OSError) else None)
+        code = exit_code_of(error) or (1 if isinstance(error, OSError) else None)
         if code is None:
             raise
         _print_error(str(error))

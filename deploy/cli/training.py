@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError, RunFailed, exit_code_of
 from deploy.runtime.signals import deferred
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
     try:
         _train(config, inputs, directory, terminal)
     except BaseException as error:
-        exit_code = getattr(error, "exit_code", None)
-        if exit_code == InputError.exit_code and directory.trained_nothing():
+        if exit_code_of(error) == InputError.exit_code and directory.trained_nothing():
             directory.discard()
         raise
     finally:

@@ -98,8 +98,8 @@ def _check_nodes(config: RunConfig) -> None:
     if lacks := unmet(requests, nodes):
         raise InputError(
             f"the Ray cluster at {address!r} cannot hold this run; change "
-            "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement, or add "
-            "nodes first:\n  " + "\n  ".join(lacks)
+            "actors.count, actors.cpus, actors.gpus, learner.ranks, learner.gpus or "
+            "deploy.placement, or add nodes first:\n  " + "\n  ".join(lacks)
         )
     if address == "local":
         return

@@ -42,7 +42,7 @@ class Timing:
     """Deadline for the actor to hand over the groups that it is sampling."""
 
 
-class Supervisor:
+class ActorSupervisor:
     """One rollout actor through all of its restarts.
 
     The broker gets the leases of a dead actor back, and the broadcaster its permit to swap weights.
@@ -67,8 +67,6 @@ class Supervisor:
         """The last statistics of each process that died."""
         self._statistics: dict[str, Any] | None = None
         """The newest statistics of the present process."""
-        self._answers = True
-        """False if the last question for statistics was not answered in time."""
 
     async def stop(self) -> None:
         """Have the actor save what it is sampling and take no further lease, before a deadline."""
@@ -122,7 +120,6 @@ class Supervisor:
         evaluates = self._spec.purpose is Purpose.EVALUATE
         return ActorHealth(
             engine_id=self._engine_id,
-            answers=self._answers,
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
             pinned_seconds=self._spec.pinned_seconds if evaluates else 0.0,
@@ -175,14 +172,10 @@ class Supervisor:
         try:
             async with asyncio.timeout(self._timing.answer_seconds):
                 statistics = await actor.statistics.remote()
-        except TimeoutError:
-            self._answers = False
-        except RayError:
-            return  # it died, which ends `run` as well
-        else:
-            self._answers = True
-            if actor is self.handle:
-                self._statistics = statistics
+        except (TimeoutError, RayError):
+            return  # it hangs, which the watchdog notices, or died, which ends `run` as well
+        if actor is self.handle:
+            self._statistics = statistics
 
 
 def _cause(error: RayError | RunFailed) -> str:

@@ -50,7 +50,7 @@ async def initial(
 ) -> None:
     """Wait until training may begin: the initial policy is scored, or its evaluator has it.
 
-    The caller sets the deadline, and notices if the evaluator is lost.
+    Has no deadline of its own: the watchdog ends a run in which nothing moves.
     """
     first = {evaluation.name for evaluation in planned if evaluation.version == 0}
     while True:
@@ -61,7 +61,7 @@ async def initial(
 
 
 async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
-    """Wait for one evaluation and return it; the caller sets the deadline."""
+    """Wait for one evaluation and return it; the watchdog ends a run in which nothing moves."""
     while True:
         evaluation = await feed.evaluation(planned.name, timeout=OUTCOME_SECONDS)
         if evaluation is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.errors import DeployError, RunFailed, first_line
+from deploy.errors import DeployError, RunFailed, exit_code_of, first_line
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -26,9 +26,9 @@ async def _explained(name: str, work: Awaitable[Any]) -> Any:
         raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
     except Exception as error:
         cause = (error.cause or error) if isinstance(error, RayTaskError) else error
-        own = hasattr(cause, "exit_code")
-        failure = RunFailed(f"{name}: {cause}" if own else f"{name}: {cause!r}")
-        failure.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
+        code = exit_code_of(cause)
+        failure = RunFailed(f"{name}: {cause!r}" if code is None else f"{name}: {cause}")
+        failure.exit_code = code or 1  # type: ignore[misc]
         raise failure from error
 
 

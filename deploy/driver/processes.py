@@ -14,7 +14,7 @@ from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
 from deploy.config.evaluation_schedule import purpose
-from deploy.driver.actor_supervisor import Supervisor
+from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
 from learner.ranks.ray_group import create_learner
@@ -100,7 +100,7 @@ class Processes:
         )
         return [RewardModelSupervisor(self._context, client, metrics_host=self._metrics_host)]
 
-    def _create_actors(self) -> list[Supervisor]:
+    def _create_actors(self) -> list[ActorSupervisor]:
         """Create the supervisors of the actors; each creates its process when it starts."""
         config = self._context.config
         count = config.actors.count
@@ -120,7 +120,7 @@ class Processes:
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
         return [
-            Supervisor(
+            ActorSupervisor(
                 self._context,
                 replace(spec, index=index, purpose=purpose(config.heldout, index, count)),
                 partial(create_actor, **self._reservation.options("actors", index)),

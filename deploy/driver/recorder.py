@@ -139,7 +139,8 @@ class Recorder:
 def describe(batch: TrainedBatch, record: Record) -> str:
     """Describe a trained batch in one line, with the newest held-out scores."""
     report, scores = batch.report, show_scores(record.newest_scores())
-    parts = [f"reward {report.reward_mean:.3f}", *([f"held-out {scores}"] if scores else [])]
+    reward = "no reward" if report.reward_mean is None else f"reward {report.reward_mean:.3f}"
+    parts = [reward, *([f"held-out {scores}"] if scores else [])]
     if report.max_lag is None:
         parts.append("every token masked")
     else:

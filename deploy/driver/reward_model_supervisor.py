@@ -54,16 +54,18 @@ class RewardModelSupervisor:
         """
         again = False
         while True:
-            began = self._clock.monotonic()
+            began: float | None = None
             try:
                 if again:
                     await self._restarts.await_start(self.start(again=True))
+                began = self._clock.monotonic()
                 await self.client.live()
             except RayActorError as error:
                 reason = f"its process died: {first_line(error)}"
             else:
                 raise RunFailed(f"{self.name} ended without a reason")
-            await self._restarts.allow(reason, worked=self._clock.monotonic() - began)
+            worked = 0.0 if began is None else self._clock.monotonic() - began
+            await self._restarts.allow(reason, worked=worked)
             again = True
 
     def stop(self) -> None:

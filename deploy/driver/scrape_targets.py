@@ -7,7 +7,7 @@ from deploy.driver.processes import Processes
 from deploy.observability.exporter import is_loopback, show_process
 
 
-class Targets:
+class ScrapeTargets:
     """The metrics addresses of one run, whose processes serve them at `host` of their nodes.
 
     `node_of` returns Ray's id of the node of a process, by name; None where it is not known.

@@ -99,7 +99,7 @@ class Exporter:
             await asyncio.sleep(WRITE_SECONDS)
 
     def write(self) -> None:
-        """Bring `targets.json` up to date, unless the disk is full."""
+        """Bring `targets.json` up to date; a disk error is ignored and tried again."""
         with self._lock, suppress(OSError):
             text = json.dumps(self.targets(), indent=1)
             if text == self._written or self._closed:

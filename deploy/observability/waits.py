@@ -1,7 +1,7 @@
 """Waits between the processes of a run: who waits on whom, for what, and for how long.
 
-Every wait has an owner, a thing that is waited for, and a token that changes when it moves. A wait
-whose token stays the same for longer than the deadline is overdue.
+Every wait has a waiter, a process or thing waited for, and a progress marker; a wait whose marker
+stays the same for longer than the deadline is overdue.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +17,6 @@ class ActorHealth:
     """State of a rollout actor that has started."""
 
     engine_id: str
-    answers: bool
     running: int = 0
     """Rollouts that it generates or has scored."""
     finished: int = 0
@@ -36,9 +35,9 @@ class Health:
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
-    """Other processes, as "learner-1", that do not answer."""
+    """Processes but the broker, as "learner-1", that do not answer."""
     disk: bool
-    """Whether the last small file became durable."""
+    """True if the last small file became durable."""
     groups_per_batch: int
 
 
@@ -53,23 +52,21 @@ class Wait:
     allowed: float = 0.0
     """Seconds that it may last before its deadline begins."""
     seconds: float = 0.0
-    """Of an overdue wait, the time since it began, or since anything about it changed."""
+    """Time since the wait began, or since its progress marker changed."""
 
 
 DISK = "the disk of the run's folder"
 
 
 def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
-    """Yield every wait with its token."""
+    """Yield every wait with its progress."""
     broker = health.broker
     if not health.disk:
         yield Wait("driver", DISK, "a small file to become durable"), None
     for name, actor in health.actors.items():
-        if not actor.answers:
-            yield Wait("driver", name, "an answer"), None
         if actor.running:
-            token = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
-            yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), token
+            progress = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
+            yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), progress
     for name in health.silent:
         yield Wait("driver", name, "an answer"), None
     if broker is None:
@@ -120,11 +117,11 @@ class Waits:
         """
         since: dict[tuple[str, str], tuple[Any, float]] = {}
         late = []
-        for wait, token in waits(health):
+        for wait, progress in waits(health):
             key = (wait.who, wait.on)
-            known, began = self._since.get(key, (token, now))
-            began = began if known == token else now
-            since[key] = (token, began)
+            known, began = self._since.get(key, (progress, now))
+            began = began if known == progress else now
+            since[key] = (progress, began)
             if now - began > self._deadline + wait.allowed:
                 late.append(replace(wait, seconds=now - began))
         self._since = since

@@ -54,8 +54,8 @@ class Probes:
     """Deadline for writing stacks and `waits.jsonl`."""
     abort_seconds: float = 60.0
     """Time for which a run that is to end waits for stacks first."""
-    stall_factor: float = STALL_FACTOR
-    """Factor of deploy.watchdog_seconds: how long nothing may move."""
+    stall_seconds: float | None = None
+    """How long nothing may move; None: `DeployConfig.stall_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,8 @@ class WatchedRun:
     """Returns the present Ray handles of the processes by name."""
     save: Callable[[], Awaitable[None]]
     """Has the learner save a checkpoint; returns in time, whether it did or not."""
+    write: Callable[[str, Sequence[Mapping[str, Any]]], None]
+    """Appends records to a JSON-lines file of the run."""
 
 
 class Watchdog:
@@ -137,7 +139,7 @@ class Watchdog:
         if new:
             await self._announce(new)
         idle = self._movement.idle_seconds(health, now)
-        if idle > self._probes.stall_factor * self._config.deploy.watchdog_seconds:
+        if idle > (self._probes.stall_seconds or self._config.deploy.stall_seconds):
             await self._run.save()
             raise RunFailed(self._explain_stall(idle))
 
@@ -155,7 +157,9 @@ class Watchdog:
         if self._newest is not None:
             paused = self._newest.paused or paused
         if (paused is None) != (self._paused is None):
-            self._screen.say(f"paused: {paused}" if paused else "there is room again: goes on")
+            self._screen.say(
+                f"paused: {paused}" if paused else "the disk has space again; the run goes on"
+            )
         self._paused = paused
         return Health(
             broker=self._newest,
@@ -174,7 +178,7 @@ class Watchdog:
     def _explain_stall(self, idle: float) -> str:
         """Describe a run in which nothing moves: its state, every wait, and the last failures."""
         parts = [
-            f"nothing moved for {idle:.0f} s, more than {self._probes.stall_factor:g} times "
+            f"nothing moved for {idle:.0f} s, more than {STALL_FACTOR:g} times "
             f"deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g}"
         ]
         if (status := self._newest) is None:
@@ -220,10 +224,8 @@ class Watchdog:
         for name, request in requests.items():
             if request.done() and request.exception() is None:
                 self._locations[name] = request.result()
-        reported = {"broker", *self._run.actors()}  # their health shows whether they answer
-        self._silent = [
-            name for name, task in requests.items() if not (task.done() or name in reported)
-        ]
+        silent = [name for name, task in requests.items() if not task.done()]
+        self._silent = [name for name in silent if name != "broker"]  # it is asked for its status
 
     async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
@@ -269,17 +271,11 @@ class Watchdog:
             file.write_text("\n".join(parts))
         except OSError as error:
             stacks = f"no file ({error})"
-        with suppress(OSError):
-            rows = [
-                {
-                    "at": at,
-                    **asdict(wait),
-                    "text": self._sentence(wait, dumps, at),
-                    "stacks": stacks,
-                }
-                for wait in late
-            ]
-            self._directory.append(FILE, rows)
+        records = [
+            {"at": at, **asdict(wait), "text": self._sentence(wait, dumps, at), "stacks": stacks}
+            for wait in late
+        ]
+        self._run.write(FILE, records)
         return stacks
 
     def _sentence(self, wait: Wait, dumps: Mapping[str, ProcessDump], at: float) -> str:

@@ -20,7 +20,7 @@ from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
-from deploy.errors import InputError
+from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address
 from deploy.preflight.disk_space import check_free_space, check_runs_dir
@@ -138,7 +138,7 @@ def _check_objective(config: RunConfig) -> None:
     try:
         traits = check_objective(config.objective)
     except Exception as error:
-        if hasattr(error, "exit_code"):
+        if exit_code_of(error) is not None:
             raise
         chosen = config.learner
         raise InputError(

@@ -65,7 +65,7 @@ def _selection(counts: dict[str, int]) -> dict[str, str]:
     filtered, let_through = counts["groups_filtered"], counts["groups_let_through"]
     shown = {}
     if filtered or let_through:
-        text = f"{filtered:,} filtered, {let_through:,} more trained on nothing"
+        text = f"{filtered:,} filtered, {let_through:,} more trained without effect"
         shown["groups without a signal"] = text
     if counts["prompts_retired"]:
         shown["prompts mastered"] = f"{counts['prompts_retired']:,}"

@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.driver.actor_supervisor import Supervisor, Timing
+from deploy.driver.actor_supervisor import ActorSupervisor, Timing
 from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
 from queues.errors import BrokerLostError, QueueClosed
@@ -37,7 +37,7 @@ class Stage:
         self.record = self.context.record
         self.now = 0.0
         monkeypatch.setattr("ray.kill", lambda actor: self.note("kill", actor.number))
-        self.supervisor = Supervisor(
+        self.supervisor = ActorSupervisor(
             self.context,
             SimpleNamespace(
                 index=3,

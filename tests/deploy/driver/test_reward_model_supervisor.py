@@ -18,10 +18,12 @@ class Process:
 
     def __init__(self, stage, lives):
         self.stage, self.lives, self.starts = stage, lives, 0
+        self.loading_seconds = 0.0
 
     async def start(self, *, again=False):
         assert again == (self.starts > 0)
         self.starts += 1
+        self.stage.now += self.loading_seconds
         if self.lives and isinstance(self.lives[0], Exception):
             raise self.lives.pop(0)
 
@@ -88,6 +90,13 @@ def test_one_that_worked_for_long_begins_anew(tmp_path):
     stage = Stage(tmp_path, 5.0, 700.0, 5.0, max_restarts=2)
     stage.play()
     assert stage.waits == [1.0, 1.0, 2.0]
+
+
+def test_time_to_load_does_not_count_as_work(tmp_path):
+    stage = Stage(tmp_path, 5.0, 5.0, 5.0, max_restarts=2)
+    stage.process.loading_seconds = 700.0
+    with pytest.raises(RunFailed, match="died 3 times in a row"):
+        stage.play()
 
 
 def test_models_that_cannot_be_loaded_again_end_the_run_with_that_error(tmp_path):

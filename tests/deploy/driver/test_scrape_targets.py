@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.driver.scrape_targets import Targets
+from deploy.driver.scrape_targets import ScrapeTargets
 
 NODES = {"broker": "driver", "learner-0": "other", "actor-0": "driver", "actor-1": "other"}
 
@@ -27,7 +27,7 @@ def test_on_loopback_processes_of_other_nodes_are_unreachable(host, unreachable)
         learner=SimpleNamespace(serve_metrics=serve_metrics),
         handles=dict,
     )
-    targets = Targets(processes, host, NODES.get)
+    targets = ScrapeTargets(processes, host, NODES.get)
 
     async def serve():
         for _, call in targets.serve():

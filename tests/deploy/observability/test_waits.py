@@ -30,7 +30,7 @@ BROKER = BrokerStatus(
         "accepted": 0,
     }
 )
-IDLE = {name: ActorHealth(engine_id=f"engine-{name[-1]}", answers=True) for name in ("actor-0",)}
+IDLE = {name: ActorHealth(engine_id=f"engine-{name[-1]}") for name in ("actor-0",)}
 HEALTH = Health(broker=BROKER, paused=False, actors=IDLE, disk=True, groups_per_batch=2)
 
 
@@ -48,7 +48,6 @@ def actor(**changes):
     [
         (replace(HEALTH, disk=False), "driver", DISK, "a small file to become durable"),
         (replace(HEALTH, broker=None), "driver", "broker", "an answer"),
-        (actor(answers=False), "driver", "actor-0", "an answer"),
         (actor(running=3), "results queue", "actor-0", "one of 3 rollouts to end"),
         (replace(HEALTH, silent=["reward-model"]), "driver", "reward-model", "an answer"),
         (broker(taken=2), "broker", "learner", "batch 4 to be trained"),

@@ -179,7 +179,7 @@ def test_what_was_left_out_of_training_is_counted_and_shown():
     labels = ("groups without a signal", "prompts mastered", "stragglers not waited for")
     assert [shown[0].get(label) for label in labels] == [None, None, None]
     assert [shown[1].get(label) for label in labels] == [
-        "41 filtered, 3 more trained on nothing",
+        "41 filtered, 3 more trained without effect",
         "1,200",
         "7 groups",
     ]
