@@ -167,8 +167,8 @@ def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(pr
     config = LearnerConfig(advantage="gae", critic={"shared": True}, recompute_proximal=proximal)
     updater = Updater(engine, config)
     scored = []
-    weighed = updater.objective.weighed
-    updater.objective.weighed = lambda batch: scored.append(batch.tokens) or weighed(batch)
+    compute = updater.objective.with_advantages
+    updater.objective.with_advantages = lambda batch: scored.append(batch.tokens) or compute(batch)
     updater.update(random_groups(), 0)
     assert engine.without_gradient == 1
     [tokens] = scored
@@ -199,13 +199,13 @@ def cut_short(groups):
 )
 def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, monkeypatch):
     seen = []
-    weighed = Objective.weighed
+    compute = Objective.with_advantages
 
     def kept(self, batch):
-        seen.append(weighed(self, batch))
+        seen.append(compute(self, batch))
         return seen[-1]
 
-    monkeypatch.setattr(Objective, "weighed", kept)
+    monkeypatch.setattr(Objective, "with_advantages", kept)
     for masked in (False, True):
         config = LearnerConfig(mask_truncated=masked, **settings)
         models = {
