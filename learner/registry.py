@@ -26,7 +26,7 @@ class Registered(Generic[Result, Traits]):
     name: str
     function: Callable[..., Result]
     traits: Traits
-    """What it is and needs; see `learner.config.traits`."""
+    """Its properties and needs; see `learner.config.traits`."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Result:
         """Call the function."""

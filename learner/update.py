@@ -17,7 +17,7 @@ from learner.batch.batch import Microbatch, Sequences, TrainBatch, read_batch, s
 from learner.batch.microbatch_plan import Indices, plan_microbatches, slowest, workloads
 from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
-from learner.diagnostics.batch_statistics import Work, batch_report
+from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.model.reference import Reference
@@ -59,21 +59,24 @@ class Updater:
             oldest_version=None if limit is None else version - limit,
             process_rewards=config.process_rewards,
         )
-        batch = self.objective.weighed(self._scored(batch))
+        batch = self.objective.with_advantages(self._with_model_scores(batch))
         tokens = batch.tokens
         column = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
         batch = batch.with_columns(origins=column)
         sums = _Sums()
-        work = Work(ranks=self._engine.ranks, coefficients=self._coefficients())
+        totals = StepTotals(
+            ranks=self._engine.ranks,
+            kl_coefficient=self.objective.kl_coefficient if config.kl else None,
+            entropy_coefficient=self.objective.entropy_coefficient if config.entropy else None,
+        )
         for epoch in range(config.epochs):
-            for part in split_groups(
-                batch.groups, config.minibatches, version=version, epoch=epoch
-            ):
+            parts = split_groups(batch.groups, config.minibatches, version=version, epoch=epoch)
+            for part in parts:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                self._step(minibatch, version, work, sums)
-        report = batch_report(batch, work, self._over_ranks(sums.numbers()), version, config)
+                self._step(minibatch, version, totals, sums)
+        report = batch_report(batch, totals, self._over_ranks(sums.numbers()), version, config)
         if self._trains_policy(version):
             self.objective.adapt(
                 kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
@@ -85,50 +88,50 @@ class Updater:
         critic = self._config.critic
         return critic is None or version >= critic.pretrain_batches
 
-    def _step(self, minibatch: Sequences, version: int, work: Work, total: "_Sums") -> None:
+    def _step(self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums") -> None:
         """Compute the gradient of a minibatch and take the steps of policy and critic."""
         plan = self._plan(minibatch, minibatch.trainable)
         at_each = self._config.zero_stage >= 2
-        work.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
-        work.workload += sum(workloads(minibatch.lengths, plan))
-        work.minibatches += 1
-        positive, trains_policy = self.objective.positive(minibatch), self._trains_policy(version)
+        totals.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
+        totals.workload += sum(workloads(minibatch.lengths, plan))
+        totals.minibatches += 1
+        positive = self.objective.count_positive_tokens(minibatch)
+        trains_policy = self._trains_policy(version)
         mine = plan[self._engine.rank]
-        total.add(self._packed(minibatch, mine))
+        sums.add(self._packing_counts(minibatch, mine))
         compared = []
         for micro in minibatch.microbatches(mine, self._engine.device):
-            sums, tokens = self._policy_pass(micro, version, positive, train=trains_policy)
+            policy_sums, tokens = self._policy_pass(micro, version, positive, train=trains_policy)
             compared.append(tokens)
-            total.add(sums)
-            total.add(self._critic_pass(micro))
-        total.add(measure(*map(torch.cat, zip(*compared, strict=True))))
+            sums.add(policy_sums)
+            sums.add(self._critic_pass(micro))
+        sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
         if trains_policy:
-            work.grad_norms.append(self._engine.step())
+            totals.grad_norms.append(self._engine.step())
         if self._critic is not None:
-            work.critic_grad_norms.append(self._critic.step())
+            totals.critic_grad_norms.append(self._critic.step())
 
-    def _scored(self, batch: TrainBatch) -> TrainBatch:
+    def _with_model_scores(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the scores of models before its first step, from all ranks."""
         columns: dict[str, Tensor] = {}
         shared = self._critic is None and self._config.critic is not None
         if self._config.uses_proximal or shared:
-            logprobs, *values = self._score(batch, self._of_policy, outputs=1 + shared)
-            columns |= {"proximal_logprobs": logprobs} if self._config.uses_proximal else {}
-            columns |= {"values": values[0]} if shared else {}
+            scores = self._score(batch, self._of_policy, outputs=2 if shared else 1)
+            if self._config.uses_proximal:
+                columns["proximal_logprobs"] = scores[0]
+            if shared:
+                columns["values"] = scores[1]
         if self._reference is not None:
             [columns["reference_logprobs"]] = self._score(batch, self._reference.logprobs)
-        if self._critic is not None:
-            [columns["values"]] = self._score(batch, self._of_critic)
+        critic = self._critic
+        if critic is not None:
+            [columns["values"]] = self._score(batch, lambda ids, at, _: critic.values(ids, at))
         return batch.with_columns(**columns) if columns else batch
 
     def _of_policy(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return log-probabilities [N], or with those of a value head [2, N]."""
         out = self._engine.forward(token_ids, position_ids, wanted)
         return out.logprobs if out.values is None else torch.stack([out.logprobs, out.values])
-
-    def _of_critic(self, token_ids: Tensor, position_ids: Tensor, _wanted: Tensor) -> Tensor:
-        assert self._critic is not None
-        return self._critic.values(token_ids, position_ids)
 
     @torch.no_grad()
     def _score(
@@ -159,9 +162,13 @@ class Updater:
             units = batch.by_group(rollouts)
         lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
         plan = plan_microbatches(lengths, self._engine.ranks, self._config.microbatch_tokens)
-        return [[[i for u in members for i in units[u]] for members in share] for share in plan]
 
-    def _packed(self, batch: Sequences, mine: Indices) -> dict[str, Tensor]:
+        def rollouts_of(members: Sequence[int]) -> list[int]:
+            return [rollout for unit in members for rollout in units[unit]]
+
+        return [[rollouts_of(members) for members in share] for share in plan]
+
+    def _packing_counts(self, batch: Sequences, mine: Indices) -> dict[str, Tensor]:
         """Count microbatches, and their tokens and capacity; a dummy has no capacity."""
         tokens = [sum(batch.lengths[i] for i in members) for members in mine]
         capacity = sum(max(self._config.microbatch_tokens, size) for size in tokens if size)
@@ -194,13 +201,6 @@ class Updater:
         loss, sums = self.objective.value_loss(micro, values)
         self._critic.backward(loss)
         return sums
-
-    def _coefficients(self) -> dict[str, float]:
-        """Return the coefficients that the batch was trained with."""
-        config = self._config
-        kl = {"kl_coefficient": self.objective.kl_coefficient} if config.kl else {}
-        entropy = {"entropy_coefficient": self.objective.entropy_coefficient}
-        return kl | (entropy if config.entropy else {})
 
     def _refresh(self, version: int) -> None:
         """Move the reference towards the policy, where the version is one for it. Collective."""

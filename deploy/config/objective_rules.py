@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from deploy.errors import InputError
-from learner.config.objective_rules import corrects_off_policyness, needs_behavior_logprobs
+from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
 from learner.config.traits import ObjectiveTraits
 
 if TYPE_CHECKING:
@@ -19,23 +19,23 @@ def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> Non
     """
     _check_staleness(config, traits)
     learner, actors = config.learner, config.actors
-    functions = f"learner.advantage = {learner.advantage!r} or loss = {learner.loss!r}"
     truncated = actors.top_p < 1 or actors.top_k > 0
-    if truncated and needs_behavior_logprobs(learner, traits):
+    if truncated and (setting := behavior_comparison(learner, traits)):
         raise InputError(
             f"actors.top_p = {actors.top_p} and actors.top_k = {actors.top_k} renormalise the "
-            f"behaviour policy, which {functions}, a correction or the KL compares with; use "
-            "top_p = 1.0 and top_k = -1"
+            f"behaviour policy, which learner.{setting} compares with; use top_p = 1.0 and "
+            "top_k = -1"
         )
     if "group_size" in traits.needs and config.prompts.group_size < 2:
+        setting = traits.needs["group_size"]
         raise InputError(
-            f"{functions} compares the rollouts of a group, so prompts.group_size must be at least "
-            f"2, not {config.prompts.group_size}"
+            f"learner.{setting} = {getattr(learner, setting)!r} compares the rollouts of a group, "
+            f"so prompts.group_size must be at least 2, not {config.prompts.group_size}"
         )
     if "baseline_rewards" in traits.needs and not actors.greedy_baseline:
         raise InputError(
-            f"{functions} needs baseline_rewards, those of greedy rollouts of the same prompts; "
-            "set actors.greedy_baseline = true"
+            f"learner.advantage = {learner.advantage!r} needs baseline_rewards, those of greedy "
+            "rollouts of the same prompts; set actors.greedy_baseline = true"
         )
 
 

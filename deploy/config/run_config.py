@@ -19,14 +19,6 @@ from queues.config import QueuesConfig
 from queues.records import rollouts_at_once
 from weight_sync.config import WeightSyncConfig
 
-SIGNAL_OF_TIES = {
-    "remax": "which compares with a greedy rollout",
-    "reinforce": "which compares with rollouts of other groups",
-    "reinforce_pp": "which compares with rollouts of other groups",
-    "gdpo": "which compares each part of the reward, and parts may differ where sums do not",
-}
-"""Advantages under which a group whose rollouts earn the same still has a gradient."""
-
 
 class RunConfig(BaseModel):
     """A whole recipe."""
@@ -94,12 +86,12 @@ class RunConfig(BaseModel):
                     f"{name} drops groups whose rollouts earn the same, which one rollout always "
                     "does; prompts.group_size must be at least 2, not 1"
                 )
-        signal = SIGNAL_OF_TIES.get(self.learner.advantage)
-        if self.queues.filter_tied and signal is not None:
+        advantage = self.learner.traits.advantage
+        if self.queues.filter_tied and advantage is not None and advantage.ties_teach:
             raise ValueError(
                 f"queues.filter_tied = true with learner.advantage = {self.learner.advantage!r}, "
-                f"{signal}: a group whose rollouts earn the same teaches something, and its loss "
-                "would shift what is learned; set queues.filter_tied = false"
+                f"{advantage.ties_teach}: a group whose rollouts earn the same teaches something, "
+                "and its loss would shift what is learned; set queues.filter_tied = false"
             )
         return self
 
@@ -141,8 +133,8 @@ class RunConfig(BaseModel):
                 "the whole group is a single set, which says nothing of one rollout"
             )
         batch = self.prompts.groups_per_batch * self.prompts.group_size
-        baseline = self.learner.advantage_options.get("baseline", "mean")
-        if self.learner.advantage == "reinforce" and baseline != "ema" and batch < 2:
+        running = self.learner.advantage_options.get("baseline") == "ema"
+        if name == "reinforce" and not running and batch < 2:
             raise ValueError(
                 'learner.advantage = "reinforce" compares the rollouts of a batch, so '
                 "prompts.groups_per_batch times group_size must be at least 2, not 1; or set "

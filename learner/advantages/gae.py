@@ -1,5 +1,7 @@
 """PPO's advantages, by a critic: GAE (arXiv 1506.02438), with VAPO's two λ (2504.05118)."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -42,25 +44,15 @@ def gae(
     assert values is not None
     rewards, present = tokens.with_final(batch.rewards), torch.unique(tokens.sequence_ids)
     following = _after_the_end(batch, tokens, values)[present] if bootstrap_truncated else 0.0
-
-    def estimate(decay: float | Tensor) -> tuple[Tensor, Tensor]:
-        return estimate_advantages(
-            rewards,
-            values,
-            tokens.mask,
-            tokens.sequence_ids,
-            gamma=gamma,
-            lam=decay,
-            bootstrap=following,
-        )
-
+    columns = (rewards, values, tokens.mask, tokens.sequence_ids)
+    estimate = partial(estimate_advantages, *columns, gamma=gamma, bootstrap=following)
     lam_policy: float | Tensor = lam
     if length_adaptive is not None:
         lengths = tokens.sums(tokens.mask, rollouts)[present]
         lam_policy = length_adaptive_lambda(lengths, length_adaptive)
-    advantages, returns = estimate(lam_policy)
+    advantages, returns = estimate(lam=lam_policy)
     if lam_values is not None or length_adaptive is not None:
-        _, returns = estimate(lam if lam_values is None else lam_values)
+        _, returns = estimate(lam=lam if lam_values is None else lam_values)
     if whiten:
         advantages = whitened(advantages, tokens.mask)
     return Estimate(advantages, token_level=True, returns=returns)

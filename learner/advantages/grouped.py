@@ -101,7 +101,7 @@ class GroupedRewards:
             low, high = (int(end) for end in self.tokens.sequence_ids.aminmax())
             if low < 0 or high >= len(self.rewards):
                 raise InputError(
-                    f"sequence_ids must be rows 0..{len(self.rewards) - 1} of rewards, found "
+                    f"sequence_ids must be indices 0..{len(self.rewards) - 1} into rewards, found "
                     f"{low}..{high}"
                 )
 

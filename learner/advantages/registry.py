@@ -45,7 +45,7 @@ class Advantages:
     returns: Tensor | None = None
     """[N] float32, the targets of a critic; None without one."""
     token_level: bool = False
-    """Whether `values` are per token."""
+    """True if `values` are per token."""
 
     def on_tokens(self, sequence_ids: Tensor) -> Tensor:
         """Return the advantage of each token, [N]; `sequence_ids` [N] index the rollouts."""
@@ -57,7 +57,6 @@ class Estimator(Registered[Tensor | Estimate, AdvantageTraits]):
 
 
 ESTIMATORS = Registry("advantage", Estimator, ADVANTAGE_TRAITS)
-COLUMNS = ("lengths", "state", "baseline_rewards", "reward_parts", "truncated")
 
 
 def advantage(name: str, **traits: Any) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
@@ -87,11 +86,16 @@ def compute_advantages(
     rewards: Tensor,
     group_ids: Tensor,
     *,
+    lengths: Tensor | None = None,
+    state: dict[str, float] | None = None,
+    baseline_rewards: Tensor | None = None,
+    reward_parts: Mapping[str, Tensor] | None = None,
+    truncated: Tensor | None = None,
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
     token_rewards: Tensor | None = None,
     values: Tensor | None = None,
-    **columns_and_options: Any,
+    **options: Any,
 ) -> Advantages:
     """Compute the advantages of R rollouts by a named estimator.
 
@@ -100,26 +104,46 @@ def compute_advantages(
         rewards: [R] floating; a rollout whose reward is not finite neither trains nor enters a
             baseline.
         group_ids: [R] integers; rollouts of one prompt share one. Groups must be complete.
-        mask: [N] bool, tokens that the policy sampled, of the whole batch as one packed row.
-        sequence_ids: [N] integers, the row 0..R−1 of each token's rollout.
+        lengths: [R] integers, sampled tokens.
+        state: What the estimator carries from batch to batch; changed in place.
+        baseline_rewards: [R], of the greedy rollout of the prompt.
+        reward_parts: [R] by name; not finite where a rollout has no such part.
+        truncated: [R] bool, cut off at the length limit.
+        mask: [N] bool, tokens that the policy sampled, of the whole batch packed, one sequence
+            after the other.
+        sequence_ids: [N] integers, the index 0..R−1 of each token's rollout.
         token_rewards: [N] on top of `rewards` (of steps, −β·k1); those masked out do not count.
         values: [N], the critic's value of the state before token t.
-        **columns_and_options: Columns of `GroupedRewards` (`lengths`, `state`, `baseline_rewards`,
-            `reward_parts`, `truncated`), and the estimator's own options.
+        **options: The estimator's own.
 
     Raises:
-        InputError: An unknown name or option, shapes that differ, a group too small, or something
-            missing that the estimator needs.
+        InputError: An unknown name or option, shapes that differ, a group too small, columns of
+            tokens without `mask` and `sequence_ids`, or something missing that the estimator needs.
         TrainingDiverged: A value of the critic is not finite.
     """
-    options = dict(columns_and_options)
-    given = (options.pop(column, None) for column in COLUMNS)
-    columns = {name: value for name, value in zip(COLUMNS, given, strict=True) if value is not None}
+    tokens = None
+    names = ("mask", "sequence_ids", "token_rewards", "values")
+    columns = (mask, sequence_ids, token_rewards, values)
+    present = [name for name, column in zip(names, columns, strict=True) if column is not None]
     if mask is not None and sequence_ids is not None:
-        extra = torch.zeros_like(mask, dtype=torch.float32)
-        extra = extra if token_rewards is None else token_rewards
-        columns["tokens"] = RolloutTokens(mask, sequence_ids, extra, values)
-    return estimate_advantages(name, GroupedRewards(rewards, group_ids, **columns), **options)
+        zeros = torch.zeros_like(mask, dtype=torch.float32)
+        extra = zeros if token_rewards is None else token_rewards
+        tokens = RolloutTokens(mask, sequence_ids, extra, values)
+    elif present:
+        raise InputError(
+            f"columns of tokens need both mask and sequence_ids, found only {', '.join(present)}"
+        )
+    rollouts = GroupedRewards(
+        rewards,
+        group_ids,
+        lengths=lengths,
+        state={} if state is None else state,
+        baseline_rewards=baseline_rewards,
+        reward_parts=reward_parts or {},
+        tokens=tokens,
+        truncated=truncated,
+    )
+    return estimate_advantages(name, rollouts, **options)
 
 
 @torch.no_grad()

@@ -35,8 +35,8 @@ def count(mask: Tensor, sequence_ids: Tensor, group_ids: Tensor | None = None) -
     return Totals(
         tokens=int(mask.sum()),
         sequences=len(torch.unique(sequence_ids)),
-        sequence_tokens=_tokens_by_id(sequence_ids[mask]),
-        group_tokens={} if group_ids is None else _tokens_by_id(group_ids[mask]),
+        sequence_tokens=count_values(sequence_ids[mask]),
+        group_tokens={} if group_ids is None else count_values(group_ids[mask]),
     )
 
 
@@ -87,8 +87,9 @@ def token_weights(
     return torch.where(mask, weights, 0.0).float()
 
 
-def _tokens_by_id(ids: Tensor) -> dict[int, int]:
-    values, counts = torch.unique(ids, return_counts=True)
+def count_values(integers: Tensor) -> dict[int, int]:
+    """Return how often each of some integers [N] occurs, by ascending integer."""
+    values, counts = torch.unique(integers, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 

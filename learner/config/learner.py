@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from learner.config.objective import ObjectiveConfig
 from learner.config.optimizer import Dtype, OptimizerConfig, Section, check_deepspeed
-from queues.runtime.cpu_affinity import parse_cores
+from queues.runtime.cpu_affinity import Cores, parse_cores
 
 
 class TinyModelConfig(Section):
@@ -67,7 +67,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and step there; needs zero_stage >= 1."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    cores: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
+    cores: Cores | None = None
     """CPU cores of all ranks together, as "1" or "2-5,8"; None leaves it to the system. Shared
     equally; where there are fewer cores than ranks, every rank uses them all."""
     threads: int | None = Field(default=None, ge=1)
@@ -117,8 +117,6 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         if self.cores is None:
             return self
         count = len(parse_cores(self.cores))
-        if not count:
-            raise ValueError(f"cores = {self.cores!r} is empty; a range begins with its first core")
         if count > self.ranks and count % self.ranks:
             raise ValueError(
                 f"cores = {self.cores!r} are {count} cores, which ranks = {self.ranks} cannot "

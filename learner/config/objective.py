@@ -182,7 +182,7 @@ class ObjectiveConfig(Section):
 
     @property
     def uses_proximal(self) -> bool:
-        """Whether the proximal policy is computed at the start of each batch.
+        """True if the proximal policy is computed at the start of each batch.
 
         By default where the loss may own a ratio to it, and a batch takes several steps. A loss of
         the user's is taken to own one.
@@ -197,6 +197,6 @@ class ObjectiveConfig(Section):
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference policy is loaded."""
+        """True if a reference policy is loaded."""
         loss = self.traits.loss
         return self.kl is not None or (loss is not None and "reference_logprobs" in loss.needs)

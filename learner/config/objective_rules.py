@@ -12,6 +12,9 @@ from learner.errors import InputError
 if TYPE_CHECKING:
     from learner.config.objective import ObjectiveConfig
 
+RATIO_FORMS = ("ratio_k1", "ratio_k3", "weighted_k2")
+"""Forms of the KL term in the loss that weigh by the ratio current / behaviour policy."""
+
 
 def check_traits(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
     """Refuse settings that contradict the traits of the functions they name.
@@ -29,7 +32,7 @@ def check_traits(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
 
 
 def corrects_off_policyness(config: "ObjectiveConfig", traits: ObjectiveTraits) -> bool:
-    """Return whether the objective accounts for rollouts sampled by another policy.
+    """Return True if the objective accounts for rollouts sampled by another policy.
 
     A loss that is not loaded is taken to own a ratio.
     """
@@ -39,19 +42,23 @@ def corrects_off_policyness(config: "ObjectiveConfig", traits: ObjectiveTraits) 
     return corrected or off_policy or _weighs_by_behavior(config, traits.loss)
 
 
-def needs_behavior_logprobs(config: "ObjectiveConfig", traits: ObjectiveTraits) -> bool:
-    """Return whether the objective compares with the probabilities that tokens were sampled with.
+def behavior_comparison(config: "ObjectiveConfig", traits: ObjectiveTraits) -> str | None:
+    """Return the setting that compares with the probabilities that tokens were sampled with.
 
-    A loss that is not loaded is taken to own a ratio.
+    None if no setting does. A loss that is not loaded is taken to own a ratio.
     """
     kl, loss = config.kl, traits.loss
-    in_kl = kl is not None and (kl.placement == "reward" or "_" in kl.form)
     anchored = loss is not None and loss.anchor == "behavior"
-    return bool(config.corrections) or in_kl or anchored or _weighs_by_behavior(config, loss)
+    if anchored or _weighs_by_behavior(config, loss):
+        return "loss"
+    if config.corrections:
+        return "correction"
+    in_kl = kl is not None and (kl.placement == "reward" or kl.form in RATIO_FORMS)
+    return "kl" if in_kl else None
 
 
 def _weighs_by_behavior(config: "ObjectiveConfig", loss: LossTraits | None) -> bool:
-    """Return whether the loss itself weighs tokens by current / behaviour policy."""
+    """Return True if the loss itself weighs tokens by current / behaviour policy."""
     if loss is None:
         return not config.uses_proximal
     return loss.owns_is and (loss.anchor == "behavior" or not config.uses_proximal)
@@ -98,11 +105,10 @@ def _check_needs(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
         "values": (config.critic is not None, "give a [learner.critic] section"),
     }
     for name, (supplied, remedy) in supplies.items():
-        if name in traits.needs and not supplied:
-            raise InputError(
-                f"advantage {config.advantage!r}, loss {config.loss!r} or correction "
-                f"{config.correction!r} needs {name}, which nothing computes; {remedy}"
-            )
+        setting = traits.needs.get(name)
+        if setting is not None and not supplied:
+            function = f"{setting} {getattr(config, setting)!r}"
+            raise InputError(f"{function} needs {name}, which nothing computes; {remedy}")
 
 
 def _check_loss(config: "ObjectiveConfig", loss: LossTraits) -> None:
@@ -113,19 +119,15 @@ def _check_loss(config: "ObjectiveConfig", loss: LossTraits) -> None:
             f"{config.steps_per_batch} steps (minibatches · epochs) move it; use "
             '"recompute", or one step'
         )
-    if loss.aggregations is not None and config.aggregation not in loss.aggregations:
-        allowed = " or ".join(f'"{mode}"' for mode in loss.aggregations)
-        raise InputError(
-            f"loss {config.loss!r} is not defined for aggregation = {config.aggregation!r}; use "
-            f"aggregation = {allowed}"
-        )
-    of_the_users = ":" in config.advantage
-    if loss.advantages is not None and not of_the_users and config.advantage not in loss.advantages:
-        allowed = " or ".join(f'"{name}"' for name in loss.advantages)
-        raise InputError(
-            f"loss {config.loss!r} is not defined for advantage = {config.advantage!r}; use "
-            f"advantage = {allowed}"
-        )
+    advantages = None if ":" in config.advantage else loss.advantages
+    for setting, allowed in (("aggregation", loss.aggregations), ("advantage", advantages)):
+        value = getattr(config, setting)
+        if allowed is not None and value not in allowed:
+            names = " or ".join(f'"{name}"' for name in allowed)
+            raise InputError(
+                f"loss {config.loss!r} is not defined for {setting} = {value!r}; use "
+                f"{setting} = {names}"
+            )
 
 
 def _check_advantage(config: "ObjectiveConfig", advantage: AdvantageTraits) -> None:

@@ -1,4 +1,4 @@
-"""Traits of losses, advantages and corrections: what each is and needs. Imports no torch.
+"""Traits of losses, advantages and corrections: their properties and needs. Imports no torch.
 
 The built-in functions take their traits from the tables below; a function of the user's passes its
 own to the decorator. `learner.config.objective_rules` checks objectives by traits alone.
@@ -14,7 +14,7 @@ Unit = Literal["token", "sequence", "group"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossTraits:
-    """What a policy loss is and needs."""
+    """Properties and needs of a policy loss."""
 
     owns_is: bool
     """It weighs tokens by current / anchor itself. Where the anchor is the behaviour policy, an
@@ -23,9 +23,9 @@ class LossTraits:
     """`proximal`: the proximal policy where one is computed, else the behaviour policy.
     `behavior`: the behaviour policy always."""
     off_policy: bool = False
-    """Right, or meant, for stale rollouts without any correction, whatever the anchor."""
+    """True if stale rollouts need no correction, whatever the anchor."""
     unit: Unit = "token"
-    """What must lie whole in one microbatch."""
+    """The unit that must lie whole in one microbatch."""
     aggregations: tuple[str, ...] | None = None
     """Modes of `learner.batch.token_weights` that the loss is defined for; None: all."""
     advantages: tuple[str, ...] | None = None
@@ -33,9 +33,9 @@ class LossTraits:
     needs: Collection[str] = ()
     """Optional fields of `LossInputs` that it cannot do without."""
     recomputes_proximal: bool | None = None
-    """Whether the proximal policy is computed for it; None: as the recipe has it."""
+    """True if the proximal policy is computed for it; None: as the recipe has it."""
     single_step: bool = False
-    """Right only where a batch takes one optimizer step."""
+    """True if it is right only where a batch takes one optimizer step."""
     by_option: Mapping[str, Mapping[Any, Mapping[str, Any]]] = field(default_factory=dict)
     """Option → value → the traits that differ from the above under this value."""
 
@@ -51,10 +51,10 @@ class LossTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageTraits:
-    """What an advantage estimator is and needs."""
+    """Properties and needs of an advantage estimator."""
 
     needs: Collection[str] = ()
-    """Those of `ADVANTAGE_NEEDS` that it cannot do without."""
+    """Members of `ADVANTAGE_NEEDS` that it cannot do without."""
     relative: bool = False
     """It compares the rollouts of a group, so that a group of one teaches nothing."""
     takes_token_rewards: bool = False
@@ -62,11 +62,13 @@ class AdvantageTraits:
     takes_task_rewards: bool = False
     """It is given the reward of the task itself, without shaping and with what turns earned: parts,
     counts and thresholds of a reward do not survive a penalty in it."""
+    ties_teach: str | None = None
+    """Why a group whose rollouts earn the same still has a gradient; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionTraits:
-    """What a correction is and needs."""
+    """Properties and needs of a correction."""
 
     weighs: bool = True
     """It multiplies by a ratio; false: it only rejects, which counts no ratio twice."""
@@ -80,9 +82,10 @@ ADVANTAGE_NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "val
 """Optional columns of rollouts and tokens that an estimator may declare a need for."""
 
 _GROUP = AdvantageTraits(relative=True)
+_BATCH = AdvantageTraits(ties_teach="which compares with rollouts of other groups")
 
 ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
-    "reinforce": AdvantageTraits(),
+    "reinforce": _BATCH,
     "rloo": _GROUP,
     "grpo": replace(_GROUP, takes_token_rewards=True),
     "dr_grpo": _GROUP,
@@ -94,13 +97,18 @@ ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
         relative=True,
         takes_token_rewards=True,
         takes_task_rewards=True,
+        ties_teach="which compares each part of the reward, and parts may differ where sums do not",
     ),
     "maxrl": replace(_GROUP, takes_task_rewards=True),
     "pass_at_k": replace(_GROUP, takes_task_rewards=True),
     "best_of_n": _GROUP,
     "best_worst": _GROUP,
-    "reinforce_pp": AdvantageTraits(takes_token_rewards=True),
-    "remax": AdvantageTraits(needs=frozenset({"baseline_rewards"}), takes_token_rewards=True),
+    "reinforce_pp": replace(_BATCH, takes_token_rewards=True),
+    "remax": AdvantageTraits(
+        needs=frozenset({"baseline_rewards"}),
+        takes_token_rewards=True,
+        ties_teach="which compares with a greedy rollout",
+    ),
     "gae": AdvantageTraits(needs=frozenset({"values"}), takes_token_rewards=True),
 }
 
@@ -199,14 +207,17 @@ class ObjectiveTraits:
     """By name, without "none"."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What the loaded functions cannot do without.
+    def needs(self) -> dict[str, str]:
+        """Needs of the loaded functions, each with the setting that names such a function.
 
-        Fields of `LossInputs`, some of `ADVANTAGE_NEEDS`; and `group_size`, where
-        rollouts of one prompt are compared.
+        Fields of `LossInputs`, members of `ADVANTAGE_NEEDS`, and `group_size` to compare rollouts.
         """
-        functions = [self.advantage, self.loss, *self.corrections.values()]
-        needs = frozenset(need for traits in functions if traits for need in traits.needs)
-        relative = self.advantage is not None and self.advantage.relative
-        of_groups = self.loss is not None and self.loss.unit == "group"
-        return needs | {"group_size"} if relative or of_groups else needs
+        corrections = [traits for traits in self.corrections.values() if traits is not None]
+        needs = {need: "correction" for traits in corrections for need in traits.needs}
+        if self.loss is not None:
+            of_groups = ("group_size",) if self.loss.unit == "group" else ()
+            needs |= dict.fromkeys((*self.loss.needs, *of_groups), "loss")
+        if self.advantage is not None:
+            relative = ("group_size",) if self.advantage.relative else ()
+            needs |= dict.fromkeys((*self.advantage.needs, *relative), "advantage")
+        return needs

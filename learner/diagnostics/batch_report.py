@@ -36,7 +36,7 @@ class OffPolicyFigures:
     ess: float | None
     """Effective sample size of tokens, as a fraction of their number."""
     ess_sequence: float | None
-    """That of whole rollouts, by the product of the ratios of their tokens."""
+    """Effective sample size of whole rollouts, by the product of the ratios of their tokens."""
     sequence_clamped: float | None
     """Fraction of rollouts whose product was bounded for it."""
     ratio_mean: float | None
@@ -114,7 +114,7 @@ class BatchReport(OffPolicyFigures):
     """Fractions of tokens that a loss or correction clipped, capped or rejected, or whose
     log-probabilities are not finite."""
     microbatches: int
-    """Of all ranks and steps."""
+    """Microbatches of all ranks and steps."""
     pack_efficiency: float | None
     """Tokens over the capacity of the microbatches."""
     rank_imbalance: float
@@ -204,7 +204,7 @@ class TrainedBatch:
     report: BatchReport
     times: BatchTimes
     weights_checksum: str
-    """Of the version that it produced."""
+    """Checksum of the weights that it produced."""
     totals: Mapping[str, int]
     """`rollouts` and `tokens` trained by the run so far."""
     flow: Mapping[str, Any] = field(default_factory=dict)

@@ -19,12 +19,13 @@ from learner.losses.value_loss import explained_variance
 
 
 @dataclass(kw_only=True)
-class Work:
-    """What the steps of a batch have come to so far."""
+class StepTotals:
+    """Totals over the steps of a batch so far."""
 
     ranks: int
-    coefficients: Mapping[str, float]
-    """`kl_coefficient` and `entropy_coefficient` of the batch, where there are such terms."""
+    kl_coefficient: float | None
+    entropy_coefficient: float | None
+    """Coefficients in the loss of the batch; None without such a term."""
     grad_norms: list[float] = field(default_factory=list)
     """Before clipping, of each optimizer step of the policy."""
     critic_grad_norms: list[float] = field(default_factory=list)
@@ -38,14 +39,18 @@ class Work:
 
 
 def batch_report(
-    batch: TrainBatch, work: Work, sums: Mapping[str, float], version: int, config: LearnerConfig
+    batch: TrainBatch,
+    totals: StepTotals,
+    sums: Mapping[str, float],
+    version: int,
+    config: LearnerConfig,
 ) -> BatchReport:
     """Report on one trained batch, which has advantages and origins.
 
     `sums` are over the tokens of all microbatches of all ranks, each token once an epoch, and
     `version` is the one that was trained.
     """
-    steps = len(work.grad_norms)
+    steps = len(totals.grad_norms)
     columns = batch.tokens
     tokens, trained = int(columns.mask.sum()), sums["trained"]
     lags = lag_histogram(columns.versions, columns.mask, version=version)
@@ -58,8 +63,8 @@ def batch_report(
     assert columns.origins is not None
     crossed = columns.mask & (columns.origins == Origin.CROSSED)
     return BatchReport(
-        loss=sums["loss"] / work.minibatches,
-        policy_loss=sums["policy_loss"] / work.minibatches,
+        loss=sums["loss"] / totals.minibatches,
+        policy_loss=sums["policy_loss"] / totals.minibatches,
         reward_mean=share(float(scored.sum()), len(scored)),
         reward_std=float(scored.std()) if len(scored) > 1 else None,
         groups=batch.advantages.stats["groups"],
@@ -81,14 +86,14 @@ def batch_report(
         fractions=_fractions(sums),
         microbatches=int(sums["microbatches"]),
         pack_efficiency=share(sums["tokens"], sums["capacity"]),
-        rank_imbalance=work.busiest * work.ranks / work.workload if work.workload else 1.0,
+        rank_imbalance=totals.busiest * totals.ranks / totals.workload if totals.workload else 1.0,
         optimizer_steps=steps,
-        grad_norm=share(sum(work.grad_norms), steps),
+        grad_norm=share(sum(totals.grad_norms), steps),
         **vars(figures(sums, passes=config.epochs)),
         reference_kl=share(sums["reference_kl"], trained) if "reference_kl" in sums else None,
-        critic=_critic_figures(work, sums) if "value_loss" in sums else None,
-        kl_coefficient=work.coefficients.get("kl_coefficient"),
-        entropy_coefficient=work.coefficients.get("entropy_coefficient"),
+        critic=_critic_figures(totals, sums) if "value_loss" in sums else None,
+        kl_coefficient=totals.kl_coefficient,
+        entropy_coefficient=totals.entropy_coefficient,
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
     )
 
@@ -115,10 +120,10 @@ def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:
     return int((version - batch.tokens.versions[batch.sampled] > limit).sum())
 
 
-def _critic_figures(work: Work, sums: Mapping[str, float]) -> CriticFigures:
-    norms, tokens, returns = work.critic_grad_norms, sums["critic_tokens"], sums["critic_returns"]
+def _critic_figures(totals: StepTotals, sums: Mapping[str, float]) -> CriticFigures:
+    norms, tokens, returns = totals.critic_grad_norms, sums["critic_tokens"], sums["critic_returns"]
     return CriticFigures(
-        value_loss=sums["value_loss"] / work.minibatches,
+        value_loss=sums["value_loss"] / totals.minibatches,
         explained_variance=explained_variance(sums),
         value_mean=share(returns - sums["critic_errors"], tokens),
         return_mean=share(returns, tokens),

@@ -12,7 +12,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from learner.diagnostics.batch_report import OffPolicyFigures, OriginFigures
+from learner.batch.token_weights import count_values
+from learner.diagnostics.batch_report import ORIGINS, OffPolicyFigures, OriginFigures
 from learner.losses.kl import k3
 from learner.losses.loss_inputs import LOG_RATIO_BOUND, Segments
 
@@ -59,7 +60,7 @@ def origins(versions: Tensor, mask: Tensor, sequence_ids: Tensor, *, version: in
 
 def lag_histogram(versions: Tensor, mask: Tensor, *, version: int) -> dict[int, int]:
     """Count masked-in tokens by lag = `version` − the version that sampled them, ascending."""
-    return _counts(version - versions[mask])
+    return count_values(version - versions[mask])
 
 
 def group_lag_histogram(
@@ -67,25 +68,20 @@ def group_lag_histogram(
 ) -> dict[int, int]:
     """Count groups by the lag of their oldest token, ascending; the lag that admission bounds.
 
-    Groups without a masked-in token are left out. The arguments are those of `origins`.
+    Groups without a masked-in token are left out. `group_ids` is [N]; the rest as for `origins`.
     """
     _, group = torch.unique(group_ids[mask], return_inverse=True)
     lags = version - versions[mask]
     oldest = lags.new_zeros(int(group.max()) + 1 if group.numel() else 0)
     oldest.scatter_reduce_(0, group, lags, "amax", include_self=False)
-    return _counts(oldest)
-
-
-def _counts(lags: Tensor) -> dict[int, int]:
-    values, counts = torch.unique(lags, return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+    return count_values(oldest)
 
 
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
     """(Σ w)² / Σ w² of w = exp(log_ratios) over masked-in tokens: between 1 and their number.
 
-    Kish 1965. `log_ratios` [N] are logs of current / behaviour, neither truncated nor clamped.
-    0 without tokens.
+    Kish 1965. `log_ratios` [N] are logs of current / behaviour, neither truncated nor clamped, and
+    `mask` is [N] bool. 0 without tokens.
 
     Example:
         >>> effective_sample_size(torch.zeros(4), torch.ones(4, dtype=torch.bool))
@@ -141,8 +137,7 @@ def figures(sums: Mapping[str, float], *, passes: int = 1) -> OffPolicyFigures:
     Bin i of the histogram is `log_ratio_bins/<i>`. Token counts are divided by `passes`, the number
     of times that each token was measured.
     """
-    names = [origin.name.lower() for origin in Origin]
-    tokens, rollouts = sum(sums[f"{name}_tokens"] for name in names), sums["sequences"]
+    tokens, rollouts = sum(sums[f"{name}_tokens"] for name in ORIGINS), sums["sequences"]
     bins = [sums[f"log_ratio_bins/{index}"] for index in range(len(BIN_EDGES) - 1)]
     low, high = _extremes(bins)
     return OffPolicyFigures(
@@ -155,15 +150,15 @@ def figures(sums: Mapping[str, float], *, passes: int = 1) -> OffPolicyFigures:
         ratio_p99=quantile(bins, 0.99),
         ratio_max=high,
         chi2=sums["ratio_squared"] / tokens - 1 if tokens else None,
-        mismatch=share(sum(sums[f"{name}_difference"] for name in names), tokens),
-        kl=share(sum(sums[f"{name}_k3"] for name in names), tokens),
+        mismatch=share(sum(sums[f"{name}_difference"] for name in ORIGINS), tokens),
+        kl=share(sum(sums[f"{name}_k3"] for name in ORIGINS), tokens),
         origins={
             name: OriginFigures(
                 mismatch=share(sums[f"{name}_difference"], sums[f"{name}_tokens"]),
                 kl=share(sums[f"{name}_k3"], sums[f"{name}_tokens"]),
                 tokens=int(sums[f"{name}_tokens"] / passes),
             )
-            for name in names
+            for name in ORIGINS
         },
     )
 

@@ -9,7 +9,6 @@ folder that was never committed is garbage, which `prune` removes when training 
 
 import json
 import logging
-import os
 import random
 import shutil
 import time
@@ -26,6 +25,7 @@ from learner.disk_wait import write_file, write_whole
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
 from learner.model.reference import Reference
+from queues.runtime.atomic_file import sync_path
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def write_part(
     write_file(file, lambda opened: torch.save(_random_state(), opened))
     engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file appears while others are synced
     for path in [*temporary.rglob("*"), temporary]:
-        _sync(path)
+        sync_path(path)
 
 
 def finish(root: Path, state: State) -> Path:
@@ -113,11 +113,11 @@ def finish(root: Path, state: State) -> Path:
     temporary = root / f".{final.name}.tmp"
     file = temporary / STATE_FILE
     write_whole(file, lambda: file.write_text(json.dumps(asdict(state), indent=1)))
-    _sync(file)
-    _sync(temporary)
+    sync_path(file)
+    sync_path(temporary)
     _remove(final)
     temporary.rename(final)
-    _sync(root)
+    sync_path(root)
     return final
 
 
@@ -202,9 +202,8 @@ def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
             log.warning("left alone: %s", error)
         else:
             saved_at[state.version] = state.saved_at
-    for version in expired(
-        saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=time.time()
-    ):
+    now = time.time()
+    for version in expired(saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=now):
         _try(_remove, checkpoint_path(root, version))
 
 
@@ -221,14 +220,6 @@ def _remove(folder: Path) -> None:
         old = folder.with_name(f".{folder.name}.old")
         folder.rename(old)
         shutil.rmtree(old)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _random_state() -> dict[str, Any]:

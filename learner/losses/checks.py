@@ -18,10 +18,10 @@ def require_positive(what: str, value: float) -> None:
         raise InputError(f"{what} needs to be > 0, found {value}")
 
 
-def require_finite(what: str, value: float, *, least: float = 0.0) -> None:
-    """Raise InputError if `value` is not a finite number of at least `least`."""
-    if not (math.isfinite(value) and value >= least):
-        raise InputError(f"{what} must be a finite number >= {least:g}, found {value}")
+def require_finite(what: str, value: float) -> None:
+    """Raise InputError if `value` is not a finite number of at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{what} must be a finite number >= 0, found {value}")
 
 
 def require_bounds(what: str, low: float, high: float) -> None:

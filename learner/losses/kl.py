@@ -10,11 +10,12 @@ Schulman 2020, "Approximating KL divergence".
 import torch
 from torch import Tensor
 
+from learner.config.objective_rules import RATIO_FORMS
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded
 
 ESTIMATORS = ("k1", "k2", "k3")
-FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
+FORMS = (*ESTIMATORS, *RATIO_FORMS)
 
 
 def kl_penalty(

@@ -55,8 +55,10 @@ def load_scalar_model(
             f"no model with one number as its output can be loaded from {path!r}: {error}"
         ) from error
     if not isinstance(getattr(model, "score", None), nn.Linear):
+        heads = {name: m for name, m in model.named_children() if m is not model.base_model}
+        found = " ".join(str(heads).split())
         raise InputError(
-            f"{path!r} has no head `score` of one row, as critics and reward models do"
+            f"the head of {path!r} must be a Linear `score` with one output, found {found}"
         )
     attend_packed(model)
     if activation_checkpointing:

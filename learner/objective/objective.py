@@ -16,7 +16,7 @@ from torch import Tensor
 from learner.advantages import ESTIMATORS, estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.batch import Microbatch, Sequences, TrainBatch
-from learner.config.objective import ObjectiveConfig
+from learner.config.objective import KlConfig, ObjectiveConfig
 from learner.corrections import importance_weights
 from learner.engine.protocol import Forward
 from learner.losses import LOSSES, LossInputs, policy_loss
@@ -43,7 +43,7 @@ class Objective:
 
     @property
     def unit(self) -> str:
-        """What must lie whole in one microbatch: `token` (nothing), `sequence` or `group`."""
+        """The unit that must lie whole in one microbatch: `token`, `sequence` or `group`."""
         return LOSSES[self._config.loss].traits.under(self._config.loss_options).unit
 
     @property
@@ -84,7 +84,7 @@ class Objective:
             )
             self.state["entropy"] = entropy
 
-    def positive(self, minibatch: Sequences) -> int:
+    def count_positive_tokens(self, minibatch: Sequences) -> int:
         """Count the tokens of a minibatch over which the likelihood of positives is a mean."""
         tokens, threshold = minibatch.tokens, self._config.positive_reward
         return int(positive_tokens(tokens.rewards, tokens.mask, threshold=threshold).sum())
@@ -96,7 +96,7 @@ class Objective:
         in_reward = config.kl is not None and config.kl.placement == "reward"
         return in_reward or config.critic is not None
 
-    def weighed(self, batch: TrainBatch) -> TrainBatch:
+    def with_advantages(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with its advantages, after models have scored it."""
         config = self._config
         raw = ESTIMATORS[config.advantage].traits.takes_task_rewards
@@ -128,13 +128,9 @@ class Objective:
         kl, tokens, turns = self._config.kl, batch.tokens, batch.process_rewards
         if kl is None or kl.placement != "reward":
             return turns
-        assert tokens.reference_logprobs is not None
-        penalty = kl_rewards(
-            tokens.behavior_logprobs,
-            tokens.reference_logprobs,
-            batch.sampled,
-            coefficient=self.kl_coefficient,
-        )
+        behavior, reference = tokens.behavior_logprobs, tokens.reference_logprobs
+        assert reference is not None
+        penalty = kl_rewards(behavior, reference, batch.sampled, coefficient=self.kl_coefficient)
         return penalty if turns is None else penalty + turns
 
     def loss(
@@ -143,7 +139,7 @@ class Objective:
         """Compute the loss of a microbatch, sums over tokens, and what `off_policy.measure` needs.
 
         `out` is the policy's output for it, `version` the one being trained, and `positive_tokens`
-        the count by `positive` of the whole minibatch.
+        the count by `count_positive_tokens` of the whole minibatch.
 
         Returns:
             A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;
@@ -182,10 +178,8 @@ class Objective:
         for penalty, own in self._penalties(micro, inputs, out, positive_tokens):
             loss = loss + penalty
             sums |= own
-        sums |= {
-            "loss": loss.detach(),
-            **{f"fraction/{name}": value for name, value in fractions.items()},
-        }
+        sums["loss"] = loss.detach()
+        sums |= {f"fraction/{name}": value for name, value in fractions.items()}
         assert micro.origins is not None
         compared = inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids
         return loss, sums, compared
@@ -196,19 +190,14 @@ class Objective:
         """Yield the terms added to the policy loss, each with sums over tokens."""
         config, weights = self._config, micro.token_weights
         if micro.reference_logprobs is not None:
-            form, cap = (config.kl.form, config.kl.cap) if config.kl else ("weighted_k2", 5.0)
-            in_loss = config.kl is not None and config.kl.placement == "loss"
-            if in_loss:
-                kl = kl_loss(form, inputs, cap=cap)
-                penalty = self.kl_coefficient * (weights * kl.per_token).sum()
-            else:
-                kl = kl_loss(form, replace(inputs, logprobs=out.logprobs.detach()), cap=cap)
-                penalty = torch.zeros_like(weights[0])
-            missing = kl.stats["reference_not_finite"]
-            yield (
-                penalty,
-                {"reference_kl": kl.stats["kl"], "fraction/reference_not_finite": missing},
-            )
+            kl = config.kl or KlConfig()
+            in_loss = config.kl is not None and kl.placement == "loss"
+            measured = inputs if in_loss else replace(inputs, logprobs=out.logprobs.detach())
+            term = kl_loss(kl.form, measured, cap=kl.cap)
+            coefficient = self.kl_coefficient if in_loss else 0.0
+            missing = term.stats["reference_not_finite"]
+            sums = {"reference_kl": term.stats["kl"], "fraction/reference_not_finite": missing}
+            yield coefficient * (weights * term.per_token).sum(), sums
         if config.entropy is not None:
             bonus = entropy_bonus(inputs)
             yield self.entropy_coefficient * (weights * bonus.per_token).sum(), {}

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.config.objective import CriticConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
@@ -57,10 +56,7 @@ class Rank:
             float32_head=config.float32_head,
         )
         self.engine = self._policy(spec.model_path)
-        critic = config.critic
-        self.critic = None
-        if critic is not None and not critic.shared:
-            self.critic = self._critic(critic, spec.model_path)
+        self.critic = self._critic()
         saved = Path(spec.checkpoint) if spec.checkpoint else None
         self.reference = self._reference(saved) if config.uses_reference else None
         self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
@@ -86,9 +82,12 @@ class Rank:
         steps = max(1, trained) * config.steps_per_batch
         return PolicyEngine(policy, config, total_steps=steps, rates=rates, **self._settings)
 
-    def _critic(self, config: CriticConfig, model_path: str) -> CriticEngine:
-        model = load_scalar_model(config.path or model_path, **self._model, seed=self._spec.seed)
-        steps = self._spec.steps * self.config.steps_per_batch
+    def _critic(self) -> CriticEngine | None:
+        spec, config = self._spec, self.config.critic
+        if config is None or config.shared:
+            return None
+        model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
+        steps = spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
 
     def _reference(self, saved: Path | None) -> Reference:

@@ -70,13 +70,11 @@ class LearnerGroup:
 
     async def paused(self) -> str | None:
         """Return why a rank waits for disk space; None where none does, or none answers in time."""
-        answers = await asyncio.gather(
-            *(
-                call_rank(i, rank.paused.remote(), timeout=ANSWER_SECONDS)
-                for i, rank in self._numbered()
-            ),
-            return_exceptions=True,
+        calls = (
+            call_rank(i, rank.paused.remote(), timeout=ANSWER_SECONDS)
+            for i, rank in self._numbered()
         )
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((reason for reason in answers if isinstance(reason, str)), None)
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ Call = Callable[..., Awaitable[Any]]
 
 @dataclass
 class RankZero:
-    """All ranks of a learner, led by this one (a `learner.Trainer`).
+    """All ranks of a learner, led by this one (a `learner.learner.Trainer`).
 
     The batch goes to the object store once. A follower that fails fails the operation at once,
     though this rank may still hang in it.

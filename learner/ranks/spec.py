@@ -15,7 +15,7 @@ class LearnerSpec:
     model_path: str
     """Model folder or hub name: the tokenizer, and the weights unless there is a checkpoint."""
     seed: int
-    """Of everything random in a rank; a checkpoint restores the random state."""
+    """Seed of Python, NumPy and torch in each rank; a checkpoint restores the random state."""
     steps: int
     """Batches of the whole run, which the learning rate is scheduled over."""
     temperature: float = 1.0

@@ -17,7 +17,7 @@ import xxhash
 
 from queues.errors import JournalError
 from queues.records import Payload
-from queues.runtime.atomic_file import sync_folder
+from queues.runtime.atomic_file import sync_path
 
 log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
@@ -106,7 +106,7 @@ class Journal:
         self.close()
         self._segment, self._synced = self._segment + 1, 0
         self._file = _path(self.directory, self._segment).open("xb")
-        sync_folder(self.directory)
+        sync_path(self.directory)
 
 
 def read_group(directory: Path, segment: int, offset: int) -> bytes:

@@ -137,6 +137,38 @@ def test_a_greedy_baseline_needs_room_beside_its_group():
     assert config.flow.window == 16 + 256 // 9 + 4
 
 
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["learner.advantage=rloo"], "learner.advantage = 'rloo'"),
+        (
+            [
+                "learner.advantage=reinforce",
+                "learner.loss=raft",
+                'learner.loss_options={keep="best"}',
+            ],
+            "learner.loss = 'raft'",
+        ),
+    ],
+)
+def test_the_function_that_compares_the_rollouts_of_a_group_is_named(overrides, setting):
+    text = refusal("demo", "prompts.group_size=1", *overrides)
+    assert f"{setting} compares the rollouts of a group" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        ([], "loss"),
+        (["learner.loss=reinforce", "learner.correction=tis"], "correction"),
+        (["learner.loss=reinforce", 'learner.kl={form="ratio_k1"}'], "kl"),
+    ],
+)
+def test_the_setting_that_compares_with_the_behaviour_policy_is_named(overrides, setting):
+    text = refusal("demo", "actors.top_p=0.9", "queues.max_staleness=0", *overrides)
+    assert f"renormalise the behaviour policy, which learner.{setting} compares with" in text
+
+
 def test_groups_of_one_are_never_filtered_for_being_tied():
     overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
     text = refusal("demo", "queues.filter_tied=true", *overrides)

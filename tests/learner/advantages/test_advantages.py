@@ -410,7 +410,7 @@ def test_an_estimator_without_what_it_needs_says_so(name, need):
         ),
         (
             {"mask": torch.ones(5).bool(), "sequence_ids": torch.arange(5)},
-            r"sequence_ids must be rows 0..3 of rewards, found 0..4",
+            r"sequence_ids must be indices 0..3 into rewards, found 0..4",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from learner.advantages import ESTIMATORS
 from learner.advantages.returns import gae
 from learner.errors import InputError, TrainingDiverged
 
-# Two rollouts of one prompt, in one row. The first has two turns and ends on a tool's message.
+# Two rollouts of one prompt, packed. The first has two turns and ends on a tool's message.
 MASK = torch.tensor([False, True, False, True, False, False, True])
 ROWS = torch.tensor([0, 0, 0, 0, 0, 1, 1])
 REWARDS = torch.tensor([1.0, 0.0])
@@ -129,6 +129,21 @@ def test_process_rewards_of_equal_steps_or_of_a_single_rollout_are_exactly_zero(
 def test_what_is_per_token_cannot_do_without_tokens(name, options):
     with pytest.raises(InputError, match=f"'{name}' is per token: it needs mask and sequence_ids"):
         compute_advantages(name, REWARDS, GROUP, **options)
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"mask": MASK}, "mask"),
+        ({"sequence_ids": ROWS}, "sequence_ids"),
+        ({"token_rewards": torch.zeros(7)}, "token_rewards"),
+        ({"mask": MASK, "values": torch.zeros(7)}, "mask, values"),
+    ],
+)
+def test_columns_of_tokens_are_refused_without_mask_and_sequence_ids(columns, found):
+    message = f"columns of tokens need both mask and sequence_ids, found only {found}$"
+    with pytest.raises(InputError, match=message):
+        compute_advantages("grpo", REWARDS, GROUP, **columns)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -14,10 +14,10 @@ from learner.objective.objective import Objective
 from queues.records import FinishReason
 
 
-def weighed(groups, **settings):
+def batch_of(groups, **settings):
     """Return a batch with its advantages."""
     config = LearnerConfig(**settings)
-    return Objective(config).weighed(
+    return Objective(config).with_advantages(
         read_batch(
             groups, mask_truncated=config.mask_truncated, process_rewards=config.process_rewards
         )
@@ -30,7 +30,7 @@ def part(batch, groups, aggregation="token_mean", fixed_length=None):
 
 def built(groups, **settings):
     """All of a batch as one minibatch."""
-    return part(weighed(groups, **settings), range(len(groups)))
+    return part(batch_of(groups, **settings), range(len(groups)))
 
 
 TWO_GROUPS = [
@@ -72,7 +72,7 @@ def test_dtypes_are_as_the_engine_expects_them():
 
 @pytest.mark.parametrize("capacity", [1, 9, 20, 10_000])
 def test_rows_hold_whole_sequences_each_once(capacity):
-    batch = weighed(random_groups())
+    batch = batch_of(random_groups())
     [plan] = plan_microbatches(batch.lengths, 1, capacity)
     rows = batch.microbatches(plan, torch.device("cpu"))
     seen = torch.cat([row.sequence_ids for row in rows])
@@ -116,7 +116,7 @@ def test_a_dummy_row_trains_nothing():
 
 
 def test_a_minibatch_is_whole_groups_with_weights_of_its_own():
-    batch = weighed(TWO_GROUPS)
+    batch = batch_of(TWO_GROUPS)
     first, second = part(batch, [0]), part(batch, [1])
     assert first.tokens.token_ids.tolist() == [3, 4, 5, 3, 4, 6, 1]
     assert first.tokens.sequence_ids.tolist() == [0] * 3 + [1] * 4
@@ -135,7 +135,7 @@ TIED = group("c", [rollout([5, 6, 7], reward=1.0), rollout([5, 6, 8], reward=1.0
 
 
 def test_tied_groups_are_dropped_from_rows_and_denominators():
-    batch = weighed([*TWO_GROUPS, TIED], drop_tied=True)
+    batch = batch_of([*TWO_GROUPS, TIED], drop_tied=True)
     whole = part(batch, [0, 1, 2], "fixed_length", 10)
     assert whole.lengths == [3, 4]
     assert whole.tokens.token_weights[whole.tokens.mask].tolist() == pytest.approx([1 / 20] * 3)
@@ -143,13 +143,13 @@ def test_tied_groups_are_dropped_from_rows_and_denominators():
     assert alone.lengths == [3, 3]
     assert alone.trainable == []
     assert not alone.tokens.token_weights.any()
-    assert not part(weighed([TIED]), [0]).tokens.advantages.any()
+    assert not part(batch_of([TIED]), [0]).tokens.advantages.any()
 
 
 def test_truncated_rollouts_are_masked_but_stay_in_baselines_and_in_the_count_of_rollouts():
     [first, second] = TWO_GROUPS[0].rollouts
     cut = dataclasses.replace(second, finish_reason=FinishReason.LENGTH)
-    batch = weighed([group("a", [first, cut])], mask_truncated=True)
+    batch = batch_of([group("a", [first, cut])], mask_truncated=True)
     tokens = part(batch, [0], "fixed_length", 10).tokens
     assert tokens.mask.int().tolist() == [0, 0, 1, 0, 0, 0, 0]
     assert tokens.advantages[2].item() == pytest.approx(0.5**0.5, abs=1e-5)
@@ -166,12 +166,12 @@ def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
     cut = with_turn([1, 2, 3, 4, 5], 3.0, 2.0, sample_index=1, finish_reason=FinishReason.LENGTH)
     both = [group("a", [first, cut])]
     for settings in ({"advantage": "dr_grpo"}, {"advantage": "reinforce_pp_baseline"}):
-        plain = weighed(both, process_rewards=True, **settings)
-        masked = weighed(both, process_rewards=True, mask_truncated=True, **settings)
+        plain = batch_of(both, process_rewards=True, **settings)
+        masked = batch_of(both, process_rewards=True, mask_truncated=True, **settings)
         assert masked.tokens.mask.int().tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0]
         assert torch.equal(masked.tokens.advantages[:4], plain.tokens.advantages[:4])
     assert (
-        weighed(both, process_rewards=True, mask_truncated=True, advantage="dr_grpo")
+        batch_of(both, process_rewards=True, mask_truncated=True, advantage="dr_grpo")
         .tokens.advantages[2]
         .item()
         == -0.75
@@ -190,7 +190,7 @@ def shaped(reward, index, *, turn=0.0):
 def test_counts_of_successes_take_the_reward_of_the_task_and_of_its_turns(name, options, expected):
     right, wrong = shaped(1.0, 0, turn=0.75), shaped(0.0, 1)
     settings = {"advantage": name, "advantage_options": options, "process_rewards": True}
-    tokens = weighed([group("a", [right, wrong])], **settings).tokens
+    tokens = batch_of([group("a", [right, wrong])], **settings).tokens
     assert tokens.advantages[[2, 6]].tolist() == pytest.approx([expected, -expected], abs=1e-5)
     assert tokens.rewards[[2, 6]].tolist() == pytest.approx([1.0, 0.0])
 

@@ -78,7 +78,11 @@ def test_ranks_share_the_cores(cores, ranks, shares, threads, cpus):
 
 @pytest.mark.parametrize(
     ("cores", "message"),
-    [("0-2", "3 cores, which ranks = 2 cannot share equally"), ("5-2", "cores = '5-2' is empty")],
+    [
+        ("0-2", "3 cores, which ranks = 2 cannot share equally"),
+        ("5-2", "'5-2' is empty"),
+        ("5-2,8", "'5-2' is empty; a range begins with its first core"),
+    ],
 )
 def test_cores_that_cannot_be_shared_are_refused(cores, message):
     with pytest.raises(ValidationError, match=message):

@@ -4,7 +4,7 @@ import numpy as np
 import padded_losses
 import pytest
 import torch
-from packed_rows import pad, random_row
+from packed_sequences import pad, random_sequences
 
 from learner.corrections import CORRECTIONS, importance_weights
 from learner.losses import LOSSES, policy_loss
@@ -72,7 +72,7 @@ def has_what_it_needs(options, proximal):
 def test_packed_losses_equal_padded_ones_and_their_finite_differences(
     name, options, proximal, seed
 ):
-    inputs = random_row(seed, proximal=proximal)
+    inputs = random_sequences(seed, proximal=proximal)
     reference = getattr(padded_losses, name.replace("grpo", "ppo"))
     compare(reference, policy_loss(name, inputs, **options), inputs, **options)
 
@@ -83,18 +83,18 @@ def test_every_loss_is_compared():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_kl_terms_equal_padded_ones_and_their_finite_differences(form):
-    inputs = random_row(2)
+    inputs = random_sequences(2)
     compare(padded_losses.kl, kl_loss(form, inputs, cap=1.3), inputs, form=form, cap=1.3)
 
 
 def test_the_likelihood_of_positives_equals_its_padded_value_and_finite_differences():
     options = {"total": 9.0, "threshold": 0.5}
-    inputs = random_row(3)
+    inputs = random_sequences(3)
     compare(padded_losses.positive_nll, positive_nll(inputs, **options), inputs, **options)
 
 
 def test_the_entropy_bonus_is_minus_the_entropy_of_trained_tokens():
-    inputs = random_row(3)
+    inputs = random_sequences(3)
     found = entropy_bonus(inputs)
     expected = torch.where(inputs.mask, -inputs.entropies, 0.0)
     torch.testing.assert_close(found.per_token, expected)
@@ -107,7 +107,7 @@ SETTINGS = {"kl_mask": {"threshold": 0.05}, "lag_mask": {"max_lag": 1}}
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
 def test_corrections_carry_no_gradient_and_scale_that_of_the_loss(name):
-    inputs = random_row(4, proximal=True)
+    inputs = random_sequences(4, proximal=True)
     found = importance_weights(name, inputs, **SETTINGS.get(name, {}))
     assert not found.weights.requires_grad
     scale = torch.where(found.keep, found.weights, 0.0)

@@ -54,7 +54,7 @@ def batch():
 
 
 def packed(batch, *, proximal=None, behavior=None):
-    """Return the valid tokens as one row; without a proximal policy the old one sampled them."""
+    """Return the valid tokens, packed; without a proximal policy the old one sampled them."""
     rows = torch.arange(len(batch.mask))[:, None].expand_as(batch.mask)
     inside = torch.arange(LONGEST) < torch.tensor([6, 3, 1, 5, 4, 2])[:, None]
     return LossInputs(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from packed_rows import random_row
+from packed_sequences import random_sequences
 
 from learner.errors import InputError
 from learner.losses.regularisers import (
@@ -15,7 +15,7 @@ from learner.losses.regularisers import (
 
 
 def test_likelihood_of_positives_is_a_mean_over_the_whole_batch_however_it_is_cut():
-    whole = random_row(0)
+    whole = random_sequences(0)
     right = positive_tokens(whole.rewards, whole.mask)
     total = int(right.sum())
     halves = [replace(whole, mask=whole.mask & (whole.group_ids < 4)),
@@ -25,7 +25,7 @@ def test_likelihood_of_positives_is_a_mean_over_the_whole_batch_however_it_is_cu
 
 
 def test_likelihood_of_positives_counts_its_tokens_and_knows_its_threshold():
-    inputs = random_row(0)
+    inputs = random_sequences(0)
     assert positive_nll(inputs, total=5).stats["positive"].item() == int(
         positive_tokens(inputs.rewards, inputs.mask).sum()
     )
@@ -33,7 +33,7 @@ def test_likelihood_of_positives_counts_its_tokens_and_knows_its_threshold():
 
 
 def test_no_positives_at_all_give_zero_with_a_graph():
-    inputs = random_row(0)
+    inputs = random_sequences(0)
     found = positive_nll(inputs, total=0, threshold=9.0).per_token.sum()
     found.backward()
     assert (found.item(), inputs.logprobs.grad.abs().sum().item()) == (0.0, 0.0)
@@ -53,7 +53,7 @@ def test_no_positives_at_all_give_zero_with_a_graph():
 )
 def test_what_is_missing_is_named(call, message):
     with pytest.raises(InputError, match=message):
-        call(random_row(0))
+        call(random_sequences(0))
 
 
 def test_the_entropy_coefficient_rises_up_to_the_target_and_never_falls_below_zero():

@@ -1,4 +1,4 @@
-"""What a policy says of a packed row: the same of the tokens that are wanted as of all."""
+"""Outputs of a policy for packed sequences: for the wanted tokens the same as for all."""
 
 import pytest
 import torch

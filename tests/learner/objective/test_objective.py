@@ -12,7 +12,7 @@ from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollou
 
 from learner.advantages import ESTIMATORS, Estimate, Estimator
 from learner.config.learner import LearnerConfig
-from learner.config.objective_rules import corrects_off_policyness, needs_behavior_logprobs
+from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
 from learner.config.traits import (
     ADVANTAGE_TRAITS,
     CORRECTION_TRAITS,
@@ -167,8 +167,8 @@ def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(pr
     config = LearnerConfig(advantage="gae", critic={"shared": True}, recompute_proximal=proximal)
     updater = Updater(engine, config)
     scored = []
-    weighed = updater.objective.weighed
-    updater.objective.weighed = lambda batch: scored.append(batch.tokens) or weighed(batch)
+    compute = updater.objective.with_advantages
+    updater.objective.with_advantages = lambda batch: scored.append(batch.tokens) or compute(batch)
     updater.update(random_groups(), 0)
     assert engine.without_gradient == 1
     [tokens] = scored
@@ -199,13 +199,13 @@ def cut_short(groups):
 )
 def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, monkeypatch):
     seen = []
-    weighed = Objective.weighed
+    compute = Objective.with_advantages
 
     def kept(self, batch):
-        seen.append(weighed(self, batch))
+        seen.append(compute(self, batch))
         return seen[-1]
 
-    monkeypatch.setattr(Objective, "weighed", kept)
+    monkeypatch.setattr(Objective, "with_advantages", kept)
     for masked in (False, True):
         config = LearnerConfig(mask_truncated=masked, **settings)
         models = {
@@ -553,10 +553,17 @@ def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_return
 
 
 def test_what_an_objective_needs_of_others_is_told():
-    assert LearnerConfig(advantage="remax", loss="reinforce").traits.needs == {"baseline_rewards"}
-    assert LearnerConfig().traits.needs == {"group_size"}
+    greedy = LearnerConfig(advantage="remax", loss="reinforce")
+    assert greedy.traits.needs == {"baseline_rewards": "advantage"}
+    assert LearnerConfig().traits.needs == {"group_size": "advantage"}
     lagged = LearnerConfig(correction="lag_mask", correction_options={"max_lag": 1})
-    assert lagged.traits.needs == {"group_size", "versions", "version"}
+    assert lagged.traits.needs == {
+        "group_size": "advantage",
+        "versions": "correction",
+        "version": "correction",
+    }
+    best = LearnerConfig(advantage="reinforce", loss="raft", loss_options={"keep": "best"})
+    assert best.traits.needs == {"group_size": "loss", "group_ids": "loss"}
 
 
 def test_rules_of_staleness_follow_the_traits_of_a_loss_of_the_users(of_the_users):
@@ -569,14 +576,17 @@ def test_rules_of_staleness_follow_the_traits_of_a_loss_of_the_users(of_the_user
     def compares_and_corrects(**settings):
         config = LearnerConfig(**settings)
         traits = load_traits(config)
-        return needs_behavior_logprobs(config, traits), corrects_off_policyness(config, traits)
+        return behavior_comparison(config, traits), corrects_off_policyness(config, traits)
 
     assert LearnerConfig(loss=anchored, epochs=2).uses_proximal
-    assert compares_and_corrects(loss=anchored, epochs=2) == (True, True)
-    assert compares_and_corrects(loss=proximal) == (True, True)
-    assert compares_and_corrects(loss=proximal, epochs=2) == (False, False)
-    assert compares_and_corrects(loss=plain) == (False, False)
-    assert compares_and_corrects(loss=plain, correction="tis") == (True, True)
+    assert compares_and_corrects(loss=anchored, epochs=2) == ("loss", True)
+    assert compares_and_corrects(loss=proximal) == ("loss", True)
+    assert compares_and_corrects(loss=proximal, epochs=2) == (None, False)
+    assert compares_and_corrects(loss=plain) == (None, False)
+    assert compares_and_corrects(loss=plain, correction="tis") == ("correction", True)
+    assert compares_and_corrects(loss=plain, kl={"form": "weighted_k2"}) == ("kl", False)
+    assert compares_and_corrects(loss=plain, kl={"form": "k2"}) == (None, False)
+    assert compares_and_corrects(loss=plain, kl={"placement": "reward"}) == ("kl", False)
 
 
 @pytest.mark.parametrize(

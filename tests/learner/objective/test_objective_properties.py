@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from packed_rows import moved, random_row, sequence_mean
+from packed_sequences import moved, random_sequences, sequence_mean
 
 from learner.config.traits import CORRECTION_TRAITS, LOSS_TRAITS
 from learner.corrections import CORRECTIONS, importance_weights
@@ -100,7 +100,7 @@ def test_a_decoupled_objective_is_unbiased_whatever_the_proximal_policy(proximal
 
 
 def two_token_row(words=3):
-    """Every sequence of two words as one packed row, with its reward.
+    """Every sequence of two words, packed, with its reward.
 
     Returns what is differentiated, the row, and the probability that each sequence is sampled.
     """
@@ -178,7 +178,7 @@ def test_kl_terms_with_a_ratio_have_the_expected_value_of_the_kl(form):
 
 
 def test_weighted_k2_and_ratio_k3_have_the_same_gradient_token_by_token():
-    inputs = random_row(1)
+    inputs = random_sequences(1)
     gradients = [
         slope(kl_loss(form, inputs, cap=1e9).per_token.sum(), inputs.logprobs)
         for form in ("weighted_k2", "ratio_k3")
@@ -220,7 +220,7 @@ LIKE_REINFORCE = [
 
 @pytest.mark.parametrize(("name", "options"), LIKE_REINFORCE, ids=str)
 def test_on_policy_the_gradient_is_that_of_reinforce_at_equal_aggregation(name, options):
-    inputs = random_row(6, spread=0.0)
+    inputs = random_sequences(6, spread=0.0)
     inputs = replace(inputs, proximal_logprobs=inputs.logprobs.detach())
     gradients = [
         slope(sequence_mean(inputs, policy_loss(loss, inputs, **chosen).per_token), inputs.logprobs)
@@ -230,7 +230,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce_at_equal_aggregation(name, 
 
 
 def test_gspo_and_its_token_variant_agree_where_a_sequence_has_one_advantage():
-    inputs = random_row(7)
+    inputs = random_sequences(7)
     results = []
     for name in ("gspo", "gspo_token"):
         value = sequence_mean(
@@ -242,21 +242,21 @@ def test_gspo_and_its_token_variant_agree_where_a_sequence_has_one_advantage():
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
 def test_weights_are_one_where_proximal_and_behaviour_agree(name):
-    inputs = random_row(8)
+    inputs = random_sequences(8)
     inputs = replace(inputs, proximal_logprobs=inputs.behavior_logprobs)
     weights = importance_weights(name, inputs, **SETTINGS.get(name, {})).weights
     assert weights.tolist() == [1.0] * len(weights)
 
 
 def test_decoupled_ppo_is_ppo_with_the_weight_of_tis():
-    inputs = random_row(9, proximal=True)
+    inputs = random_sequences(9, proximal=True)
     found = policy_loss("decoupled_ppo", inputs, cap=1.1).per_token
     weights = importance_weights("tis", inputs, cap=1.1).weights
     torch.testing.assert_close(found, weights * policy_loss("ppo", inputs).per_token)
 
 
 def test_decoupled_ppo_with_a_detached_proximal_policy_is_reinforce_with_tis():
-    inputs = random_row(9)
+    inputs = random_sequences(9)
     decoupled = policy_loss("decoupled_ppo", inputs, proximal="detach", cap=1.3).per_token
     weights = importance_weights("tis", inputs, cap=1.3).weights
     weighed = weights * policy_loss("reinforce", inputs).per_token
@@ -305,7 +305,7 @@ def outcome(objective, inputs):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("field", ["logprobs", "behavior_logprobs", "proximal_logprobs"])
 def test_a_valid_token_without_a_finite_log_probability_is_as_if_it_were_masked(name, bad, field):
-    inputs = random_row(10, proximal=True)
+    inputs = random_sequences(10, proximal=True)
     at = int(inputs.mask.nonzero()[3])
     values = getattr(inputs, field).detach().clone()
     values[at] = bad
@@ -319,7 +319,7 @@ def test_a_valid_token_without_a_finite_log_probability_is_as_if_it_were_masked(
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_what_is_masked_out_may_be_anything(name):
-    inputs = random_row(10, proximal=True)
+    inputs = random_sequences(10, proximal=True)
     values = {}
     for field in (
         "logprobs",
@@ -343,7 +343,7 @@ def test_what_is_masked_out_may_be_anything(name):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_nothing_to_train_gives_a_finite_zero_with_a_graph(name):
-    inputs = random_row(10, proximal=True)
+    inputs = random_sequences(10, proximal=True)
     inputs = replace(inputs, mask=torch.zeros_like(inputs.mask))
     values, gradient = outcome(OBJECTIVES[name], inputs)
     neutral = 1.0 if name.startswith("correction") else 0.0
@@ -355,7 +355,7 @@ def test_nothing_to_train_gives_a_finite_zero_with_a_graph(name):
 @pytest.mark.parametrize("shift", [50.0, -50.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_log_ratios_of_fifty_are_finite(name, shift, dtype):
-    inputs = random_row(12, proximal=True)
+    inputs = random_sequences(12, proximal=True)
     fields = ("behavior_logprobs", "proximal_logprobs", "reference_logprobs")
     shifts = dict(zip(fields, (shift, -shift, shift), strict=True))
     changed = {name: (getattr(inputs, name) + by).to(dtype) for name, by in shifts.items()}
@@ -365,14 +365,14 @@ def test_log_ratios_of_fifty_are_finite(name, shift, dtype):
 
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo", "gspo_token", "sapo", "decoupled_ppo"])
 def test_ratios_that_are_bounded_are_counted(name):
-    inputs = random_row(12, proximal=True)
+    inputs = random_sequences(12, proximal=True)
     inputs = replace(inputs, proximal_logprobs=inputs.proximal_logprobs - 50)
     counted = policy_loss(name, inputs).stats["ratio_bounded"].item()
     assert counted == inputs.mask.sum().item()
 
 
 def test_weights_that_are_bounded_are_counted():
-    inputs = random_row(12, proximal=True)
+    inputs = random_sequences(12, proximal=True)
     inputs = replace(inputs, behavior_logprobs=inputs.behavior_logprobs - 50)
     stats = importance_weights(["tis", "sequence_tis"], inputs).stats
     expected = inputs.mask.sum().item()
@@ -397,7 +397,7 @@ def test_a_product_over_a_sequence_is_bounded_once_not_token_by_token():
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_missing_reference_masks_the_token_only_where_the_reference_is_used(name):
-    inputs = random_row(13, proximal=True)
+    inputs = random_sequences(13, proximal=True)
     at = int(inputs.mask.nonzero()[2])
     reference = inputs.reference_logprobs.clone()
     reference[at] = -math.inf
@@ -415,7 +415,7 @@ def test_a_missing_reference_masks_the_token_only_where_the_reference_is_used(na
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_neither_the_order_of_groups_nor_their_sharing_of_a_row_matters(name):
-    inputs = random_row(14, proximal=True)
+    inputs = random_sequences(14, proximal=True)
     whole, gradient = outcome(OBJECTIVES[name], inputs)
     for group in torch.unique(inputs.group_ids).flip(0):
         here = (inputs.group_ids == group).nonzero().flatten()

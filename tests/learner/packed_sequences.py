@@ -1,4 +1,4 @@
-"""Random packed rows in float64, and the same tokens as padded arrays."""
+"""Random packed sequences in float64, and the same tokens as padded arrays."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ LENGTHS = (4, 3, 1, 5, 2, 2, 3, 4)
 VERSION = 7
 
 
-def random_row(seed=0, *, proximal=False, spread=0.4):
+def random_sequences(seed=0, *, proximal=False, spread=0.4):
     """Four groups of two sequences: pairs, a tie, and one that is masked out altogether.
 
     The first token of every sequence but the one-token one is a prompt; ids are not in order.
@@ -63,7 +63,7 @@ def sequence_mean(inputs, per_token):
 
 
 def moved(inputs, logprobs):
-    """Return the same row under another current policy."""
+    """Return the same sequences under another current policy."""
     return replace(inputs, logprobs=logprobs)
 
 
@@ -99,7 +99,7 @@ class Padded:
 
 
 def pad(inputs):
-    """Return a row from `random_row` as padded arrays."""
+    """Return sequences from `random_sequences` as padded arrays."""
     places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
     starts = [0, *np.cumsum(LENGTHS)[:-1]]
     empty = np.zeros(0)
