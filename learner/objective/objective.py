@@ -194,10 +194,10 @@ class Objective:
             in_loss = config.kl is not None and kl.placement == "loss"
             measured = inputs if in_loss else replace(inputs, logprobs=out.logprobs.detach())
             term = kl_loss(kl.form, measured, cap=kl.cap)
-            coefficient = self.kl_coefficient if in_loss else 0.0
             missing = term.stats["reference_not_finite"]
             sums = {"reference_kl": term.stats["kl"], "fraction/reference_not_finite": missing}
-            yield coefficient * (weights * term.per_token).sum(), sums
+            penalty = self.kl_coefficient * (weights * term.per_token).sum()
+            yield penalty if in_loss else torch.zeros_like(penalty), sums
         if config.entropy is not None:
             bonus = entropy_bonus(inputs)
             yield self.entropy_coefficient * (weights * bonus.per_token).sum(), {}
