@@ -334,14 +334,14 @@ def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
             await asyncio.sleep(3.0)
             return [PutStatus.ACCEPTED] * len(puts)
 
-        async def status(self, after: int = -1) -> Any:
-            return type("Status", (), {"paused": "no space" if self.admits else None})()
+        async def paused(self) -> str | None:
+            return "no space" if self.admits else None
 
     handles = [
         Pausing.options(max_concurrency=9, num_cpus=0).remote(admits) for admits in (True, False)
     ]
     for handle in handles:
-        asyncio.run(BrokerClient(handle).status())  # its process has started
+        ray.get(handle.paused.remote())  # its process has started
     patient, silent = (BrokerClient(handle, answer_seconds=1.0) for handle in handles)
     assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
     with pytest.raises(BrokerLostError, match="put_many: the broker did not answer within 1 s"):
