@@ -31,7 +31,7 @@ class RewardModelConfig(Options):
     """Model folders or hub names of sequence classifiers with one label; empty takes what `headway
     reward-model` made from the same recipe."""
     combine: Literal["min", "mean", "uwo"] = "min"
-    """How the scores of several models become one: the smallest, their mean, or their mean less
+    """Combination of the scores of several models: the smallest, their mean, or their mean less
     `uncertainty` times their variance (Coste et al. 2023)."""
     uncertainty: float = Field(default=0.5, ge=0)
     """λ: factor of the variance between the models under `uwo`."""

@@ -20,7 +20,7 @@ class Entry:
     name: str
     """As in a recipe; a part in capitals, as in "tiny:TASK", stands for an argument."""
     path: str
-    """Where it is, as "module:attribute" below `actors`."""
+    """Its place, as "module:attribute" below `actors`."""
     needs_answer: bool = False
     """A reward that compares with the prompt's answer."""
     inline: bool = False

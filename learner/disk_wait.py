@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 """Interval between two probes of a full disk."""
 _reasons: list[str] = []
-"""Why this process waits; empty or one entry."""
+"""The reason for which this process waits; empty or one entry."""
 
 
 def paused() -> str | None:

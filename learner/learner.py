@@ -67,7 +67,7 @@ class Learner:
     observe: Callable[[TrainedBatch], None] = lambda _: None
     """Called with each batch once it is acknowledged."""
     state: str = field(default="publishes the weights that it begins with", init=False)
-    """What the loop is doing, for people to read."""
+    """The loop's present work, for people to read."""
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Train to the last step, the end of the queue, or `stop`; return the version reached."""

@@ -34,7 +34,7 @@ class RunSpec:
 
 
 class QueuesConfig(BaseModel):
-    """How far actors may run ahead, how groups are redelivered, and how durable results are."""
+    """Section `[queues]`: bound of the actors' lead, redelivery, and durability of results."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
@@ -71,7 +71,7 @@ class QueuesConfig(BaseModel):
     lease_seconds: float = Field(default=60.0, gt=0)
     """A lease without a heartbeat for this long is void, and its group is redelivered."""
     heartbeat_seconds: float = Field(default=5.0, gt=0)
-    """How often a worker renews its leases."""
+    """Interval in which a worker renews its leases."""
     patience_seconds: float = Field(default=0.25, ge=0)
     """Time after a batch in which an engine that serves an older version than the learner's gets no
     training groups: once it has the new version it starts them a version later, and so with a later
@@ -89,7 +89,7 @@ class QueuesConfig(BaseModel):
     """Durability of the ledger: `full` survives the loss of power, `normal` only that of
     processes."""
     commit_interval_seconds: float = Field(default=0.001, ge=0, le=0.1)
-    """How long a commit waits for other changes to join it."""
+    """Time that a commit waits for other changes to join it."""
     segment_bytes: int = Field(default=256 * 2**20, ge=1)
     """A journal segment that has reached this size is closed and the next one begun."""
     keep_rollouts: Literal["all", "needed"] = "all"

@@ -13,25 +13,25 @@ class WeightUpdateReport:
     engine_id: str
     version: int
     published_at: float
-    """When `publish` was called."""
+    """Time at which `publish` was called."""
     bytes: int
     """Bytes fetched for this attempt; those of the whole version if nothing was fetched."""
     full_bytes: int = 0
     codec: str = "full"
-    """How the version was fetched: "full" or "delta"."""
+    """Form in which the version was fetched: "full" or "delta"."""
     changed: float | None = None
     """Share of elements that differ from the previous version; None if not compared."""
     seeding: bool = False
     """True for the first version of a new engine, which served nothing before."""
     staged_at: float | None = None
-    """When every bucket was verified, or, without staging, when the engine was asked to pause;
-    None if staging failed."""
+    """Time at which every bucket was verified, or, without staging, when the engine was asked to
+    pause; None if staging failed."""
     prepare_seconds: float = 0.0
     """Loading done in advance, while the engine generated."""
     swap_started_at: float | None = None
-    """When the engine was asked to pause; None if it was not touched."""
+    """Time at which the engine was asked to pause; None if it was not touched."""
     swap_finished_at: float | None = None
-    """When the engine generated again; None if it did not."""
+    """Time at which the engine generated again; None if it did not."""
     pause_seconds: float = 0.0
     """Time until the engine stood still; 0 if it was not paused or stood still already."""
     load_seconds: float = 0.0

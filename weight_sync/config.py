@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class WeightSyncConfig(BaseModel):
-    """How a new policy version reaches the engines."""
+    """Section `[weight_sync]`: the way of a new policy version to the engines."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
@@ -16,14 +16,14 @@ class WeightSyncConfig(BaseModel):
     transport: Literal["shared_memory", "object_store", "filesystem", "nccl", "ipc"] = (
         "shared_memory"
     )
-    """How weights travel: `shared_memory` on one node, `object_store` to any node of the cluster,
+    """Transport of weights: `shared_memory` on one node, `object_store` to any node of the cluster,
     `filesystem` through `folder`, `nccl` between GPUs, `ipc` on a GPU that learner and engines
     share. `nccl` and `ipc` write into the engine's own weights, without verification before, and
     engines stand still meanwhile."""
     folder: str | None = None
     """Folder of transport `filesystem`, visible to all nodes and reserved for one run."""
     codec: Literal["full", "delta"] = "full"
-    """What is sent: all tensors, or with `delta` the elements that changed since the previous
+    """Content that is sent: all tensors, or with `delta` the elements that changed since the last
     version, if the receiver has it and the delta is smaller. `delta` costs one copy of the weights
     in the learner's memory and two in every actor's, and saves only traffic between nodes."""
     wire_dtype: Literal["as_trained", "bfloat16"] = "as_trained"

@@ -13,7 +13,7 @@ from weight_sync.receive.engine import UpdatableEngine
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """How the engine of one actor is made."""
+    """Settings with which the engine of one actor is made."""
 
     index: int
     """Number of the actor, from 0."""

@@ -28,7 +28,7 @@ class FilteredSource:
     keeps: Callable[[Prompt], bool]
     """Returns True for the prompts to keep."""
     exhausted: str
-    """What `patience` prompts in a row were; {} stands for the id of the last."""
+    """Message for `patience` skipped prompts in a row; {} is the id of the last."""
     patience: int = PATIENCE
     """Prompts in a row that may be left out."""
 

@@ -24,7 +24,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class RowOptions(Options):
-    """How rows become prompts: options of every source that reads rows."""
+    """Options of every source that reads rows: how they become prompts."""
 
     prompt_field: str = "prompt"
     """A text that is not empty, or a list of messages with `role` and `content`."""

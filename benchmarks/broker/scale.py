@@ -37,7 +37,7 @@ SCRAPE_EVERY = 2.0
 SECONDS, WARM_UP_SECONDS = 12.0, 6.0
 """Duration of each measurement, and of what comes before it, at least."""
 TOKENS = 100
-"""Of a rollout, 3 of them of the prompt."""
+"""Tokens of a rollout, 3 of them of the prompt."""
 PROCESSES = 8
 """Processes that simulate the actors that are not timed."""
 UPDATE_FRACTION = 0.25

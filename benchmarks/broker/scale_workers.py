@@ -78,10 +78,10 @@ class ActorStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a simulated actor works."""
+    """The load that a simulated actor makes."""
 
     tokens: int
-    """Of a rollout."""
+    """Tokens of a rollout."""
     at_once: int
     """Groups that it generates at once."""
     seconds: float
@@ -112,7 +112,7 @@ class SimulatedActor:
         self._slots = deque(
             begin - self._pace.seconds * self._chance.uniform(0.0, 0.5) for _ in range(pace.at_once)
         )
-        """Of each free slot: when the generation of its next group would have begun."""
+        """Time at which each free slot would have begun its next group."""
         self._serves = 0
 
     async def run(self) -> None:

@@ -1,1 +1,1 @@
-"""What all benchmarks share."""
+"""The frame of every benchmark."""

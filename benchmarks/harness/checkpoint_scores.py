@@ -37,7 +37,7 @@ from queues.records import Prompt
 SCORES = "scores.json"
 INITIAL = "initial_score.json"
 STAGED = {"transport": "shared_memory", "folder": None}
-"""How checkpoints reach the actors whatever the runs use, since no learner sends them."""
+"""Settings by which checkpoints reach the actors in any case: no learner sends them."""
 SECONDS = 600.0
 """Deadline of one evaluation."""
 

@@ -1,4 +1,4 @@
-"""What asynchrony gains: samples/s at several η, beside the limit measured in the same run.
+"""Gain of asynchrony: samples/s at several η, beside the limit measured in the same run.
 
     headway bench async [RECIPE] [--bounds 0,1,2,4] [--steps N] [--rounds K] [--out DIR]
 

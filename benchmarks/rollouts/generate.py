@@ -147,7 +147,7 @@ class Sampled:
     seconds: float
     tokens: int
     cpu_seconds: float
-    """Of the process that holds the engine, and of its children."""
+    """CPU time of the process that holds the engine, and of its children."""
 
 
 def check_equal(index: int, measured: Mapping[str, Sampled]) -> None:

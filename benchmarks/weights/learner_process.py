@@ -25,7 +25,7 @@ CLOSE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Sending:
-    """How versions are sent."""
+    """Settings by which versions are sent."""
 
     transport: str
     codec: str = "full"

@@ -32,7 +32,7 @@ from weight_sync.transports.filesystem import FilesystemTransport
 ENGINES = 2
 SENDING = Sending("filesystem", "delta", bucket_bytes=2**20)
 PERMIT_SECONDS = 2.0
-"""Of a holder that never answers; a recipe's is `weight_sync.timeout_seconds`."""
+"""Lifetime of an unanswered permit; a recipe's is `weight_sync.timeout_seconds`."""
 
 
 class FaultyEngine:

@@ -65,7 +65,7 @@ class Exporter:
         with _explained(host, port):
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         self.address = public_address(host, self._server.server_port, node)
-        """Where it answers, as host:port."""
+        """The address that it answers at, as host:port."""
         answer_metrics: Any = self._server.get_app()
 
         def answer(environ: dict[str, Any], start_response: Any) -> Any:

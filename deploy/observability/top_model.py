@@ -14,7 +14,7 @@ from deploy.errors import InputError
 TOKENS = "headway_tokens_generated_total"
 Samples = Sequence[Sample]
 Event = tuple[float, str]
-"""When something happened in the run, in epoch seconds, and a description of it."""
+"""The time of something that happened in the run, in epoch seconds, and its description."""
 
 
 @dataclass(frozen=True, slots=True)

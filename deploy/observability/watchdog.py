@@ -55,7 +55,7 @@ class Probes:
     abort_seconds: float = 60.0
     """Time for which a run that is to end waits for stacks first."""
     stall_seconds: float | None = None
-    """How long nothing may move; None: `DeployConfig.stall_seconds`."""
+    """Longest time in which nothing moves; None: `DeployConfig.stall_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Watchdog:
         self._waits = Waits(config.deploy.watchdog_seconds)
         self._movement = Movement()
         self._paused: str | None = None
-        """Why the run waits for space on a disk, as announced."""
+        """The announced reason for which the run waits for space on a disk."""
         self._newest: BrokerStatus | None = None
         """The broker's last answer; None if it did not give one in time."""
         self._disk_write: asyncio.Task[None] | None = None

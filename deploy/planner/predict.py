@@ -41,7 +41,7 @@ class Prospect:
     ess: float | None
     """As a fraction; it falls with the square of the lag, since policies drift apart."""
     limit: str
-    """What limits the throughput: learner, actors, or, where neither is always busy, window or
+    """The limit of the throughput: learner, actors, or, where neither is always busy, window or
     staleness: batches wait for long rollouts, and no others may begin meanwhile."""
 
 

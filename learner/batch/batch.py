@@ -144,7 +144,7 @@ class TrainBatch(Sequences):
     groups: int
     """Groups that the batch was built of."""
     advantages: Advantages | None = None
-    """Of the R rollouts, or of the N tokens; None before they are computed."""
+    """Advantages of the R rollouts, or of the N tokens; None before they are computed."""
     dropped: Tensor | None = None
     """[R] bool: left out of every minibatch; None before advantages are computed."""
 

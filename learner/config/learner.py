@@ -40,7 +40,7 @@ class TinyModelConfig(Section):
 
 
 class ModelConfig(Section):
-    """Where the initial weights come from: a folder or hub name, or `[model.tiny]`."""
+    """Origin of the initial weights: a folder or hub name, or `[model.tiny]`."""
 
     path: str | None = None
     """A local folder with config.json, safetensors and tokenizer, or a name on the hub."""

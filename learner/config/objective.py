@@ -92,7 +92,7 @@ class CriticConfig(OptimizerConfig):
 
 
 class ObjectiveConfig(Section):
-    """What the learner optimises."""
+    """The objective that the learner optimises."""
 
     advantage: str = "grpo"
     """One of the estimators of `learner/README.md`, or "module:function"."""

@@ -8,7 +8,7 @@ from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
 class SupervisedConfig(OptimizerConfig):
-    """What warm start and reward-model training have in common."""
+    """Settings that warm start and reward-model training have in common."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of what is trained; None takes the run's. Recipes with one name share it."""

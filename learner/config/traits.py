@@ -63,7 +63,7 @@ class AdvantageTraits:
     """It is given the reward of the task itself, without shaping and with what turns earned: parts,
     counts and thresholds of a reward do not survive a penalty in it."""
     ties_teach: str | None = None
-    """Why a group whose rollouts earn the same still has a gradient; None: it has none."""
+    """Reason why a group of equal rewards still has a gradient; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

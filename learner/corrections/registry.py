@@ -16,7 +16,7 @@ from learner.registry import Registered, Registry, options_of, refuse_unknown_op
 
 @dataclass(frozen=True)
 class Correction:
-    """How much each token of a microbatch counts."""
+    """Weights of the tokens of a microbatch."""
 
     weights: Tensor
     """[N], detached; 1 where a token does not train, 0 where its ratio is rejected."""

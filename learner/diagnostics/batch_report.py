@@ -15,7 +15,7 @@ def _values(record: type, row: Mapping[str, Any], *, suffix: str = "") -> dict[s
 
 @dataclass(frozen=True, kw_only=True)
 class OriginFigures:
-    """How far the rollouts of one origin are from the policy that is trained."""
+    """Distance of the rollouts of one origin from the policy that is trained."""
 
     mismatch: float | None
     """Mean |log ratio| of current / behaviour policy over tokens."""
@@ -27,7 +27,7 @@ class OriginFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyFigures:
-    """How far a batch is from the policy that is trained; None where there is nothing to measure.
+    """Distance of a batch from the policy that is trained; None where there is nothing to measure.
 
     ρ is current / behaviour policy over tokens; of the proximal instead of the current policy where
     it is computed.
@@ -59,7 +59,7 @@ class OffPolicyFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticFigures:
-    """How the critic did on a batch."""
+    """Figures of the critic on a batch."""
 
     value_loss: float
     """Mean over minibatches."""
@@ -73,7 +73,7 @@ class CriticFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReport(OffPolicyFigures):
-    """What training one batch came to, over all ranks; None where there was nothing to measure.
+    """Figures of training one batch, over all ranks; None where there was nothing to measure.
 
     A figure with a default is absent from JSON where it has none.
     """
@@ -169,10 +169,10 @@ _ALWAYS = {item.name for item in fields(BatchReport) if item.default is MISSING}
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTimes:
-    """When the learner worked on a batch, in seconds since the epoch."""
+    """Times of the learner's work on a batch, in seconds since the epoch."""
 
     session_started_at: float
-    """When the learner's loop began; the same for all batches of a session."""
+    """Start of the learner's loop; the same for all batches of a session."""
     wait_started_at: float
     wait_finished_at: float
     step_started_at: float

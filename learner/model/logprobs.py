@@ -19,7 +19,7 @@ WORDS_AT_A_TIME = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobOptions:
-    """How log-probabilities are computed from hidden states."""
+    """Options of computing log-probabilities from hidden states."""
 
     chunk: int
     """Positions whose logits are held at once."""

@@ -21,7 +21,7 @@ from learner.ranks.ray_rank import RankActor
 from learner.ranks.spec import LearnerSpec, environment
 
 GRACE_SECONDS = 5.0
-"""How long a lost connection waits for the death that explains it."""
+"""Time that a lost connection waits for the death that explains it."""
 ANSWER_SECONDS = 5.0
 """Deadline of a rank's answer about itself."""
 

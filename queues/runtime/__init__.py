@@ -1,1 +1,1 @@
-"""What every process of Headway needs from Ray and from the operating system."""
+"""Tools that every process of Headway needs, of Ray and of the operating system."""

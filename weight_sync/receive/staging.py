@@ -31,7 +31,7 @@ class StagedWeights:
         )
         """The manifest with locations of this process, valid until `close`."""
         self.codec = codec
-        """How the version was fetched: "full" or "delta"."""
+        """Form in which the version was fetched: "full" or "delta"."""
         self.fetched = fetched
         """Bytes that were fetched."""
 
