@@ -169,7 +169,11 @@ class Run:
             )
             handles = self.processes.handles()
             if unplaced := [name for name, handle in handles.items() if not is_placed(handle)]:
-                message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
+                address = ray.get_runtime_context().gcs_address
+                message += (
+                    f"; Ray has not placed {', '.join(unplaced)}: see "
+                    f"ray status --address {address}"
+                )
             raise RunFailed(message) from None
 
     async def announce(self, name: str, ready: Awaitable[object]) -> None:

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import psutil
+import ray
 
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
@@ -41,6 +42,8 @@ def run(
     try:
         console.say("starting Ray")
         with cluster(config, directory.logs):
+            address = ray.get_runtime_context().gcs_address
+            console.say(f"Ray is at {address}; to look at it: ray status --address {address}")
             try:
                 asyncio.run(Run(context).run())
             finally:
