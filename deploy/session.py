@@ -5,9 +5,8 @@ import time
 from typing import Any
 
 import psutil
-import ray
 
-from deploy.cluster.ray_cluster import cluster
+from deploy.cluster.ray_cluster import cluster, status_command
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
@@ -42,8 +41,7 @@ def run(
     try:
         console.say("starting Ray")
         with cluster(config, directory.logs):
-            address = ray.get_runtime_context().gcs_address
-            console.say(f"Ray is at {address}; to look at it: ray status --address {address}")
+            console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             try:
                 asyncio.run(Run(context).run())
             finally:

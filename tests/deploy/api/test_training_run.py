@@ -159,13 +159,18 @@ def test_results_of_a_finished_run(finished):
 
 
 PROGRAM = """
-import asyncio, headway, sys
+import asyncio, headway, os, subprocess, sys
+
+os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
 
 recipe, runs = sys.argv[1:]
 
 async def cell():
     overrides = {"name": "from-python", "steps": 200, "deploy": {"runs_dir": runs}}
     run = headway.run(recipe, overrides)
+    line = next(line for line in run.lines() if "ray status" in line)
+    shown = subprocess.run(line.partition(": ")[2], shell=True, capture_output=True, text=True)
+    assert "Total Usage" in shown.stdout, shown.stderr
     for batch in run.metrics():
         if batch["version"] == 1:
             run.stop()
