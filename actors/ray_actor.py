@@ -25,7 +25,7 @@ from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
-from queues.records import Purpose
+from queues.records import Purpose, rollouts_at_once
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
@@ -211,7 +211,7 @@ class RolloutActor:
             episodes.run,
             interrupt=engine.interrupt,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
-            largest_group=spec.group_size + config.greedy_baseline,
+            largest_group=rollouts_at_once(spec.group_size, config.greedy_baseline),
             heartbeat_seconds=spec.heartbeat_seconds,
             purpose=spec.purpose,
             pinned_seconds=spec.pinned_seconds,

@@ -34,7 +34,7 @@ from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
-from queues.readers.accounting import newest_checkpoint
+from queues.readers.checkpoints import newest_checkpoint
 from weight_sync.errors import WeightSyncError
 
 CLOSE_SECONDS = 2.0

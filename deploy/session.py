@@ -19,7 +19,8 @@ from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
-from queues.readers.accounting import newest_checkpoint, read_accounting
+from queues.readers.accounting import read_accounting
+from queues.readers.checkpoints import newest_checkpoint
 
 
 def run(

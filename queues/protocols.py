@@ -29,7 +29,8 @@ class PromptFeed(Protocol):
             prompts: Each becomes a group, unless it is retired or failed before. Once a whole epoch
                 is skipped that way, the source counts as ended.
             cursor: Position of the source after these prompts.
-            last: The source has ended; only then may the last batch be short.
+            last: No prompt follows these: the number of prompts is finite. Only then may the last
+                batch be short. Otherwise issuing ends with the steps (`prompts_wanted`).
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.

@@ -130,7 +130,7 @@ class BrokerClient:
 
     Every method raises what the broker raised, or BrokerLostError if the broker cannot be reached
     or does not answer within `answer_seconds` (long polls: beyond their own timeout). While the
-    broker pauses (`BrokerStatus.paused`), calls that need its disk wait as long as it does.
+    broker pauses (`Broker.paused`), calls that need its disk wait as long as it does.
 
     A call that is given up may still take effect: a lease whose answer nobody received expires, and
     puts and takes may be repeated.
@@ -163,6 +163,7 @@ class BrokerClient:
 
     accounting = _remote(Broker.accounting)
     status = _remote(Broker.status)
+    paused = _remote(Broker.paused)
     serve_metrics = _remote(BrokerActor.serve_metrics)
     close = _remote(Broker.close)
 
@@ -202,13 +203,12 @@ class BrokerClient:
             call.cancel()
 
     async def _is_paused(self) -> bool:
-        """Return True if the broker lives, and answers late because its disk is full."""
+        """Return True if the broker lives, and has a reason to answer late: its disk is full."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                status: BrokerStatus = await self.handle.status.remote()
+                return await self.handle.paused.remote() is not None
         except TimeoutError:
             return False
-        return status.paused is not None
 
     async def _send(self) -> None:
         """Send the outbox, message after message, until it is empty."""

@@ -75,7 +75,12 @@ class Lease:
     @property
     def capacity(self) -> int:
         """Rollouts that are generated at once, the greedy baseline included."""
-        return self.group_size + (1 if self.greedy_baseline else 0)
+        return rollouts_at_once(self.group_size, self.greedy_baseline)
+
+
+def rollouts_at_once(group_size: int, greedy_baseline: bool) -> int:
+    """Return how many rollouts of a group are generated at once, its greedy baseline included."""
+    return group_size + (1 if greedy_baseline else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +181,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The outcome of a finished evaluation; made by the broker, consumed by the feeder."""
+    """The outcome of a finished evaluation, which `deploy.driver.evaluations` reads."""
 
     name: str
     count: int

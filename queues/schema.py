@@ -91,7 +91,8 @@ def decode_arrays(payloads: Sequence[Payload]) -> list[RolloutGroup]:
     No Python object is made of any token, and small groups are decoded together.
     """
     if _small(payloads):
-        return _groups(*_read_together(payloads))
+        with suppress(SchemaError, pa.ArrowException):  # then one by one, to name the group
+            return _groups(*_read_together(payloads))
     batches = map(read_batch, payloads)
     return [group for batch in batches for group in _groups(batch, [batch.num_rows])]
 
@@ -126,7 +127,10 @@ def to_arrays(payloads: Sequence[Payload]) -> list[Any]:
 def read_batch(payload: Payload) -> pa.RecordBatch:
     """Return the validated record batch in a payload; raises as `decode` does."""
     batch = _parse(payload)
-    _validate(batch, [batch.num_rows])
+    try:
+        _validate(batch, [batch.num_rows])
+    except SchemaError as error:
+        raise SchemaError(f"{error} (group {batch.column('group_id')[0]})") from error
     return batch
 
 
@@ -142,7 +146,7 @@ def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
     Small groups are validated together, since the calls cost more than their rows.
     """
     if _small(payloads):
-        with suppress(SchemaError):  # then one by one, to find the invalid payload
+        with suppress(SchemaError, pa.ArrowException):  # then one by one, to find the invalid
             return [*_summaries(*_read_together(payloads))]
     results: list[Summary | SchemaError] = []
     for payload in payloads:
@@ -285,10 +289,9 @@ def _validate_whole(batch: pa.RecordBatch) -> None:
 def _validate(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
     """Check the values of consecutive groups of these numbers of rows."""
     for name, column in zip(SCHEMA.names, batch.columns, strict=True):
-        inner = column.flatten() if pa.types.is_list(column.type) else column
-        if pa.types.is_map(column.type):
-            inner = column.items
-        _require(name, column.null_count == 0 and inner.null_count == 0, "must not be null")
+        for values in (column, _entries(column)):
+            if values.null_count:
+                _require(batch, name, values.is_valid(), "must not be null")
     _validate_groups(batch, sizes)
     _validate_tokens(batch)
     _validate_rows(batch)
@@ -298,14 +301,17 @@ def _validate_groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
     columns = {name: batch.column(name).to_pylist() for name in (*_GROUP_COLUMNS, "sample_index")}
     first = 0
     for size in sizes:
-        different = {name: set(column[first : first + size]) for name, column in columns.items()}
+        different = {name: {*column[first : first + size]} for name, column in columns.items()}
         first += size
-        for name in _GROUP_COLUMNS:
-            _require(name, len(different[name]) == 1, "must be one for the whole group")
-        index = different["sample_index"]
-        _require("attempt", min(different["attempt"]) >= 1, "must be at least 1")
-        _require("sample_index", min(index) >= 0, "must not be negative")
-        _require("sample_index", len(index) == size, "must differ within the group")
+        index = different.pop("sample_index")
+        for name, values in different.items():
+            if len(values) > 1:
+                raise SchemaError(f"{name}: {sorted(values)} must be one for the whole group")
+        if len(index) < size:
+            raise SchemaError(f"sample_index: {sorted(index)} must be {size}, all different")
+    for name, least in (("attempt", 1), ("sample_index", 0)):
+        values = batch.column(name).to_numpy()
+        _require(batch, name, values >= least, f"must be at least {least}")
 
 
 def _validate_tokens(batch: pa.RecordBatch) -> None:
@@ -317,7 +323,7 @@ def _validate_tokens(batch: pa.RecordBatch) -> None:
             raise SchemaError(f"{name}: row {row} has {entries[row]} entries, {rule}")
     prompt = batch.column("prompt_length").to_numpy()
     inside = (prompt >= 1) & (prompt <= lengths)
-    _require("prompt_length", inside.all(), "must be from 1 to the length of token_ids")
+    _require(batch, "prompt_length", inside, "must be from 1 to the length of token_ids")
 
     mask = _flat(batch, "loss_mask")
     logprobs = _flat(batch, "behavior_logprobs")
@@ -325,50 +331,68 @@ def _validate_tokens(batch: pa.RecordBatch) -> None:
     starts = np.cumsum(lengths) - lengths
     edges = np.stack([starts, starts + prompt], axis=1).ravel()
     in_prompt = np.logical_or.reduceat(mask, edges[edges < mask.size])[::2]
-    _require("token_ids", _flat(batch, "token_ids").min() >= 0, "must not be negative")
-    _require("loss_mask", not in_prompt.any(), "must be false in the prompt")
-    _require("behavior_logprobs", np.isfinite(logprobs).all(), "must be finite")
-    _require("behavior_logprobs", logprobs.max() <= LOGPROB_TOLERANCE, "must not exceed 0")
-    _require("behavior_logprobs", not ((logprobs != 0) > mask).any(), "must be 0 where not sampled")
-    _require("versions", not ((versions < 0) & mask).any(), "must not be negative where sampled")
-    _require("versions", ((versions == -1) | mask).all(), "must be -1 where not sampled")
+    _require(batch, "token_ids", _flat(batch, "token_ids") >= 0, "must not be negative")
+    _require(batch, "loss_mask", ~in_prompt, "must be false in the prompt")
+    name = "behavior_logprobs"
+    _require(batch, name, np.isfinite(logprobs), "must be finite")
+    _require(batch, name, logprobs <= LOGPROB_TOLERANCE, "must not exceed 0")
+    _require(batch, name, (logprobs == 0) | mask, "must be 0 where not sampled")
+    _require(batch, "versions", (versions >= 0) | ~mask, "must not be negative where sampled")
+    _require(batch, "versions", (versions == -1) | mask, "must be -1 where not sampled")
 
 
 def _validate_rows(batch: pa.RecordBatch) -> None:
-    _require("reward", np.isfinite(batch.column("reward").to_numpy()).all(), "must be finite")
-    parts = batch.column("reward_parts")
-    _require("reward_parts", np.isfinite(np.asarray(parts.items)).all(), "must be finite")
-    unique = all(len(dict(row)) == len(row) for row in parts.to_pylist())
-    _require("reward_parts", unique, "must have different keys")
-    _require("turns", (batch.column("turns").to_numpy() >= 1).all(), "must be at least 1")
-    reasons = set(batch.column("finish_reason").to_pylist())
-    unknown = sorted(reasons - set(FinishReason))
-    _require("finish_reason", not unknown, f"{unknown} must be of {[*map(str, FinishReason)]}")
+    _require(batch, "reward", np.isfinite(batch.column("reward").to_numpy()), "must be finite")
+    _require(batch, "reward_parts", np.isfinite(_flat(batch, "reward_parts")), "must be finite")
+    unique = [len(dict(row)) == len(row) for row in batch.column("reward_parts").to_pylist()]
+    _require(batch, "reward_parts", unique, "must have different keys")
+    _require(batch, "turns", batch.column("turns").to_numpy() >= 1, "must be at least 1")
+    reasons = [*map(str, FinishReason)]
+    allowed = [x in reasons for x in batch.column("finish_reason").to_pylist()]
+    _require(batch, "finish_reason", allowed, f"must be of {reasons}")
     created, finished = (
         batch.column(name).cast(pa.int64()).to_numpy() for name in ("created_at", "finished_at")
     )
-    _require("created_at", (created >= 0).all(), "must not be before 1970")
-    _require("finished_at", (finished >= created).all(), "must not be before created_at")
-    _require("finished_at", (finished <= _LATEST).all(), "must not be after 9999")
-    for text in batch.column("metadata").to_pylist():
-        try:
-            is_object = isinstance(json.loads(text), dict)
-        except ValueError:
-            is_object = False
-        _require("metadata", is_object, f"must be a JSON object, found {text[:80]!r}")
+    _require(batch, "created_at", created >= 0, "must not be before 1970")
+    _require(batch, "finished_at", finished >= created, "must not be before created_at")
+    _require(batch, "finished_at", finished <= _LATEST, "must not be after 9999")
+    objects = [_is_object(text) for text in batch.column("metadata").to_pylist()]
+    _require(batch, "metadata", objects, "must be a JSON object")
 
 
-def _require(name: str, holds: bool | np.bool, rule: str) -> None:
-    if not holds:
-        raise SchemaError(f"{name}: {rule}")
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _require(batch: pa.RecordBatch, name: str, valid: npt.ArrayLike, rule: str) -> None:
+    """Refuse the first invalid value of a column: of its rows, or of all entries of its lists."""
+    valid = np.asarray(valid)
+    if valid.all():
+        return
+    values = batch.column(name).to_numpy(zero_copy_only=False)
+    row = index = int(np.argmin(valid))
+    if len(valid) != len(values):
+        values = _flat(batch, name)
+        row = int(np.searchsorted(np.cumsum(_lengths(batch, name)), index, side="right"))
+    raise SchemaError(f"{name}: row {row} is {str(values[index])[:80]}, {rule}")
+
+
+def _entries(column: pa.Array) -> pa.Array:
+    """Return the entries of all lists, or the values of all maps, or the column itself."""
+    if pa.types.is_map(column.type):
+        return column.items
+    return column.flatten() if pa.types.is_list(column.type) else column
 
 
 def _lengths(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    """Return the entries per row of a list column [R], int64."""
-    return np.asarray(batch.column(name).value_lengths(), dtype=np.int64)
+    """Return the entries per row of a list or map column [R], int64."""
+    return np.diff(batch.column(name).offsets).astype(np.int64)
 
 
 def _flat(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
-    """Return all entries of a list column, row after row [sum of lengths]."""
-    values: npt.NDArray[Any] = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+    """Return all entries of a list or map column, row after row [sum of lengths]."""
+    values: npt.NDArray[Any] = _entries(batch.column(name)).to_numpy(zero_copy_only=False)
     return values

@@ -27,12 +27,7 @@ HEAVY = {
     ],
     "deepspeed": ["learner/engine/deepspeed.py"],
     "ray": ["ray_*.py", "deploy/*.py", "deploy/*/*.py"],
-    "pyarrow": [
-        "queues/schema.py",
-        "queues/storage/journal.py",
-        "actors/sources/*.py",
-        "deploy/api/*.py",
-    ],
+    "pyarrow": ["queues/schema.py", "actors/sources/*.py", "deploy/api/*.py"],
     "prometheus_client": [
         "metrics.py",
         "queues/runtime/prometheus.py",

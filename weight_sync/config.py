@@ -56,17 +56,13 @@ class WeightSyncConfig(BaseModel):
         return self.transport in ("shared_memory", "ipc")
 
     @model_validator(mode="after")
-    def _direct_transports_send_all(self) -> "WeightSyncConfig":
+    def _transport_fits(self) -> "WeightSyncConfig":
         if not self.staged and self.codec != "full":
             raise ValueError(
                 f"codec is {self.codec!r} and transport is {self.transport!r}, which writes all "
                 'weights into the engine; set codec = "full", or transport to "shared_memory", '
                 '"object_store" or "filesystem"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _folder_where_it_is_used(self) -> "WeightSyncConfig":
         if self.folder is not None and not PurePath(self.folder).is_absolute():
             raise ValueError(f"folder is {self.folder!r}; expected an absolute path")
         if (self.folder is None) == (self.transport == "filesystem"):

@@ -40,7 +40,7 @@ from deploy.report.summary import WARM_UP
 from deploy.report.timeline import Timeline, draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
-from queues.readers.accounting import newest_checkpoint
+from queues.readers.checkpoints import newest_checkpoint
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""

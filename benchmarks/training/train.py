@@ -19,14 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.study import Options, Record, Study, number, option
-from benchmarks.harness.synthetic_load import (
-    SIZES,
-    batch,
-    build,
-    lengths_of,
-    sampled_tokens,
-    write,
-)
+from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of, sampled_tokens, write
 from benchmarks.training import packing
 from benchmarks.training.flops import Peak, shape_of, training_flops
 from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds

@@ -238,19 +238,20 @@ def inspect(
     from deploy.report.tables import show_accounting, show_bias, show_failed
     from deploy.storage.run_directory import RunDirectory
     from queues.readers import accounting
+    from queues.readers.open_run import open_ledger
+    from queues.readers.parquet import export_parquet, removed_groups
     from queues.readers.selection_bias import report_bias
     from queues.storage.state_counts import count_rows
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:
-        rollouts = accounting.export_parquet(directory.path, parquet)
-        typer.echo(f"{rollouts} rollouts in {parquet}")
-        if removed := accounting.removed_groups(directory.path):
+        typer.echo(f"{export_parquet(directory.path, parquet)} rollouts in {parquet}")
+        if removed := removed_groups(directory.path):
             typer.echo(
                 f"rollouts of {removed} groups were deleted, since queues.keep_rollouts = 'needed'"
             )
         return
-    with accounting.open_ledger(directory.path) as database:
+    with open_ledger(directory.path) as database:
         accounts = accounting.account(count_rows(database))
         failed, bias = accounting.failed_prompts(database), report_bias(database)
     if as_json:

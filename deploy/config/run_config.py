@@ -16,6 +16,7 @@ from deploy.config.weight_transport_rules import check_transport
 from learner.config.learner import LearnerConfig, ModelConfig
 from learner.config.supervised import RewardTrainingConfig, SftConfig
 from queues.config import QueuesConfig
+from queues.records import rollouts_at_once
 from weight_sync.config import WeightSyncConfig
 
 SIGNAL_OF_TIES = {
@@ -153,7 +154,7 @@ class RunConfig(BaseModel):
     @property
     def rollouts_per_group(self) -> int:
         """Number of rollouts that an engine generates for a training group, with its baseline."""
-        return self.prompts.group_size + self.actors.greedy_baseline
+        return rollouts_at_once(self.prompts.group_size, self.actors.greedy_baseline)
 
     @property
     def objective(self) -> LearnerConfig:

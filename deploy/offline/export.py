@@ -6,7 +6,7 @@ from pathlib import Path
 from deploy.errors import InputError
 from deploy.storage.atomic_folder import atomic_folder
 from deploy.storage.run_directory import RunDirectory
-from queues.readers.accounting import newest_checkpoint
+from queues.readers.checkpoints import newest_checkpoint
 
 EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json")
 

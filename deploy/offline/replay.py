@@ -25,7 +25,8 @@ from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
-from queues.readers.accounting import committed_checkpoints, read_batches
+from queues.readers.accounting import read_batches
+from queues.readers.checkpoints import committed_checkpoints
 from queues.readers.recorded_batches import RecordedBatches, read_batch
 
 POLL_SECONDS = 0.5

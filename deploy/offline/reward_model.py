@@ -170,11 +170,7 @@ def _train(
     from learner.engine.deepspeed import DeepSpeedEngine
     from learner.model.scalar_model import load_scalar_model
     from learner.supervised import Progress
-    from learner.supervised.reward_model import (
-        bradley_terry,
-        score_pairs,
-        train_reward_model,
-    )
+    from learner.supervised.reward_model import bradley_terry, score_pairs, train_reward_model
 
     folder, seed = partial / f"model-{member}", pairs.seed + member
     torch.manual_seed(seed)

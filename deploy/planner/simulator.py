@@ -24,7 +24,7 @@ from deploy.planner.rates import EngineRates, Rates
 from deploy.report.summary import WARM_UP
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.records import BatchRecord, Lease, Prompt, Summary
+from queues.records import BatchRecord, Lease, Prompt, Summary, rollouts_at_once
 from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 
@@ -271,10 +271,9 @@ class Simulation:
         broker = self._broker
         for group in broker.taken:
             del self._sampled[group.group_id]
-        broker.ack(BatchRecord(version=broker.version, acked_at=self._now, statistics={}))
-        patience_seconds = self._setting.queues.patience_seconds
-        broker.patience_ends = self._now + patience_seconds
-        self._after(patience_seconds, partial(self._lease, self._engines))
+        record = BatchRecord(version=broker.version, acked_at=self._now, statistics={})
+        broker.ack(record, now=self._now)
+        self._after(self._setting.queues.patience_seconds, partial(self._lease, self._engines))
         for engine in self._engines:
             if not engine.updating:
                 self._stage(engine)
@@ -293,7 +292,7 @@ class Simulation:
 
     def _lease(self, engines: Sequence[SimulatedEngine]) -> None:
         spec = self._setting.spec
-        group_slots = spec.group_size + (1 if spec.greedy_baseline else 0)
+        group_slots = rollouts_at_once(spec.group_size, spec.greedy_baseline)
         for engine in engines:
             slots = engine.free_slots
             if slots < group_slots or self._broker.over:

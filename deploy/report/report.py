@@ -17,7 +17,7 @@ from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
-from queues.readers.accounting import open_ledger
+from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
 from queues.runtime.atomic_file import atomic_file
 from weight_sync.announcements import WeightUpdateReport

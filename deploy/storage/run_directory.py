@@ -23,7 +23,8 @@ from pydantic import ValidationError
 from deploy.config.messages import explain
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
-from queues.readers.accounting import is_open, read_accounting
+from queues.readers.accounting import read_accounting
+from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file
 
 LOCK_TRIES = 5
@@ -43,7 +44,7 @@ class RunDirectory:
         self.path = path
         self.recipe_file = path / "recipe.json"
         self.ledger = path / "ledger.sqlite"
-        """The broker's database, which `queues.readers.accounting` reads."""
+        """The broker's database, which `queues.readers` reads."""
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.summary_file = path / "summary.json"

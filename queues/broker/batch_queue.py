@@ -75,8 +75,8 @@ class BrokerBatchQueue(BatchQueue):
             text = json.dumps({**statistics, **broker_statistics(state, statistics)})
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
-        state.ack(BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text)))
-        state.patience_ends = time.monotonic() + state.config.patience_seconds
+        record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))
+        state.ack(record, now=time.monotonic())
         commits.lease_polls.wake_at(state.patience_ends)
         memory = dict(state.groups.counts)
         counts = await commits.durable(
@@ -88,9 +88,6 @@ class BrokerBatchQueue(BatchQueue):
         self.commits.check_open()
         await self.commits.durable(partial(self.commits.ledger.commit_checkpoint, version, path))
         await self.retention.apply()
-
-    async def cursor(self) -> str | None:
-        return self.commits.state.cursor
 
     async def _compare(self, version: int, statistics: Mapping[str, Any]) -> None:
         """Compare a batch that was trained again with its record."""

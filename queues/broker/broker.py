@@ -1,7 +1,7 @@
 """The broker: the prompt queue and the results queue of a run, in one event loop.
 
     feeder   prompts_wanted ─▶ issue ─▶ │ queued │ ─▶ lease        worker (also serving, heartbeat)
-    feeder               evaluate ────▶ │ leased │ ◀─ put, fail    worker
+    driver               evaluate ────▶ │ leased │ ◀─ put, fail    worker
     supervisor            release ────▶ │        │
     learner                    take ◀── │ ready  │
     learner                     ack ──▶ │ taken  │ ─▶ trained
@@ -76,6 +76,10 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     async def status(self, after: int = -1) -> BrokerStatus:
         """Return the status of the run, with the newest batches trained later than `after`."""
         return status_of(self.commits.state, after, paused=self.commits.paused)
+
+    async def paused(self) -> str | None:
+        """Return the reason why calls are answered late, for now; None normally."""
+        return self.commits.paused
 
     async def close(self) -> None:
         """End long polls with QueueClosed and close; `ledger.sqlite` is then the whole ledger."""

@@ -1,4 +1,4 @@
-"""The way of a decision from the broker's state to the disk and to everyone who waits for it.
+"""Commit pipeline: makes the broker's decisions durable before any caller is answered.
 
     payload ─▶ journal ─▶ durable ─▶ decision ─▶ ledger ─▶ durable ─▶ the caller is answered
                                         └─▶ long polls, whose own answers wait for the disk too
@@ -37,14 +37,12 @@ class CommitPipeline:
         self.state = state
         self.ledger = ledger
         self.journal = journal
-        self._ledger_writer, self._journal_writer = (
-            GroupCommit(
-                store,
-                name=f"{name}-writer",
-                interval=state.config.commit_interval_seconds,
-                probe_seconds=probe_seconds,
-            )
-            for name, store in (("ledger", ledger), ("journal", journal))
+        interval = state.config.commit_interval_seconds
+        self._ledger_writer = GroupCommit(
+            ledger, name="ledger-writer", interval=interval, probe_seconds=probe_seconds
+        )
+        self._journal_writer = GroupCommit(
+            journal, name="journal-writer", interval=interval, probe_seconds=probe_seconds
         )
         self._closed = False
         self._failure: LedgerError | None = None

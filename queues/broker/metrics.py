@@ -43,8 +43,7 @@ class BrokerMetrics(Collector):
         yield Gauge("headway_queued_oldest_seconds", text, status.oldest_queued_seconds)
         text = "Leased groups that are due, so that the learner waits for them."
         yield Gauge("headway_learner_waits_for_groups", text, len(status.waits_for))
-        text = "Results, evaluations included."
-        yield Counter("headway_results_accepted", text, status.accepted)
+        yield Counter("headway_results_accepted", "Results, evaluations included.", status.accepted)
         text = "Batches that were trained again and gave other weights than before."
         yield Counter("headway_batches_diverged", text, status.diverged)
         text = "Train groups by state."

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from queues.broker.commit_pipeline import CommitPipeline
-from queues.readers.accounting import committed_checkpoints, open_ledger
+from queues.readers.checkpoints import committed_checkpoints
+from queues.readers.open_run import open_ledger
 from queues.storage.journal import remove_segment, segments
 from queues.storage.ledger_schema import JOURNAL_NAME, REMOVED_SEGMENT
 

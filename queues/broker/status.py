@@ -28,8 +28,6 @@ class BrokerStatus:
     """Largest number of groups that may be live."""
     staleness_window: int
     """New groups are due so many versions after their start."""
-    window_reason: str | None
-    """Reason of the controller's last move; None without a controller."""
     overdue: int
     """Live groups whose deadline has passed."""
     engines: Mapping[str, int]
@@ -69,7 +67,6 @@ def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerSt
         live=state.groups.live,
         window=state.lease_bounds.window(state.version),
         staleness_window=state.staleness,
-        window_reason=None if state.controller is None else state.controller.state.reason,
         overdue=state.groups.overdue,
         engines=dict(state.engines),
         ended={

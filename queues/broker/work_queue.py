@@ -166,7 +166,10 @@ class BrokerWorkQueue(WorkQueue):
             self.commits.fail(failure)
 
     async def _expire(self) -> None:
-        """Give back leases without a heartbeat, until nothing is leased; none with a full disk."""
+        """Return leases without a heartbeat to the queue until nothing is leased.
+
+        Time with a full disk does not count.
+        """
         while leased := self.commits.state.groups.leased():
             now = time.monotonic()
             excused = self.commits.paused_until + self._lease_seconds

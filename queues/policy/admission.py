@@ -26,7 +26,7 @@ Two rules
 Claims (`on_overdue = "wait"`)
     Always feasible. Nothing is live at first. A lease keeps it so by rule 1. Groups that finish
     change nothing, groups that fail, are redelivered or are filtered only leave. A take makes B
-    groups due at v; for d ≥ v the others number at most ((d − (v+1) + 1)·B by rule 2, together
+    groups due at v; for d ≥ v the others number at most (d − (v+1) + 1)·B by rule 2, together
     (d − v + 1)·B. An acknowledgement removes those B and raises v by one, which takes B from both
     sides of every inequality: it was feasible at v, it is feasible at v + 1.
     No trained token is older than η. A group taken at v is not overdue (d = v−1), hence v ≤ s + w
@@ -50,10 +50,10 @@ the count of what is due, keeps its place in the window, and
     drop    leaves that too: it is dropped at once, leased or ready, and its prompt is issued anew,
     mask    is taken when it is ready, and tokens older than η are left out of the loss,
     train   is taken when it is ready, whole, and counted.
-Claims, with "feasible" said of the groups that are not overdue
+Claims; here the state is feasible if its groups that are not overdue are
     The bound holds under drop, since a taken group is not overdue (proof as above), and under mask,
     since no older token trains; under train it holds for the groups that are not counted.
-    No prompt is lost: one that is dropped is at the front of the line again.
+    No prompt is lost: one that is dropped is first in the prompt queue again.
     No deadlock. If B live groups are ready the learner takes, whatever else is live. If fewer than
     B groups are live the state is feasible, as any due date has B places, and by (b) an engine that
     serves v may lease. If B or more are live but fewer ready, some are being generated.

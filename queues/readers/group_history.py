@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from queues.readers.accounting import open_ledger
+from queues.readers.open_run import open_ledger
 from queues.records import Purpose
 from queues.storage.journal import read_group
 from queues.storage.ledger_schema import JOURNAL_NAME
@@ -49,8 +49,8 @@ def last_lease(run_directory: Path) -> float | None:
 def read_history(run_directory: Path, first: int, last: int) -> History:
     """Read the groups that were live while some batches were waited for and trained.
 
-    To include every group that was generated while version `last` was trained, add η + 1: by then
-    all of those are in a batch. A group that cannot be read back raises JournalError.
+    For every group generated while version `last` was trained, pass `last` + η + 1: by then each of
+    them is in a batch. A group that cannot be read back raises JournalError.
     """
     from queues.schema import decode
 

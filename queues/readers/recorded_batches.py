@@ -1,15 +1,16 @@
 """The batches that a run has trained, read again from its ledger and journal."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from queues.errors import InputError, JournalError, QueueClosed
 from queues.protocols import BatchQueue
-from queues.readers.accounting import open_ledger, removed_segments
+from queues.readers.open_run import open_ledger
 from queues.records import Batch
 from queues.storage.journal import read_group
-from queues.storage.ledger_schema import JOURNAL_NAME
+from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments
 
 
 class RecordedBatches(BatchQueue):
@@ -24,7 +25,7 @@ class RecordedBatches(BatchQueue):
 
     async def take(self, version: int, timeout: float) -> Batch:
         """Return the batch that was trained at a version; QueueClosed if none is recorded."""
-        payloads = read_batch(self._directory, version)
+        payloads = await asyncio.to_thread(read_batch, self._directory, version)
         if not payloads:
             raise QueueClosed(f"take: no batch {version} is recorded")
         return Batch(version=version, payloads=payloads)
@@ -39,6 +40,10 @@ class RecordedBatches(BatchQueue):
     async def cursor(self) -> str | None:
         """Return None, since no prompt is issued."""
         return None
+
+    async def paused(self) -> str:
+        """Return the reason why a `take` is answered late: `BrokerClient` waits for it."""
+        return "the batch is read from the journal"
 
     async def acknowledged(self, after: int = -1) -> list[dict[str, Any]]:
         """Return statistics and `version` of the acknowledged batches later than `after`."""

@@ -111,7 +111,7 @@ def compare(fates: Iterable[Fate], *, tokens_masked: int = 0) -> BiasReport:
 
 
 def report_bias(database: Connection) -> BiasReport:
-    """Return the report on the run of an open ledger (`queues.readers.accounting.open_ledger`)."""
+    """Return the report on the run of an open ledger (`queues.readers.open_run.open_ledger`)."""
     rows = database.execute("SELECT statistics FROM batches WHERE acked_at IS NOT NULL")
     masked = sum(json.loads(text).get("tokens_too_old", 0) for (text,) in rows)
     return compare(_fates(database), tokens_masked=masked)

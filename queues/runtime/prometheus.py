@@ -21,16 +21,16 @@ class ProcessMetrics(Collector):
         return (metric for metric in self._collector.collect() if metric.name.endswith(PUBLISHED))
 
 
-def serve(collectors: Iterable[Collector], *, host: str, port: int = 0) -> int:
+def serve(collectors: Iterable[Collector], *, host: str) -> int:
     """Serve collectors, and `ProcessMetrics`, at `/metrics` until the process ends.
 
-    Collectors are called from another thread. Port 0 takes a free one; returns the port.
+    Collectors are called from another thread. Returns the port, a free one.
     """
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
     registry.register(ProcessMetrics())
-    server, _ = start_http_server(port, addr=host, registry=registry)
+    server, _ = start_http_server(0, addr=host, registry=registry)
     return int(server.server_port)
 
 

@@ -13,7 +13,7 @@ from queues.policy.admission import Bounds, Choice, choose_batch, fits, leases_a
 from queues.policy.dynamic_sampling import TieFilter, Verdict
 from queues.policy.prompt_retirement import Retirement
 from queues.policy.staleness_controller import StalenessController
-from queues.records import BatchRecord, Lease, Prompt, Purpose, PutStatus, Summary
+from queues.records import BatchRecord, Lease, Prompt, Purpose, PutStatus, Summary, rollouts_at_once
 from queues.state import groups as reasons
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import Acceptance, Group, Groups, Reissue, State
@@ -261,14 +261,15 @@ class BrokerState:
             return []
         return [x for x in self.groups.leased() if x.due is not None and x.due <= until]
 
-    def ack(self, record: BatchRecord) -> None:
-        """Record that the taken batch is trained."""
+    def ack(self, record: BatchRecord, *, now: float) -> None:
+        """Record that the taken batch is trained; patience with engines that lag begins."""
         if record.version != self.version or not self.taken:
             raise ProtocolError(f"ack: batch {record.version} is not taken, next is {self.version}")
         for group in self.taken:
             self.groups.move(group, State.TRAINED)
         self.taken = []
         self.version += 1
+        self.patience_ends = now + self.config.patience_seconds
         self.add_batch(record)
 
     def add_batch(self, record: BatchRecord) -> None:
@@ -305,7 +306,7 @@ class BrokerState:
 
     def _pop_train(self, capacity: int, version: int) -> list[Group]:
         """Remove from the queue the train groups that an engine of this version may lease."""
-        rollouts = self.spec.group_size + (1 if self.spec.greedy_baseline else 0)
+        rollouts = rollouts_at_once(self.spec.group_size, self.spec.greedy_baseline)
         wanted = min(capacity // rollouts, len(self.prompts))
         # Many engines ask in vain while the window is full, so this is decided first.
         if not wanted or self.groups.live >= self.bounds.window(self.version):

@@ -176,8 +176,10 @@ class Ledger:
         self._forget_partial(result.group_id)
         if accepted.state is State.SCORED:
             self._advance_evaluation(result.group_id)
-        self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
-        self._count(LET_THROUGH, accepted.let_through)
+        if accepted.state is State.DROPPED:
+            self._count(DROPPED_SINCE_TAKE, 1)
+        if accepted.let_through:
+            self._count(LET_THROUGH, 1)
         if accepted.retires is not None:
             self.execute("INSERT INTO retired VALUES (?, ?)", (accepted.retires, result.group_id))
 
@@ -323,12 +325,11 @@ class Ledger:
         )
 
     def _count(self, name: str, change: int) -> None:
-        if change:
-            self.execute(
-                "INSERT INTO counters VALUES (?, ?)"
-                " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-                (name, change),
-            )
+        self.execute(
+            "INSERT INTO counters VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            (name, change),
+        )
 
     def execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
         """Execute one statement."""

@@ -109,3 +109,9 @@ def check_schema_version(database: sqlite3.Connection, path: Path) -> None:
     version = row[0] if row else "none"
     if version != str(SCHEMA_VERSION):
         raise LedgerError(f"{path}: schema version {version}, this Headway reads {SCHEMA_VERSION}")
+
+
+def removed_segments(database: sqlite3.Connection) -> set[int]:
+    """Return the segments that `queues.broker.retention` removed."""
+    keys = [key for (key,) in database.execute("SELECT key FROM meta")]
+    return {int(x.removeprefix(REMOVED_SEGMENT)) for x in keys if x.startswith(REMOVED_SEGMENT)}

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from queues.records import Purpose
 from queues.state.groups import State, StateCounts
 
-KEPT_TABLES = ("kept_states", "kept_members")
 _STATES = "SELECT purpose, state, reason, count(*) FROM groups GROUP BY purpose, state, reason"
 _MEMBERS = "SELECT count(*) FROM batch_groups"
 _ENTER = (

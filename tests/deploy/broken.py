@@ -113,7 +113,7 @@ def existing_run(folder: Path) -> None:
 
 def run_going_on(folder: Path) -> None:
     """Make a run of the same name whose broker is alive."""
-    from queues.readers.accounting import LOCK_NAME
+    from queues.storage.ledger_schema import LOCK_NAME
 
     existing_run(folder)
     lock = (folder / "runs" / "bad" / LOCK_NAME).open("w")

@@ -39,7 +39,7 @@ from learner.learner import Learner
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.readers.accounting import newest_checkpoint
+from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.schema import decode

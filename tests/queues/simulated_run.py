@@ -212,7 +212,8 @@ class Run:
             self.state.ack(
                 BatchRecord(
                     version=self.state.version, acked_at=0.0, statistics=self.statistics[-1]
-                )
+                ),
+                now=self.now,
             )
             if self.changes_window:
                 window = self.chance.randint(0, self.state.bounds.max_staleness)
@@ -373,7 +374,7 @@ def make_state(
     return BrokerState(
         config=QueuesConfig(
             max_staleness=max_staleness, on_overdue=policy, window=most_live, max_attempts=2,
-            retry_seconds=0.5, filter_tied=True, max_filtered_batches=limit,
+            retry_seconds=0.5, filter_tied=True, max_filtered_batches=limit, patience_seconds=0.0,
         ),
         spec=RunSpec(
             groups_per_batch=size, group_size=GROUP_SIZE, steps=steps, greedy_baseline=baseline

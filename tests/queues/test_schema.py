@@ -135,27 +135,27 @@ def test_a_summary_counts_sampled_tokens_and_spans_their_versions() -> None:
         ({"loss_mask": [False] * 4}, "loss_mask: row 1 has 4 entries, must be 5"),
         ({"behavior_logprobs": [0.0] * 6}, "behavior_logprobs: row 1 has 6 entries, must be 5"),
         ({"versions": []}, "versions: row 1 has 0 entries, must be 5"),
-        ({"token_ids": [0, 1, 2, 3, -4]}, "token_ids: must not be negative"),
+        ({"token_ids": [0, 1, 2, 3, -4]}, "token_ids: row 1 is -4, must not be negative"),
         ({"token_ids": [0, 1, 2, 3, 2**31]}, "token_ids: not list"),
-        ({"token_ids": [0, 1, 2, 3, None]}, "token_ids: must not be null"),
-        ({"prompt_length": 0}, "prompt_length: must be from 1 to the length of token_ids"),
-        ({"prompt_length": 6}, "prompt_length: must be from 1 to the length of token_ids"),
-        ({"prompt_length": 4}, "loss_mask: must be false in the prompt"),
-        ({"behavior_logprobs": [0, 0, 0, -1, 0.01]}, "behavior_logprobs: must not exceed 0"),
-        ({"behavior_logprobs": [0, 0, 0, -1, float("nan")]}, "behavior_logprobs: must be finite"),
-        ({"behavior_logprobs": [-1, 0, 0, -1, -1]}, "behavior_logprobs: must be 0 where not"),
-        ({"versions": [-1, -1, -1, 0, -1]}, "versions: must not be negative where sampled"),
-        ({"versions": [-1, -1, 0, 0, 0]}, "versions: must be -1 where not sampled"),
-        ({"reward": float("inf")}, "reward: must be finite"),
-        ({"reward": None}, "reward: must not be null"),
-        ({"reward_parts": {"a": float("nan")}}, "reward_parts: must be finite"),
-        ({"reward_parts": {"a": None}}, "reward_parts: must not be null"),
-        ({"finish_reason": "bored"}, "finish_reason: .*'bored'.* must be of"),
-        ({"turns": 0}, "turns: must be at least 1"),
-        ({"sample_index": 0}, "sample_index: must differ within the group"),
-        ({"sample_index": -1}, "sample_index: must not be negative"),
+        ({"token_ids": [0, 1, 2, 3, None]}, "token_ids: row 1 is nan, must not be null"),
+        ({"prompt_length": 0}, "prompt_length: row 1 is 0, must be from 1 to"),
+        ({"prompt_length": 6}, "prompt_length: row 1 is 6, must be from 1 to"),
+        ({"prompt_length": 4}, r"loss_mask: row 1 is \[False .*\], must be false in the prompt"),
+        ({"behavior_logprobs": [0, 0, 0, -1, 0.01]}, "behavior_logprobs: row 1 is 0.01,"),
+        ({"behavior_logprobs": [0, 0, 0, -1, float("nan")]}, "behavior_logprobs: row 1 is nan,"),
+        ({"behavior_logprobs": [-1, 0, 0, -1, -1]}, "behavior_logprobs: row 1 is -1.0,"),
+        ({"versions": [-1, -1, -1, 0, -1]}, "versions: row 1 is -1, must not be negative where"),
+        ({"versions": [-1, -1, 0, 0, 0]}, "versions: row 1 is 0, must be -1 where not sampled"),
+        ({"reward": float("inf")}, "reward: row 1 is inf, must be finite"),
+        ({"reward": None}, "reward: row 1 is nan, must not be null"),
+        ({"reward_parts": {"a": float("nan")}}, "reward_parts: row 1 is .*nan.*, must be finite"),
+        ({"reward_parts": {"a": None}}, "reward_parts: row 1 is .*None.*, must not be null"),
+        ({"finish_reason": "bored"}, "finish_reason: row 1 is bored, must be of"),
+        ({"turns": 0}, "turns: row 1 is 0, must be at least 1"),
+        ({"sample_index": 0}, r"sample_index: \[0\] must be 2, all different"),
+        ({"sample_index": -1}, "sample_index: row 1 is -1, must be at least 0"),
         ({"created_at": datetime(2026, 1, 1)}, "created_at: .* has no time zone"),
-        ({"finished_at": BEGIN - timedelta(1)}, "finished_at: must not be before created_at"),
+        ({"finished_at": BEGIN - timedelta(1)}, "finished_at: row 1 is 2026-.*, must not be"),
         ({"metadata": {"a": object()}}, "metadata: not JSON"),
         ({"engine_id": 3}, "engine_id: not string"),
     ],
@@ -166,8 +166,15 @@ def test_a_rollout_out_of_range_is_refused(changes: dict[str, Any], message: str
         encode(make_group(rollouts=[make_rollout(0), wrong]))
 
 
+def test_an_invalid_value_among_several_groups_is_named_with_its_row_and_group() -> None:
+    good = encode(make_group(3))
+    for read in (decode_arrays, lambda payloads: decode(payloads[1])):
+        with pytest.raises(SchemaError, match=r"^metadata: row 1 is .* \(group g00000001\)$"):
+            read([good, rewritten("metadata")])
+
+
 def test_a_group_out_of_range_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"^attempt: must be at least 1"):
+    with pytest.raises(SchemaError, match=r"^attempt: row 0 is 0, must be at least 1"):
         encode(make_group(attempt=0))
     with pytest.raises(SchemaError, match=r"^rollouts: none"):
         encode(make_group(rollouts=[]))
@@ -209,8 +216,8 @@ def rewritten(change: str, metadata: dict[bytes, bytes] | None = None) -> bytes:
         (rewritten("drop"), "turns: column is missing"),
         (rewritten("retype"), "turns: found int64, must be int32"),
         (rewritten("add"), "mood: unknown"),
-        (rewritten("mix"), "group_id: must be one for the whole group"),
-        (rewritten("metadata"), r"metadata: must be a JSON object, found '\[\]'"),
+        (rewritten("mix"), r"group_id: \['g1', 'g2'\] must be one for the whole group"),
+        (rewritten("metadata"), r"metadata: row 1 is \[\], must be a JSON object \(group g0"),
         (rewritten("", {}), "headway.schema_version: found none, must be 1"),
         (rewritten("", {b"headway.schema_version": b"2"}), "headway.schema_version: found 2"),
     ],

@@ -78,7 +78,9 @@ def test_an_announcement_wakes_every_waiting_receiver(make) -> None:
     async def run() -> None:
         async with make(1.0, 3) as broadcaster:
             waiting = [asyncio.ensure_future(broadcaster.newest(-1, 20.0)) for _ in range(3)]
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # the calls begin in their order, so before the next
+            assert await broadcaster.reports(0) == []
+            assert not any(call.done() for call in waiting)
             await broadcaster.announce(manifest(2))
             assert [newest.version for newest in await asyncio.gather(*waiting)] == [2, 2, 2]
 
@@ -104,7 +106,7 @@ def test_a_permit_comes_back_with_the_report_of_its_holder(make) -> None:
             assert await broadcaster.acquire_swap("a", 5.0)
             assert not await broadcaster.acquire_swap("b", 0.02)
             waiting = asyncio.ensure_future(broadcaster.acquire_swap("b", 20.0))
-            await asyncio.sleep(0.05)
+            assert not await broadcaster.acquire_swap("c", 0.02)
             assert not waiting.done()
             await broadcaster.report(report("a", 1))
             assert await waiting

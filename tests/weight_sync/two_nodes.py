@@ -4,6 +4,7 @@ A program of its own: a process can be connected to one cluster only.
 """
 
 import json
+import os
 import sys
 import time
 from contextlib import suppress
@@ -41,9 +42,9 @@ class Engine:
     def sums(self) -> dict[str, float]:
         return {name: float(tensor.sum()) for name, tensor in self.staged.tensors()}
 
-    def pulled(self) -> int:
-        """Return the number of buckets that the downloader of this node has pulled."""
-        return ray.get(self.downloader().pulled.remote())
+    def memories(self) -> list[int]:
+        """Return the inode of each staged bucket: processes that share its memory have the same."""
+        return [os.stat(bucket.location).st_ino for bucket in self.staged.manifest.buckets]
 
     def kill_downloader(self) -> None:
         ray.kill(self.downloader())
@@ -86,11 +87,11 @@ def main() -> None:
 
     first = ray.get(learner.publish.remote(1))
     results["sums"] = ray.get([e.stage.remote(first) for e in [neighbour, *engines]])
-    results["pulled_by_two_engines"] = ray.get(engines[0].pulled.remote())
+    results["first_memories"] = ray.get([e.memories.remote() for e in engines])
 
     second = ray.get(learner.publish.remote(2))
     results["second"] = ray.get([e.stage.remote(second) for e in engines])
-    results["pulled_after_two_versions"] = ray.get(engines[1].pulled.remote())
+    results["second_memories"] = ray.get([e.memories.remote() for e in engines])
     results["superseded"] = ray.get(engines[0].stage.remote(first))
 
     broken = json.loads(second.to_json())

@@ -27,6 +27,7 @@ class StagedPublisher(BackgroundPublisher):
         transport: Stores the buckets; closed with the publisher.
         announce: Called in the background thread with each version whose bytes can all be read. A
             coroutine that it returns is run there, in an event loop of its own.
+        bucket_bytes: Size of a bucket; only a larger tensor makes a bucket exceed it.
         codec: "delta" offers a delta beside the whole version.
 
     For `timeout` and `wire_dtype` see `BackgroundPublisher`.

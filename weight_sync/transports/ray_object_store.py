@@ -114,7 +114,6 @@ class Downloader:
         self._version = -1
         self._fetched: dict[Bucket, SealedBucket] = {}
         self._uploader = _NodeActor(Uploader, timeout)
-        self._pulled = 0
 
     def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
         """Return the bucket with a location of this node, valid until a newer version is fetched.
@@ -134,16 +133,11 @@ class Downloader:
             self._fetched[bucket] = self._pull(bucket, location)
         return self._fetched[bucket].bucket
 
-    def pulled(self) -> int:
-        """Return the number of buckets that were copied from another node."""
-        return self._pulled
-
     def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
         (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
         with remote_errors(name, self._timeout, gone=StagingError, late=StagingError):
             content = ray.get(stored, timeout=self._timeout)
-        self._pulled += 1
         return seal_verified(bucket, content.nbytes, [Piece(0, memoryview(content))])
 
 

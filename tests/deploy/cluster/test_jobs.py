@@ -18,7 +18,7 @@ import pytest
 from deploy.cluster.jobs import Jobs, check, command_of, files_of, pack, resumption
 from deploy.config.loader import load_recipe, read_recipe
 from deploy.errors import InputError, RunFailed
-from queues.readers.accounting import newest_checkpoint
+from queues.readers.checkpoints import newest_checkpoint
 
 RECIPE = Path(__file__).parents[1] / "recipe.toml"
 ON_CLUSTER = [

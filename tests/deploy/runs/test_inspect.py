@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
-from queues.readers import accounting as accounts
+from queues.readers import open_run
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 ERROR = "RewardError: [red] is no number"
@@ -78,6 +78,6 @@ def test_a_ledger_is_opened_and_checked_once(
     asyncio.run(main())
     (tmp_path / "recipe.json").write_text("{}")
     checked: list[Path] = []
-    monkeypatch.setattr(accounts, "check", lambda _, path: checked.append(path))
+    monkeypatch.setattr(open_run, "check", lambda _, path: checked.append(path))
     assert json.loads(headway("inspect", tmp_path, "--json"))["queued"] == 1
     assert checked == [tmp_path / "ledger.sqlite"]

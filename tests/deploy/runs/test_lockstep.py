@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from queues.readers.accounting import open_ledger, read_accounting, read_batches
+from queues.readers.accounting import read_accounting, read_batches
+from queues.readers.open_run import open_ledger
 from tests.deploy.lockstep import GROUPS, STALENESS, STEPS, outcome, play
 
 CRASHES = 16

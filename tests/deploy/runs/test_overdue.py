@@ -2,7 +2,7 @@
 
 import pytest
 
-from queues.readers.accounting import open_ledger
+from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]

@@ -8,7 +8,7 @@ import pytest
 from tests.deploy.conftest import Headway
 
 from deploy.config.presets import preset_names
-from queues.readers.accounting import export_parquet
+from queues.readers.parquet import export_parquet
 from queues.records import BASELINE_REWARD
 
 pytestmark = [

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from deploy.cluster.cleanup import SHARED_MEMORY
-from queues.readers.accounting import open_ledger
+from queues.readers.open_run import open_ledger
 from queues.schema import decode
 from tests.deploy.conftest import FinishedRun
 from tests.deploy.processes import leaked_shared_memory, open_shared_memory, processes_of

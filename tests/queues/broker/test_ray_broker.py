@@ -60,9 +60,9 @@ def test_a_broker_that_does_not_answer_is_lost() -> None:
 
     @ray.remote
     class Mute:
-        """Answers late, its status too, and its cursor at once."""
+        """Answers late, also why, and its cursor at once."""
 
-        async def status(self) -> None:
+        async def paused(self) -> None:
             await asyncio.sleep(1.5)
 
         async def take(self, version: int, timeout: float) -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from queues.broker.broker import Broker
 from queues.errors import InputError, LedgerError, QueueClosed
-from queues.readers.accounting import export_parquet, is_open, read_accounting
+from queues.readers.accounting import read_accounting
+from queues.readers.open_run import is_open
+from queues.readers.parquet import export_parquet
 from queues.records import PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME

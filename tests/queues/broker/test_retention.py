@@ -10,7 +10,8 @@ import pytest
 from queues.broker import retention
 from queues.broker.retention import removable
 from queues.errors import JournalError
-from queues.readers.accounting import export_parquet, read_accounting, removed_groups
+from queues.readers.accounting import read_accounting
+from queues.readers.parquet import export_parquet, removed_groups
 from queues.records import PutStatus
 from queues.schema import encode
 from queues.storage.journal import Journal, segments

@@ -30,15 +30,13 @@ from hypothesis.stateful import (
 )
 
 from queues.errors import ProtocolError, QueueClosed, SchemaError
-from queues.readers.accounting import (
-    newest_checkpoint,
-    open_ledger,
-    read_accounting,
-    removed_segments,
-)
+from queues.readers.accounting import read_accounting
+from queues.readers.checkpoints import newest_checkpoint
+from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
 from queues.records import FinishReason, Lease, Prompt, PutStatus, RolloutGroup
 from queues.schema import encode
+from queues.storage.ledger_schema import removed_segments
 from queues.storage.state_counts import count_rows, kept_counts
 from tests.queues.conftest import answer, make_broker, make_rollout
 from tests.queues.model import Model, ModelGroup

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from queues.errors import InputError, QueueClosed
-from queues.readers.accounting import export_parquet
 from queues.readers.group_history import read_history
+from queues.readers.parquet import export_parquet
 from queues.records import Prompt, PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME

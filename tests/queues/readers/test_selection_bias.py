@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queues.policy.admission import OnOverdue
-from queues.readers.accounting import open_ledger
+from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import Distribution, Fate, compare, report_bias
 from tests.queues.broker.test_broker import WAIT, play
 from tests.queues.broker.test_overdue import straggle

@@ -31,7 +31,7 @@ def make_state(
     state = BrokerState(
         config=QueuesConfig(
             max_staleness=max_staleness, on_overdue=policy, max_attempts=max_attempts,
-            retry_seconds=retry_seconds,
+            retry_seconds=retry_seconds, patience_seconds=0.0,
         ),
         spec=RunSpec(groups_per_batch=groups_per_batch, group_size=2, steps=steps),
     )  # fmt: skip
@@ -132,7 +132,8 @@ def test_every_group_is_in_one_state_whatever_happens(
             issued += len(state.pass_over())
             lags += [state.version - group.start_version for group in state.taken]
         elif move == 5 and state.taken:
-            state.ack(BatchRecord(version=state.version, acked_at=0.0, statistics={}))
+            record = BatchRecord(version=state.version, acked_at=0.0, statistics={})
+            state.ack(record, now=0.0)
         check(state, issued)
     late = sum(lag > max_staleness for lag in lags)
     assert late == state.late

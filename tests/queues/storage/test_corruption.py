@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from queues.errors import JournalError, LedgerError
-from queues.readers.accounting import account, open_ledger, read_accounting
+from queues.readers.accounting import account, read_accounting
+from queues.readers.open_run import open_ledger
 from queues.storage.journal import read_group
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from tests.queues.conftest import answer, frames, make_broker, make_prompts

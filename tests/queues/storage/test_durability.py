@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from queues.errors import AccountingError, InputError, LedgerError
-from queues.readers.accounting import Accounting, export_parquet, newest_checkpoint, read_accounting
+from queues.readers.accounting import Accounting, read_accounting
+from queues.readers.checkpoints import newest_checkpoint
+from queues.readers.parquet import export_parquet
 from queues.records import PutStatus
 from queues.state.broker_state import BrokerState
 from queues.state.groups import State

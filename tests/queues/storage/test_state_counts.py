@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from queues.readers.accounting import open_ledger
+from queues.readers.open_run import open_ledger
 from queues.state.groups import Group
 from queues.storage.ledger import Ledger, dump_prompt
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
-from queues.storage.state_counts import KEPT_TABLES, count_rows, kept_counts
+from queues.storage.state_counts import count_rows, kept_counts
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 BATCH = 4
@@ -116,7 +116,7 @@ def test_a_ledger_whose_counts_are_not_those_of_its_rows_is_counted_anew(
             for (name,) in triggers:
                 database.execute(f"DROP TRIGGER {name}")
             database.execute("DROP INDEX batches_in_training")
-            for table in KEPT_TABLES:
+            for table in ("kept_states", "kept_members"):
                 database.execute(f"DROP TABLE {table}")
     Ledger(tmp_path, synchronous="normal").close()
     with open_ledger(tmp_path) as database:

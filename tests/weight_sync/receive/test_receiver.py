@@ -256,10 +256,11 @@ def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
 ) -> None:
     manifest = published(0)
     before = len(os.listdir("/proc/self/fd"))
-    opens = threading.Event()
+    begun, opens = threading.Event(), threading.Event()
 
     class Slow:
         def open(self, bucket):
+            begun.set()
             opens.wait(30)
             return transport.open(bucket)
 
@@ -268,8 +269,8 @@ def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
             engine, Slow(), manifest, timeout=0.05 if left_by == "deadline" else 30
         )
         task = asyncio.create_task(update)
-        await asyncio.sleep(0.02)
         if left_by == "cancellation":
+            assert await asyncio.to_thread(begun.wait, 30)
             task.cancel()
         [outcome] = await asyncio.gather(task, return_exceptions=True)
         opens.set()
@@ -362,13 +363,22 @@ def test_the_loop_sends_a_version_again_until_it_is_loaded(engine, transport, pu
 
 def test_a_newer_version_replaces_one_that_waits_for_a_permit(engine, transport, published) -> None:
     async def run():
-        broadcaster = Broadcaster(1.0, 1)
+        asked = asyncio.Event()
+
+        class Watched(Broadcaster):
+            async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
+                asked.set()
+                return await super().acquire_swap(engine_id, timeout)
+
+        broadcaster = Watched(1.0, 1)
         receiver = Receiver("e0", engine, broadcaster, transport)
         assert await broadcaster.acquire_swap("other", 0.0)
+        asked.clear()
         old = published(1)
         await broadcaster.announce(old)
         waiting = asyncio.create_task(receiver.update(old))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            await asked.wait()
         await broadcaster.announce(replace(old, version=2))
         assert await waiting is None
         assert engine.events == []

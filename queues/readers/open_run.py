@@ -1,0 +1,56 @@
+"""The ledger of a run, opened for reading, and the test for a living broker.
+
+The run may be running. Every function of `queues.readers` that takes a run's folder raises
+InputError if it holds no run, and LedgerError if its ledger cannot be read.
+"""
+
+import fcntl
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from queues.errors import InputError, LedgerError
+from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, check_schema_version
+from queues.storage.row_checksums import check
+
+
+def is_open(run_directory: Path) -> bool:
+    """Return True if a living broker holds the run; False if there is no broker or no folder.
+
+    The lock is taken for an instant: a broker that opens the run at that moment is refused.
+    """
+    path = run_directory / LOCK_NAME
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be tried: {error}") from error
+    return False
+
+
+@contextmanager
+def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
+    """Open a ledger read-only, as it is at one moment.
+
+    `verify` compares the rows with their checksums first (`queues.storage.row_checksums`).
+    """
+    path = run_directory / FILE_NAME
+    if not path.is_file():
+        raise InputError(f"{run_directory}: no {FILE_NAME} here, so it is not the folder of a run")
+    try:
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            check_schema_version(database, path)
+            database.execute("BEGIN")
+            if verify:
+                check(database, path)
+            yield database
+        finally:
+            database.close()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error

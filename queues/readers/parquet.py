@@ -1,0 +1,46 @@
+"""The journaled rollouts of a run as a Parquet file."""
+
+from pathlib import Path
+
+from queues.errors import InputError
+from queues.readers.open_run import open_ledger
+from queues.runtime.atomic_file import atomic_file
+from queues.schema import write_parquet
+from queues.storage.journal import read_group
+from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments
+
+
+def removed_groups(run_directory: Path) -> int:
+    """Return the number of accepted groups whose rollouts `queues.broker.retention` removed."""
+    with open_ledger(run_directory) as database:
+        removed = removed_segments(database)
+        counts = database.execute("SELECT segment, count(*) FROM results GROUP BY segment")
+        return sum(count for segment, count in counts if segment in removed)
+
+
+def export_parquet(run_directory: Path, file: Path) -> int:
+    """Write every journaled rollout of a run to Parquet; return the number of rows.
+
+    Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
+    Removed rollouts are left out; `removed_groups` counts them. Raises InputError if the file
+    exists or cannot be written, and JournalError if a group cannot be read back.
+    """
+    if file.exists():
+        raise InputError(f"{file} exists; name a file that does not")
+    journal = run_directory / JOURNAL_NAME
+    with open_ledger(run_directory) as database:
+        removed = removed_segments(database)
+        rows = database.execute(
+            "SELECT segment, offset, state, trained_version FROM results"
+            " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
+        )
+        groups = (
+            (read_group(journal, segment, offset), state, trained_version)
+            for segment, offset, state, trained_version in rows
+            if segment not in removed
+        )
+        try:
+            with atomic_file(file) as opened:
+                return write_parquet(groups, opened)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error}") from error

@@ -1,0 +1,74 @@
+"""Recorded batches behind the broker's client, as `headway replay` serves them to several ranks."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from queues.errors import QueueClosed
+from queues.ray_broker import BrokerClient
+from queues.readers.recorded_batches import RecordedBatches
+from queues.schema import decode
+from queues.storage.ledger_schema import FILE_NAME
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+WAIT = 10.0
+
+
+class InProcess:
+    """A handle that calls an object of this process, as a handle of Ray calls an actor."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self._target, name))
+
+
+async def record_a_batch(directory: Path) -> None:
+    broker = make_broker(directory)
+    await broker.issue(make_prompts(2), cursor="2")
+    await broker.serving("a", 0)
+    for lease in await broker.lease("a", 4, WAIT):
+        await broker.put("a", answer(lease))
+    await broker.take(0, WAIT)
+    await broker.ack(0, {})
+    await broker.close()
+
+
+def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> None:
+    async def main() -> None:
+        await record_a_batch(tmp_path)
+        client = BrokerClient(InProcess(RecordedBatches(tmp_path)))
+        batch = await client.take(0, WAIT)
+        assert [decode(x).group_id for x in batch.payloads] == ["g00000001", "g00000002"]
+        with pytest.raises(QueueClosed, match="no batch 1 is recorded"):
+            await client.take(1, WAIT)
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    class Asked(RecordedBatches):
+        """Ends the other's lock on the ledger once the client has asked why it has to wait."""
+
+        async def paused(self) -> str:
+            writer.rollback()
+            return await super().paused()
+
+    async def main() -> None:
+        batches = Asked(tmp_path)
+        batch = await BrokerClient(InProcess(batches), answer_seconds=0.05).take(0, 0.0)
+        assert len(batch.payloads) == 2
+
+    asyncio.run(record_a_batch(tmp_path))
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = DELETE")  # in WAL mode readers wait for nobody
+        writer.execute("BEGIN EXCLUSIVE")
+        asyncio.run(main())
