@@ -1,6 +1,5 @@
 """Imports, checks and calls functions and classes that users name in a recipe."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 
 from actors.errors import InputError
 from queues.runtime.daemon_thread import run_in_daemon_thread
+from queues.runtime.nearest_name import nearest
 
 
 def load_dotted(path: str, *, setting: str) -> Any:
@@ -22,11 +22,9 @@ def load_dotted(path: str, *, setting: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
-        close = difflib.get_close_matches(attribute, public, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(
             f"{setting} = {path!r}: {module_name} has no {attribute!r}, only "
-            f"{', '.join(public) or 'nothing'}{hint}"
+            f"{', '.join(public) or 'nothing'}{nearest(attribute, public)}"
         ) from None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from deploy.cluster.ray_cluster import cluster
+from deploy.cluster.ray_cluster import cluster, status_command
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
@@ -42,6 +42,7 @@ def run(
     try:
         console.say("starting Ray")
         with cluster(config, directory.logs):
+            console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             try:
                 asyncio.run(Run(context).run())
             finally:

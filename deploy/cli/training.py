@@ -27,6 +27,7 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
     terminal = Terminal()
     terminal.say(f"{config.name}: {CHECKING}")
     with deferred():
+        from deploy import session  # noqa: F401  (here, so that the folder is held once it is made)
         from deploy.preflight.inputs import load_inputs
         from deploy.storage.run_directory import RunDirectory
     inputs = load_inputs(config)

@@ -116,6 +116,18 @@ def _check_nodes(config: RunConfig) -> None:
         )
 
 
+def status_command(address: str) -> str:
+    """Return the shell command that shows nodes and load of the connected cluster.
+
+    A cluster of this machine listens at 127.0.0.1, which Ray would replace by the machine's own
+    address, and asks for its token.
+    """
+    command = f"ray status --address {ray.get_runtime_context().gcs_address}"
+    if address != "local":
+        return command
+    return f"RAY_AUTH_MODE=token {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR}=0 {command}"
+
+
 def alive_nodes() -> list[Node]:
     """Return the nodes of the cluster that are alive."""
     return [

@@ -31,6 +31,7 @@ class RunConfig(BaseModel):
     """The algorithm under a name; it fills in what the recipe does not say. `headway presets` lists
     them."""
     seed: int = Field(default=0, ge=0, le=10**8)
+    """Seed of prompts, sampling, warm starts and the order of everything random."""
     steps: int = Field(ge=1)
     """Batches to train, which is also the number of published versions after the initial one."""
     model: ModelConfig

@@ -3,11 +3,14 @@
 import os
 import socket
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.environments.registry import load_environment
+from actors.errors import InputError as ActorsInputError
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
@@ -60,20 +63,9 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     check_model(path)
     actors, prompts = config.actors, config.prompts
     scored_by = actors.heldout_reward or actors.reward
-    for names in (actors.reward, scored_by):
-        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
-    load_environment(
-        actors.environment, actors.environment_options, code_execution=actors.code_execution
-    )
+    load_scoring(config)
     evaluations, problems = load_heldout(config)
-    own = config.heldout is not None and config.heldout.source is None
-    all_prompts = load_source(
-        prompts.source,
-        options=prompts.source_options,
-        seed=config.seed,
-        split="train",
-        heldout_size=len(problems) if own else 0,
-    )
+    all_prompts = load_training_source(config, problems)
     source: PromptSource = without_heldout(
         all_prompts, frozenset(problem.text for problem in problems)
     )
@@ -113,6 +105,60 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     _check_objective(config)
     check_fit(path, actors, sample)
     return Inputs(path, source, problems, evaluations, reward_models)
+
+
+def load_scoring(config: RunConfig) -> None:
+    """Import rewards and environment; raise InputError if one, or an option, is wrong."""
+    actors = config.actors
+    for names in (actors.reward, actors.heldout_reward or actors.reward):
+        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
+    load_environment(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
+
+
+def load_training_source(config: RunConfig, problems: list[Prompt]) -> PromptSource:
+    """Build the source of training prompts, which leaves out the held-out `problems` if its own."""
+    prompts = config.prompts
+    own = config.heldout is not None and config.heldout.source is None
+    with _settings_named("prompts", prompts.source):
+        return load_source(
+            prompts.source,
+            options=prompts.source_options,
+            seed=config.seed,
+            split="train",
+            heldout_size=len(problems) if own else 0,
+        )
+
+
+@contextmanager
+def _settings_named(section: str, source: str) -> Iterator[None]:
+    """Name the section of a source in its errors."""
+    try:
+        yield
+    except (ActorsInputError, SourceFailed) as error:
+        if str(error).startswith("prompts.source"):
+            raise
+        raise InputError(f"{section}.source = {source!r}: {error}") from error
+
+
+def check_code(config: RunConfig) -> None:
+    """Check what a recipe names and no model is needed for: `headway validate --strict`.
+
+    Rewards, environment, sources and objective are imported, and their options are checked.
+
+    Raises:
+        InputError: One of them cannot be imported, or does not take its options.
+    """
+    load_scoring(config)
+    _, problems = load_heldout(config)
+    source = load_training_source(config, problems)
+    actors = config.actors
+    check_scorable(actors.heldout_reward or actors.reward, problems)
+    with _settings_named("prompts", config.prompts.source):
+        first = source.next(config.prompts.groups_per_batch)
+    check_scorable(actors.reward, first)
+    _check_objective(config)
 
 
 def _check_machine(config: RunConfig) -> None:
@@ -195,12 +241,14 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
         return [], []
     planned = plan(section, steps=config.steps, temperature=config.actors.temperature)
     size = max(evaluation.size for evaluation in planned)
-    source_name, options = section.source, section.source_options
+    source_name, options, owner = section.source, section.source_options, "heldout"
     if source_name is None:
-        source_name, options = config.prompts.source, options or config.prompts.source_options
-    source = load_source(
-        source_name, options=options, seed=config.seed, split="heldout", heldout_size=size
-    )
+        source_name, owner = config.prompts.source, "prompts"
+        options = options or config.prompts.source_options
+    with _settings_named(owner, source_name):
+        source = load_source(
+            source_name, options=options, seed=config.seed, split="heldout", heldout_size=size
+        )
     try:
         problems = without_heldout(source, frozenset()).next(size)
     except SourceFailed as error:

@@ -33,6 +33,10 @@ LOCK_SECONDS = 0.05
 """Wait between two attempts."""
 
 
+class RunMissing(InputError):
+    """There is no run of a name."""
+
+
 class RunDirectory:
     """Paths of a run, and the small files that the driver writes."""
 
@@ -105,18 +109,18 @@ class RunDirectory:
         """Find an existing run by its folder or by its name in `runs_dir`.
 
         Raises:
-            InputError: There is no such run.
+            RunMissing: There is no such run.
         """
         for path in (Path(run), runs_dir / run):
             if cls(path.absolute()).recipe_file.exists():
                 return cls(path.absolute())
         names = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
         known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
-        raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
+        raise RunMissing(f"no run {run!r}: neither a run folder nor a name ({known})")
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
-        if not self._rests():
+        if not self.rests():
             raise self._going_on()
 
     @contextmanager
@@ -172,9 +176,9 @@ class RunDirectory:
             written = str(json.loads(self.summary_file.read_text())["status"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
-        return "killed" if written == "running" and self._rests() else written
+        return "killed" if written == "running" and self.rests() else written
 
-    def _rests(self) -> bool:
+    def rests(self) -> bool:
         """Return True if no process works on the run."""
         try:
             with self._lock.open() as file:

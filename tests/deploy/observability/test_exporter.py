@@ -8,19 +8,24 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import yaml
+from prometheus_client import CollectorRegistry
 
 from deploy.config.loader import load_recipe
 from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
-from deploy.observability.exporter import Exporter, check_address
+from deploy.observability.exporter import DEFAULT_PORT, Exporter, check_address
 from deploy.observability.waits import Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
 
+MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
 FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
 
 
@@ -170,6 +175,26 @@ def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is
     others.clear()
     exporter.write()
     assert not file.exists()
+
+
+def test_the_shipped_configuration_of_prometheus_looks_where_a_run_is_by_default():
+    shipped = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    [discovery] = shipped["scrape_configs"][0]["http_sd_configs"]
+    deploy = load_recipe("demo").deploy
+    assert deploy.metrics_port is None
+    assert discovery["url"] == f"http://{deploy.metrics_host}:{DEFAULT_PORT}/targets"
+
+
+def test_a_second_run_takes_a_free_port(tmp_path):
+    def opened():
+        return Exporter(load_recipe("demo"), tmp_path, CollectorRegistry(), list, node="")
+
+    with ExitStack() as stack:
+        exporters = [opened(), opened()]
+        for made in exporters:
+            stack.callback(made.close)
+        ports = [int(made.address.rpartition(":")[2]) for made in exporters]
+    assert ports[1] not in (ports[0], DEFAULT_PORT)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):

@@ -1,6 +1,7 @@
 """Whole runs from the command line: what they leave behind, and how they end."""
 
 import json
+import re
 import signal
 import sqlite3
 import time
@@ -30,6 +31,18 @@ def test_a_run_ends_with_a_table_and_a_picture(finished):
     assert "small: done" in finished.output
     assert "report.html" in finished.output
     assert (finished.folder / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_run_prints_how_ray_can_be_looked_at(finished):
+    [line] = [line for line in finished.output.splitlines() if "ray status" in line]
+    assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip())
+
+
+def test_top_shows_the_figures_of_a_run_that_has_ended(headway, finished):
+    result = headway.call("top", "small")
+    assert result.returncode == 0, result.stderr
+    assert "small: done" in result.stdout
+    assert "6 of 6" in result.stdout
 
 
 def test_every_batch_is_recorded_in_order_with_its_times(finished):
