@@ -287,7 +287,7 @@ def call(arguments, folder):
     for name in ("empty", "folder", "corrupt"):
         (folder / name).mkdir(exist_ok=True)
     for name in ("folder", "corrupt"):
-        (folder / name / "recipe.json").write_text("{}")
+        (folder / name / "recipe.toml").write_text("")
     (folder / "corrupt" / "ledger.sqlite").write_text("no database")
     return call_main(arguments, folder)
 

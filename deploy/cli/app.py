@@ -111,9 +111,17 @@ def cancel(job: Job, address: Address) -> None:
 
 
 @app.command()
-def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
-    """Check a recipe and print it with every default filled in."""
-    typer.echo(load(recipe, overrides).model_dump_json(indent=2))
+def validate(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Check a recipe and print it as TOML with every default filled in."""
+    config = load(recipe, overrides)
+    from deploy.config.recipe_text import recipe_text
+
+    typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
 
 
 @app.command()
