@@ -43,8 +43,9 @@ def run(
     status = "failed"
     try:
         console.say("starting Ray")
-        with cluster(config, directory.logs):
-            begin_session(directory, config, environment(), version=record.version)
+        with cluster(config, directory.logs) as ray_logs:
+            about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
+            begin_session(directory, config, about, version=record.version)
             try:
                 asyncio.run(Run(context).run())
             finally:

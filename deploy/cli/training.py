@@ -84,10 +84,11 @@ def _train(
     with deferred():
         from deploy import session
         from deploy.report.tables import show
+        from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
     try:
-        with directory.held():
+        with directory.held(), log_to(directory.logs / "driver.log"):
             shared = config.weight_sync.folder
             if config.weight_sync.transport == "filesystem" and shared is not None:
                 claim(Path(shared), str(directory.path))
