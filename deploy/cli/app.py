@@ -18,6 +18,7 @@ from rich.console import Console
 
 from deploy.cli.bench import BENCHMARKS, start
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
+from deploy.cli.runs import logs, ls, rollouts
 from deploy.cli.shadowing import check_not_shadowed
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted, exit_code_of
@@ -50,7 +51,7 @@ def version(
         raise typer.Exit
 
 
-for command in (run, resume, sft, reward_model):
+for command in (run, resume, sft, reward_model, ls, logs, rollouts):
     app.command()(command)
 
 

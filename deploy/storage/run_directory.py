@@ -109,9 +109,14 @@ class RunDirectory:
         for path in (Path(run), runs_dir / run):
             if cls(path.absolute()).recipe_file.exists():
                 return cls(path.absolute())
-        names = sorted(p.parent.name for p in runs_dir.glob("*/recipe.toml"))
+        names = sorted(directory.path.name for directory in cls.all(runs_dir))
         known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
         raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
+
+    @classmethod
+    def all(cls, runs_dir: Path) -> list["RunDirectory"]:
+        """Return every run in a folder; without it, none."""
+        return [cls(file.parent.absolute()) for file in runs_dir.glob("[!.]*/recipe.toml")]
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
