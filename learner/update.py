@@ -104,6 +104,7 @@ class Updater:
         total.add(measure(*map(torch.cat, zip(*compared, strict=True))))
         if trains_policy:
             work.grad_norms.append(self._engine.step())
+            work.learning_rate = self._engine.learning_rate
         if self._critic is not None:
             work.critic_grad_norms.append(self._critic.step())
 

@@ -229,6 +229,7 @@ def learner_metrics():
         "lag_histogram": {"0": 1},
         "group_lag_histogram": {"0": 1},
         "fractions": {"capped": 0.5},
+        "reward_parts": {"task": 0.5},
     }
     metrics.observe(TrainedBatch.from_dict(row))
     return exposed(metrics)
