@@ -1,6 +1,6 @@
 """Differences between two recipes, and those of them that a run can go on with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from deploy.config.recipe_text import toml_value
@@ -43,12 +43,17 @@ class Change(NamedTuple):
 
 def changes(before: Any, after: Any) -> list[Change]:
     """Return the settings that differ between two recipes, given as JSON values, by name."""
-    old, new = dict(_settings(before)), dict(_settings(after))
-    return [
-        Change(name, old.get(name, "none"), new.get(name, "none"))
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    return [Change(name, *values) for name, values in differing([before, after]).items()]
+
+
+def differing(recipes: Sequence[Any]) -> dict[str, list[str]]:
+    """Return the settings that are not the same in all recipes, with the value in each as TOML."""
+    settings = [dict(_settings(recipe)) for recipe in recipes]
+    values = {
+        name: [known.get(name, "none") for known in settings]
+        for name in sorted(set().union(*settings))
+    }
+    return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
 def _settings(section: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -1,11 +1,16 @@
 """Rollouts of trained batches as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from queues.records import Payload, Rollout
 from queues.schema import decode
+
+FILE = "samples.jsonl"
+"""File of a run with a few samples of each batch, which outlive rollouts that are not kept."""
+LONGEST = 4000
+"""Characters that are kept of a prompt and of a response in that file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +64,38 @@ def _sample(rollout: Rollout, prompt_id: str, version: int, tokenizer: Any) -> S
     )
 
 
+def best_and_worst(found: Sequence[Sample]) -> list[Sample]:
+    """Return the sample of the highest and that of the lowest reward, shortened."""
+    ordered = sorted(found, key=lambda sample: sample.reward, reverse=True)
+    return [
+        replace(one, prompt=_shortened(one.prompt), response=_shortened(one.response))
+        for one in [*ordered[:1], *ordered[1:][-1:]]
+    ]
+
+
+def _shortened(text: str) -> str:
+    """Leave out the middle of a text that is longer than LONGEST."""
+    left_out = len(text) - LONGEST
+    if left_out <= 0:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]} […{left_out} characters…] {text[-half:]}"
+
+
 def heading(sample: Sample) -> str:
-    """Describe a sample in one line, without its text."""
+    """Describe a sample in one line, without its text; control characters are escaped."""
     parts = ", ".join(f"{name} {value:g}" for name, value in sample.reward_parts.items())
     reward = f"reward {sample.reward:g}" + (f" ({parts})" if len(sample.reward_parts) > 1 else "")
-    return (
+    line = (
         f"version {sample.version} · {sample.prompt_id} #{sample.sample_index} · {reward} · "
         f"{sample.tokens} tokens · {sample.finish_reason} · lag {sample.lag}"
     )
+    return printable(line).replace("\n", "\\n")
+
+
+def text_of(sample: Sample) -> str:
+    """Return prompt and response of a sample, with control characters escaped."""
+    return printable(f"{sample.prompt}\n──▶\n{sample.response}")
 
 
 def printable(text: str) -> str:

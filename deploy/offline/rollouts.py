@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from actors.engines.model_folder import load_tokenizer
 from deploy.errors import InputError
+from deploy.observability.samples import Sample, heading, samples, text_of
 from deploy.preflight.models import model_path
-from deploy.report.samples import Sample, heading, printable, samples
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import newest_checkpoint
@@ -40,4 +40,4 @@ def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
 def show_samples(found: list[Sample], say: Callable[[str], None]) -> None:
     """Print samples with their prompts; control characters are escaped."""
     for sample in found:
-        say(printable(f"── {heading(sample)}\n{sample.prompt}\n──▶\n{sample.response}\n"))
+        say(f"── {heading(sample)}\n{text_of(sample)}\n")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from deploy.report.samples import printable
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import call_main
 
@@ -54,10 +53,6 @@ def test_a_log_is_chosen_by_the_process_and_an_unknown_one_names_those_that_are(
     refused = call_main(["logs", "mine", "actor-1"], tmp_path)
     assert refused.returncode == 2
     assert "no output of 'actor-1'; there is actor-0, driver" in refused.stderr
-
-
-def test_what_acts_on_a_terminal_is_escaped():
-    assert printable("a\x1b[2J\r\u202eb\nη") == "a\\x1b[2J\\r\\u202eb\nη"
 
 
 @pytest.mark.ray
