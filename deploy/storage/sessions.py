@@ -19,7 +19,7 @@ def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
 ) -> None:
     """Record that a session begins at a version, in an environment (`provenance.environment`)."""
-    row = {"version": version, **environment, "recipe": _settings(config)}
+    row = {"version": version, **environment, "recipe": settings(config)}
     directory.rewrite(FILE, [*directory.rows(FILE), row])
 
 
@@ -30,7 +30,7 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
         InputError: The run cannot go on with a change; names each, and what can be changed.
     """
     sessions = directory.rows(FILE)
-    found = changes(sessions[-1]["recipe"], _settings(config)) if sessions else []
+    found = changes(sessions[-1]["recipe"], settings(config)) if sessions else []
     refused = [str(change) for change in found if not change.applied]
     if sessions and config.steps < (before := sessions[-1]["recipe"]["steps"]):
         refused.append(
@@ -58,6 +58,6 @@ def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
     return RunConfig.model_validate_json(json.dumps({**recipe, "deploy": deploy}), strict=True)
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings of a recipe but `deploy.runs_dir`, since a run may be moved."""
     return config.with_model_names().model_dump(mode="json", exclude={"deploy": {"runs_dir"}})
