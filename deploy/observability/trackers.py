@@ -25,6 +25,8 @@ AXIS = "policy_version"
 """Name of the version among W&B's figures."""
 NOT_MLFLOW = re.compile(r"[^\w\-./ :]")
 """Characters that MLflow does not take in the name of a figure, such as that in `pass@4`."""
+PARAMETERS = 100
+"""Most parameters that MLflow takes at once."""
 PARAMETER_CHARACTERS = 500
 """Longest value of a parameter that every store of MLflow takes."""
 
@@ -91,10 +93,11 @@ def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
 def mlflow(config: RunConfig, folder: Path) -> Tracker:
     """Write a run of MLflow at MLFLOW_TRACKING_URI, or below `mlflow/` in the run's folder.
 
-    A resumed run keeps its id. The recipe's settings are its parameters.
+    A resumed run keeps its id. Its parameters, which MLflow lets nobody change, are the settings
+    that it was started with.
     """
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Param
 
     address = os.environ.get("MLFLOW_TRACKING_URI")
     if address is None:
@@ -106,12 +109,14 @@ def mlflow(config: RunConfig, folder: Path) -> Tracker:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headway")
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name)
-        id_file.write_text(client.create_run(experiment, run_name=config.name).info.run_id)
+        run = client.create_run(experiment, run_name=config.name).info.run_id
+        recipe = differing([config.model_dump(mode="json"), {}])
+        params = [Param(key, value[:PARAMETER_CHARACTERS]) for key, (value, _) in recipe.items()]
+        for begin in range(0, len(params), PARAMETERS):
+            client.log_batch(run, params=params[begin : begin + PARAMETERS])
+        id_file.write_text(run)
     run = id_file.read_text()
     client.update_run(run, status="RUNNING")
-    recipe = differing([config.model_dump(mode="json"), {}])
-    for name, (value, _) in recipe.items():
-        client.log_param(run, name, value[:PARAMETER_CHARACTERS], synchronous=False)
 
     def log(version: int, figures: Mapping[str, float]) -> None:
         now = int(1000 * time.time())

@@ -126,6 +126,10 @@ class FakeMlflow:
         )
 
 
+def is_parameters(event):
+    return event[0] == "log_batch" and len(event[2][0]) == 2
+
+
 def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
     entities = SimpleNamespace(
         Metric=lambda key, value, at, step: (key, value, step), Param=lambda *pair: pair
@@ -142,7 +146,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
         tracker.scores(4, {"pass@4": 0.75})
         tracker.samples([SAMPLE])
         tracker.close()
-    events = [event for event in FakeMlflow.events if event[0] != "log_param"]
+    events = [event for event in FakeMlflow.events if not is_parameters(event)]
     address = ("address", (tmp_path / "mlflow").as_uri())
     session = [
         ("update_run", "abc", "RUNNING"),
@@ -152,8 +156,11 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
         ("set_terminated", "abc"),
     ]
     assert events == [address, ("run", "7", "demo"), *session, address, *session]
-    params = {event[2]: event[3] for event in FakeMlflow.events if event[0] == "log_param"}
-    assert params["learner.learning_rate"] == "0.0003"
+    batches = [event[2] for event in FakeMlflow.events if is_parameters(event)]
+    assert max(map(len, batches)) <= 100
+    params = [pair for batch in batches for pair in batch]
+    assert len(dict(params)) == len(params)
+    assert dict(params)["learner.learning_rate"] == "0.0003"
 
 
 def test_numbers_are_told_from_the_rest():
