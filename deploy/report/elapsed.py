@@ -9,12 +9,14 @@ from learner.diagnostics.batch_report import TrainedBatch
 def version_seconds(batches: Sequence[TrainedBatch]) -> dict[int, float]:
     """Return when each version was made, in seconds since the learner first waited for a batch.
 
-    The time from the last step of a session to the first wait of the next does not count.
+    The time from the last step of a session to the first wait of the next does not count. A batch
+    whose record is missing counts with the next one.
     """
-    seconds = {batches[0].version: 0.0} if batches else {}
+    seconds: dict[int, float] = {}
     passed, before = 0.0, None
     for batch in batches:
         times = batch.times
+        seconds.setdefault(batch.version, passed)
         begun = times.wait_started_at
         if before is not None and before.session_started_at == times.session_started_at:
             begun = before.step_finished_at

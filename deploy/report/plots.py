@@ -121,7 +121,10 @@ def waiting(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
 def _mark_resumptions(axes: "Axes", run: PlottedRun, colour: str) -> None:
     """Draw a dotted line wherever a later session of the run began."""
     resumed, seconds = resumptions(run.record.batches), version_seconds(run.record.batches)
-    marks = {VERSIONS: resumed, SECONDS: [seconds[version] for version in resumed]}
+    marks: Mapping[str, Sequence[float]] = {
+        VERSIONS: resumed,
+        SECONDS: [seconds[version] for version in resumed],
+    }
     for mark in marks.get(axes.get_xlabel(), ()):
         axes.axvline(mark, color=colour, lw=1, ls=(0, (1, 3)))
 

@@ -127,6 +127,13 @@ def test_reward_is_shown_over_the_seconds_in_which_the_run_trained():
     assert resumed[1] == [7.5, 7.5]
 
 
+def test_a_batch_whose_record_was_dropped_leaves_a_gap():
+    run = shown(batches=4)
+    del run.record.batches[1]
+    training, *_ = lines("Reward over time", run)
+    assert training == ("training", [0.0, 3.5, 11.5], [0.0, 0.5, 0.75])
+
+
 def test_a_resumption_is_marked_where_versions_or_seconds_are_and_nowhere_else():
     run = shown(batches=4)
     run.record.batches[2:] = [batch(n, session=2.0) for n in (2, 3)]
