@@ -11,6 +11,7 @@ from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
+from deploy.preflight.provenance import environment
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
@@ -19,6 +20,7 @@ from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
+from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 
@@ -41,8 +43,10 @@ def run(
     status = "failed"
     try:
         console.say("starting Ray")
-        with cluster(config, directory.logs):
+        with cluster(config, directory.logs) as ray_logs:
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
+            about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
+            begin_session(directory, config, about, version=record.version)
             try:
                 asyncio.run(Run(context).run())
             finally:

@@ -182,7 +182,7 @@ def finished(directory: RunDirectory, config: RunConfig) -> bool:
     """
     if not directory.summary_file.exists():
         return False
-    if directory.config() != config:
+    if directory.config() != config.with_model_names():
         raise InputError(
             f"{directory.path} was made from another recipe, checkout or warm start; name another "
             "--out"

@@ -28,6 +28,7 @@ from deploy.cli.options import (
     complete_runs,
     load,
 )
+from deploy.cli.runs import logs, ls, rollouts
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
@@ -61,7 +62,7 @@ def version(
         raise typer.Exit
 
 
-for command in (init, run, resume, sft, reward_model):
+for command in (init, run, resume, sft, reward_model, ls, logs, rollouts):
     app.command(cls=Command)(command)
 
 
@@ -129,14 +130,17 @@ def validate(
     strict: Annotated[
         bool, typer.Option("--strict", help="Import rewards and sources; check their options.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Check a recipe and print it with every default filled in."""
+    """Check a recipe and print it as TOML with every default filled in."""
     config = load(recipe, overrides)
     if strict:
         from deploy.preflight.inputs import check_code
 
         check_code(config)
-    typer.echo(config.model_dump_json(indent=2))
+    from deploy.config.recipe_text import recipe_text
+
+    typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
 
 
 @app.command(cls=Command)

@@ -166,6 +166,20 @@ class RunConfig(BaseModel):
         window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
         return self.queues.model_copy(update={"window": window})
 
+    def with_model_names(self) -> "RunConfig":
+        """Return the recipe with the names of its warm start and of its reward models filled in.
+
+        Without these, their folders depend on the name of the run.
+        """
+        sections = {"sft": self.sft, "reward_model": self.reward_model}
+        return self.model_copy(
+            update={
+                key: section.model_copy(update={"name": section.name or self.name})
+                for key, section in sections.items()
+                if section is not None
+            }
+        )
+
     @property
     def warm_start(self) -> Path:
         """Folder of the model that `headway sft` makes from this recipe."""

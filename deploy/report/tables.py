@@ -1,5 +1,6 @@
 """Tables that commands end with: the figures of a run, its accounts, and selection bias."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import Accounting, FailedPrompt
 from queues.readers.selection_bias import BiasReport
@@ -23,6 +25,35 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     console.print(table)
     console.print(f"report: {directory.page}", soft_wrap=True)
     console.print(f"figures: {directory.summary_file}", soft_wrap=True)
+
+
+def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:
+    """Print a line for each run, by the time of its last summary, the newest first."""
+    table = Table("run", "status", "steps", "held-out", "minutes", "last summary", box=None)
+    rows = sorted(map(_row_of_run, runs), reverse=True)
+    for _, cells in rows:
+        table.add_row(*map(escape, cells))
+    console.print(table if rows else "no runs")
+
+
+def _row_of_run(run: RunDirectory) -> tuple[float, list[str]]:
+    """Return the time of a run's last change, and its cells."""
+    name = run.path.name
+    try:
+        status = run.status()
+        if status is None:
+            return run.recipe_file.stat().st_mtime, [name, "no batch yet", "", "", "", ""]
+        summary, written = run.summary(), run.summary_file.stat().st_mtime
+        scores = [row["score"] for row in summary["heldout"]]
+        cells = [
+            f"{summary['version']} of {summary['steps']}",
+            _number(scores[-1], ".3f") if scores else "–",
+            f"{summary['seconds'] / 60:.1f}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(written)),
+        ]
+    except (InputError, KeyError, TypeError):
+        return run.summary_file.stat().st_mtime, [name, "damaged", "", "", "", ""]
+    return written, [name, status, *cells]
 
 
 def figures(summary: dict[str, Any]) -> dict[str, str]:

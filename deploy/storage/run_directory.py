@@ -1,11 +1,11 @@
 """The folder of one run, `runs/<name>/`, and the files in it.
 
-recipe.json       the resolved recipe          metrics.jsonl   trained batches
+recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
 journal/          accepted rollouts            restarts.jsonl  restarts of actors
 checkpoints/      v000060/ …                   waits.jsonl     overdue waits
-summary.json      figures of the run
-logs/             output of every process      report.html     the same as a page of plots
+summary.json      figures of the run           sessions.jsonl  recipe, program, machine
+logs/             output of every process      report.html     the figures as a page of plots
 """
 
 import fcntl
@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from deploy.config.messages import explain
+from deploy.config.loader import load_recipe
+from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.readers.accounting import read_accounting
@@ -42,7 +41,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.recipe_file = path / "recipe.json"
+        self.recipe_file = path / "recipe.toml"
         self.ledger = path / "ledger.sqlite"
         """The broker's database, which `queues.readers` reads."""
         self.checkpoints = path / "checkpoints"
@@ -80,7 +79,7 @@ class RunDirectory:
             shutil.rmtree(partial.path, ignore_errors=True)
             for folder in (partial.path, partial.checkpoints, partial.logs):
                 folder.mkdir(parents=True)
-            partial.recipe_file.write_text(config.model_dump_json(indent=2))
+            partial.recipe_file.write_text(recipe_text(config.with_model_names()))
             if replace and self.path.exists():
                 shutil.rmtree(self._replaced, ignore_errors=True)
                 self.path.rename(self._replaced)
@@ -114,9 +113,14 @@ class RunDirectory:
         for path in (Path(run), runs_dir / run):
             if cls(path.absolute()).recipe_file.exists():
                 return cls(path.absolute())
-        names = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
+        names = sorted(directory.path.name for directory in cls.all(runs_dir))
         known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
         raise RunMissing(f"no run {run!r}: neither a run folder nor a name ({known})")
+
+    @classmethod
+    def all(cls, runs_dir: Path) -> list["RunDirectory"]:
+        """Return every run in a folder; without it, none."""
+        return [cls(file.parent.absolute()) for file in runs_dir.glob("[!.]*/recipe.toml")]
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
@@ -147,20 +151,12 @@ class RunDirectory:
         )
 
     def config(self) -> RunConfig:
-        """Return the recipe that the run was started with, with the present `runs_dir`.
+        """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
 
         Raises:
-            InputError: The file is damaged, or of a version of Headway with other settings.
+            InputError: The file cannot be read or is not valid, as `load_recipe`.
         """
-        try:
-            config = RunConfig.model_validate_json(self.recipe_file.read_text())
-        except ValidationError as error:
-            problems = "\n".join(explain(error, RunConfig))
-            raise InputError(
-                f"{self.recipe_file} is damaged, or of another version of Headway:\n{problems}"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.recipe_file} cannot be read: {error}") from None
+        config = load_recipe(str(self.recipe_file))
         here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
         return config.model_copy(update={"deploy": here})
 
@@ -172,11 +168,21 @@ class RunDirectory:
         """
         if not self.summary_file.exists():
             return None
+        written = str(self.summary()["status"])
+        return "killed" if written == "running" and self.rests() else written
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary, which has at least a status.
+
+        Raises:
+            InputError: The file is damaged.
+        """
         try:
-            written = str(json.loads(self.summary_file.read_text())["status"])
+            summary: dict[str, Any] = json.loads(self.summary_file.read_text())
+            _ = summary["status"]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
-        return "killed" if written == "running" and self.rests() else written
+        return summary
 
     def rests(self) -> bool:
         """Return True if no process works on the run."""

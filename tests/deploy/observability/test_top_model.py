@@ -243,7 +243,7 @@ class Fixed:
 
 @pytest.fixture
 def exporter(tmp_path):
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     recipe = load_recipe("demo", ["name=mine"])
     made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
     made.write()
@@ -267,7 +267,7 @@ def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path):
 
 
 def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
     with pytest.raises(InputError, match=r"its status is done.*headway report"):
         RunClient(str(tmp_path), tmp_path)

@@ -28,7 +28,7 @@ def test_accounts_failed_prompts_and_rollouts_are_shown_of_a_run(
 ) -> None:
     run, parquet = tmp_path / "run", tmp_path / "rollouts.parquet"
     run.mkdir()
-    (run / "recipe.json").write_text("{}")
+    (run / "recipe.toml").write_text("")
 
     def look(folder: Path) -> None:
         accounts = json.loads(headway("inspect", folder, "--json"))
@@ -76,7 +76,7 @@ def test_a_ledger_is_opened_and_checked_once(
         await broker.close()
 
     asyncio.run(main())
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     checked: list[Path] = []
     monkeypatch.setattr(open_run, "check", lambda _, path: checked.append(path))
     assert json.loads(headway("inspect", tmp_path, "--json"))["queued"] == 1

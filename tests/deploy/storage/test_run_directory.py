@@ -26,7 +26,7 @@ def config(tmp_path):
 
 def test_the_stored_recipe_is_the_resolved_one(config):
     stored = create(config, replace=False)
-    assert stored.config() == config
+    assert stored.config() == config.with_model_names()
     assert [p.name for p in stored.path.parent.iterdir()] == ["first"]
 
 

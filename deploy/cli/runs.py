@@ -1,0 +1,74 @@
+"""The commands that show runs: `ls`, `logs` and `rollouts`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.cli.options import RunName, RunsDir
+
+
+class Order(StrEnum):
+    """Figures that rollouts can be sorted by."""
+
+    REWARD = "reward"
+    LENGTH = "length"
+
+
+def ls(runs_dir: RunsDir = Path("runs")) -> None:
+    """List the runs of a folder, the newest first."""
+    from deploy.report.tables import show_runs
+    from deploy.storage.run_directory import RunDirectory
+
+    show_runs(RunDirectory.all(runs_dir), Console(highlight=False))
+
+
+def logs(
+    run: RunName,
+    process: Annotated[
+        str | None, typer.Argument(help="Its name, such as driver or actor-0; default: list them.")
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    lines: Annotated[int, typer.Option(min=1, help="Newest lines of each file.")] = 200,
+) -> None:
+    """Print the output of a process of a run, live or ended, or list what there is."""
+    from deploy.cluster.worker_logs import logs_of, newest_lines
+    from deploy.errors import InputError
+    from deploy.storage.run_directory import RunDirectory
+
+    files = logs_of(RunDirectory.open(run, runs_dir))
+    if process is None:
+        for name, file in files:
+            typer.echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
+        return
+    chosen = [(name, file) for name, file in files if process in (name, Path(name).stem)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(Path(name).stem for name, _ in files)) or "none yet"
+        raise InputError(f"run {run!r} has no output of {process!r}; there is {names}")
+    for name, file in chosen:
+        typer.echo(f"== {name}: {file}")
+        typer.echo(newest_lines(file, lines))
+
+
+def rollouts(
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    version: Annotated[
+        int | None, typer.Option(help="Version that they were trained at; default: the newest.")
+    ] = None,
+    sort: Annotated[Order | None, typer.Option(help="Show the highest first.")] = None,
+    lowest: Annotated[bool, typer.Option("--lowest", help="Show the lowest first.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="Rollouts to print.")] = 3,
+) -> None:
+    """Print rollouts of a trained batch with prompts, rewards and lag, as text."""
+    from deploy.offline.rollouts import ORDERS, read_samples, show_samples
+    from deploy.storage.run_directory import RunDirectory
+
+    found = read_samples(RunDirectory.open(run, runs_dir), version)
+    if sort is not None:
+        found.sort(key=ORDERS[sort], reverse=not lowest)
+    show_samples(found[:count], typer.echo)

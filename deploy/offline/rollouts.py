@@ -1,0 +1,43 @@
+"""`headway rollouts`: prints some rollouts of a trained batch."""
+
+from collections.abc import Callable
+
+from actors.engines.model_folder import load_tokenizer
+from deploy.errors import InputError
+from deploy.observability.samples import Sample, heading, samples, text_of
+from deploy.preflight.models import model_path
+from deploy.storage.run_directory import RunDirectory
+from queues.readers.accounting import read_batches
+from queues.readers.checkpoints import newest_checkpoint
+from queues.readers.recorded_batches import read_batch
+
+ORDERS: dict[str, Callable[[Sample], float]] = {
+    "reward": lambda sample: sample.reward,
+    "length": lambda sample: sample.tokens,
+}
+"""Figures that samples are sorted by."""
+
+
+def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
+    """Return the rollouts of the batch that was trained at a version; None: the newest.
+
+    Raises:
+        InputError: No such batch is recorded, or its rollouts or the tokenizer are gone.
+    """
+    trained = [row["version"] for row in read_batches(directory.path)]
+    if not trained:
+        raise InputError(f"{directory.path} has trained no batch yet")
+    version = trained[-1] if version is None else version
+    if version not in trained:
+        raise InputError(
+            f"--version {version}: no batch was trained at it; there are 0 to {trained[-1]}"
+        )
+    saved = newest_checkpoint(directory.path)
+    tokenizer = load_tokenizer(str(saved[1]) if saved else model_path(directory.config()))
+    return [*samples(read_batch(directory.path, version), version, tokenizer)]
+
+
+def show_samples(found: list[Sample], say: Callable[[str], None]) -> None:
+    """Print samples with their prompts; control characters are escaped."""
+    for sample in found:
+        say(f"── {heading(sample)}\n{text_of(sample)}\n")
