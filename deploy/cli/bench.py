@@ -1,4 +1,7 @@
-"""`headway bench NAME`: starts a benchmark of the checkout that contains this package."""
+"""`headway bench NAME`: starts a benchmark from the folder that contains this package.
+
+That is a checkout with all of them, or an installation with those about whole training runs.
+"""
 
 import os
 import sys
@@ -32,14 +35,14 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
 
     Raises:
-        InputError: There is no such benchmark, or no checkout.
+        InputError: There is no such benchmark, or it is not installed.
     """
     if name not in BENCHMARKS:
         raise InputError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
     path = BENCHMARKS[name].replace(".", "/")
     if not (root / "benchmarks" / f"{path}.py").exists():
         raise InputError(
-            f"{root} has no benchmarks/{path}.py: benchmarks come with a checkout of the "
+            f"{root} has no benchmarks/{path}.py: this benchmark comes with a checkout of the "
             "repository, not with the installed package"
         )
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
