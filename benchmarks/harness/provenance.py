@@ -64,7 +64,9 @@ def store(record: Mapping[str, Any], file: Path) -> None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return git's output; None without git or a repository."""
+    """Return git's output; None without git, or where this is no checkout of its own."""
+    if not (ROOT / ".git").exists():
+        return None
     return _output_of("git", "-C", str(ROOT), *arguments)
 
 

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.checkpoint_scores import measure_variants, read_scores
+from benchmarks.harness.cores import all_cores
 from benchmarks.harness.study import (
     Options,
     Record,
@@ -28,7 +29,6 @@ from benchmarks.harness.study import (
 from benchmarks.harness.training_runs import (
     SCORED,
     Variant,
-    all_cores,
     conditions,
     make_base,
     vary,

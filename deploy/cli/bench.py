@@ -1,4 +1,7 @@
-"""`headway bench NAME`: starts a benchmark of the checkout that contains this package."""
+"""`headway bench NAME`: starts a benchmark from the folder that contains this package.
+
+That is a checkout with all of them, or an installation with those about whole training runs.
+"""
 
 import ast
 import os
@@ -58,7 +61,7 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
 
     Raises:
-        InputError: There is no such benchmark, or no checkout.
+        InputError: There is no such benchmark, or it is not installed.
     """
     if name not in BENCHMARKS:
         from queues.runtime.nearest_name import nearest
@@ -70,7 +73,7 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     file = _file(root, BENCHMARKS[name])
     if not file.exists():
         raise InputError(
-            f"{root} has no {file.relative_to(root)}: benchmarks come with a checkout of the "
+            f"{root} has no {file.relative_to(root)}: this benchmark comes with a checkout of the "
             "repository, not with the installed package"
         )
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]

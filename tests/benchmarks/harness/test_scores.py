@@ -1,11 +1,20 @@
 """Scores of checkpoints: what is evaluated, and what is kept when an evaluation fails."""
 
+import argparse
 import asyncio
 import json
 
 import pytest
 
-from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
+from benchmarks.harness.checkpoint_scores import (
+    INITIAL,
+    SCORED,
+    SCORES,
+    measure_variants,
+    read_scores,
+    write_scores,
+)
+from benchmarks.harness.training_runs import Variant
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
@@ -65,6 +74,20 @@ def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(s
         {0: 0.0, 5: 0.1, 10: 0.2},
         {0: 0.0, 5: 0.3, 10: 0.4},
     ]
+    assert len((runs[0].parent / SCORED).read_text().splitlines()) == 5, "progress, a line for each"
+
+
+def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
+    config, _, runs = stage
+    base = config.model_copy(update={"model": config.model.model_copy(update={"path": "model"})})
+    variants = [[Variant("0", seed, base, worker=("benchmarks.missing",))] for seed in (0, 1)]
+    given = {"recipe": "demo", "settings": [], "problems": 8, "target": 0.5, "out": runs[0].parent}
+    options = argparse.Namespace(base=base, variants=variants, **given)
+    with pytest.raises(RunFailed, match="no variant came to its end"):
+        list(measure_variants(options, lambda variant, target: {}))
+    printed = capsys.readouterr().out
+    assert "1/2  seed 0" in printed
+    assert "2/2" not in printed
 
 
 @pytest.mark.parametrize(
