@@ -1,11 +1,13 @@
 """A session of a run: from its start or resumption to its end, whether good, bad or interrupted."""
 
 import asyncio
+import os
 import time
 from typing import Any
 
 import psutil
 
+from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
@@ -36,6 +38,7 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     record = restore(config, directory, now=psutil.Process().create_time())
+    config = learner_on_cores(config, os.sched_getaffinity(0))
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl)
     status = "failed"
