@@ -80,7 +80,9 @@ async def collect(context: RunContext, broker: "BrokerClient", trackers: Tracker
         for planned, result in results:
             record.add_score(planned, result, now=time.time())
         scores = record.newest_scores()
-        trackers.scores(version, {kind: score.value for kind, score in scores.items()})
+        figures = {kind: score.value for kind, score in scores.items()}
+        failed = {f"{kind}/failed": float(score.failed) for kind, score in scores.items()}
+        trackers.scores(version, figures | failed)
         context.console.say(f"held-out at version {version}: {show_scores(scores)}")
         if any(result.failed for _, result in results):
             latest = (await broker.status()).last_error

@@ -121,7 +121,7 @@ def test_a_score_is_shown_and_measured_with_its_failures_and_the_latest_of_them(
     shown = output(context)
     assert "held-out at version 0: greedy 1.000 (1 of 10, 9 failed)\n" in shown
     assert "reward: raised KeyError('[x]')\n  File task.py, line 3\n" in shown
-    assert logged == [(0, {"greedy": 1.0})]
+    assert logged == [(0, {"greedy": 1.0, "greedy/failed": 9.0})]
     registry = CollectorRegistry()
     registry.register(RunMetrics(context.record, tmp_path, list))
     assert registry.get_sample_value("headway_heldout_failed", {"kind": "greedy"}) == 9
