@@ -1,7 +1,6 @@
 """A session of a run: from its start or resumption to its end, whether good, bad or interrupted."""
 
 import asyncio
-import os
 import time
 from typing import Any
 
@@ -23,6 +22,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime.cpu_affinity import usable_cores
 
 
 def run(
@@ -38,7 +38,7 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     record = restore(config, directory, now=psutil.Process().create_time())
-    config = learner_on_cores(config, os.sched_getaffinity(0))
+    config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl)
     status = "failed"

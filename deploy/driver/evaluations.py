@@ -85,5 +85,5 @@ async def collect(context: RunContext, broker: "BrokerClient", trackers: Tracker
         trackers.scores(version, figures | failed)
         context.console.say(f"held-out at version {version}: {show_scores(scores)}")
         if any(result.failed for _, result in results):
-            latest = (await broker.status()).last_error
+            latest = (await broker.status(after=record.version)).last_error
             context.console.say(escape(f"the latest failed attempt: {latest}"))

@@ -107,7 +107,7 @@ class Scored:
             highest_version=0, tokens=10, seconds=1.0,
         )  # fmt: skip
 
-    async def status(self):
+    async def status(self, after):
         return SimpleNamespace(last_error="reward: raised KeyError('[x]')\n  File task.py, line 3")
 
 
