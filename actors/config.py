@@ -143,7 +143,8 @@ class ActorsConfig(Options):
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Type that the engine computes in; `auto` takes that of the model folder, float32 included."""
+    """Type that the engine computes in; `auto` takes that of the model folder, float32 included.
+    Where neither this key nor learner.dtype is given, a learner on GPUs makes it bfloat16."""
     float32_head: bool = False
     """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
     does in the learner; ScaleRL wants both."""

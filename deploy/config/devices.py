@@ -1,4 +1,4 @@
-"""The GPUs of this machine, for recipes that say nothing of GPUs."""
+"""Settings by device: GPUs for recipes that say nothing of them, and what GPUs compute in."""
 
 import os
 from importlib.metadata import PackageNotFoundError, distribution
@@ -44,5 +44,23 @@ def with_gpus(config: RunConfig, available: int) -> RunConfig:
         update={
             "learner": learner.model_copy(update={"gpus": shares[0]}),
             "actors": actors.model_copy(update={"gpus": shares[1]}),
+        }
+    )
+
+
+def with_dtype(config: RunConfig) -> RunConfig:
+    """Fill in bfloat16 for a learner on GPUs and its engines, where a recipe names no dtype.
+
+    It is returned as it is with `[model.tiny]`, whose weights are float32, and with
+    `learner.zero_stage` = 0, which trains in float32 alone.
+    """
+    actors, learner = config.actors, config.learner
+    named = "dtype" in actors.model_fields_set | learner.model_fields_set
+    if named or not learner.gpus or not learner.zero_stage or config.model.tiny is not None:
+        return config
+    return config.model_copy(
+        update={
+            "learner": learner.model_copy(update={"dtype": "bfloat16"}),
+            "actors": actors.model_copy(update={"dtype": "bfloat16"}),
         }
     )

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from deploy.config import devices
-from deploy.config.devices import visible_gpus, with_gpus
+from deploy.config.devices import visible_gpus, with_dtype, with_gpus
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.inputs import check_gpus
@@ -49,6 +49,22 @@ def test_the_gpus_that_a_run_took_are_in_its_recipe():
     stored = type(config).model_validate_json(json.dumps(config.model_dump(mode="json")))
     assert with_gpus(stored, 8).actors.gpus == 0.5
     assert stored.actors.gpu_memory_share == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"learner": {"gpus": 1}}, ("bfloat16", "bfloat16")),
+        ({}, ("float32", "auto")),
+        ({"learner": {"gpus": 1, "dtype": "float32"}}, ("float32", "auto")),
+        ({"learner": {"gpus": 1}, "actors": {"dtype": "float32"}}, ("float32", "float32")),
+        ({"learner": {"gpus": 1, "zero_stage": 0}}, ("float32", "auto")),
+        ({"learner": {"gpus": 1}, "model": {"tiny": {"characters": "ab"}}}, ("float32", "auto")),
+    ],
+)
+def test_gpus_compute_in_bfloat16_unless_the_recipe_names_a_dtype(settings, expected):
+    config = with_dtype(recipe(**settings))
+    assert (config.learner.dtype, config.actors.dtype) == expected
 
 
 @pytest.fixture
