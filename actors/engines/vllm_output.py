@@ -118,5 +118,5 @@ def memory_problem(text: str, *, cpu: bool) -> tuple[str, bool] | None:
 
 def cause_in(text: str) -> str | None:
     """Return the first error whose traceback a process printed, on one line; None without any."""
-    found = CAUSE.search(text)
-    return found.group(1).strip() if found else None
+    match = CAUSE.search(text)
+    return match.group(1).strip() if match else None
