@@ -85,7 +85,7 @@ def memory_problem(text: str, *, cpu: bool) -> tuple[str, bool] | None:
         ), True
     if "No available memory for the cache blocks" in text:
         return (
-            "the model leaves no memory for the KV cache; raise "
+            "there is no memory for the KV cache of one block of tokens; raise "
             f"{cache}, or take a smaller actors.dtype or model"
         ), True
     if match := re.search(rf"\({GIB}/{GIB} GiB\) on kv cache allocation.*?\({GIB}", text):

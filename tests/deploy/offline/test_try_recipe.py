@@ -134,7 +134,7 @@ def test_a_recipe_without_memory_settings_is_played_and_vllm_is_not_heard(headwa
     ("gib", "message"),
     [
         ("100000", "the KV cache of an engine takes 100000.0 GiB, and "),
-        ("0.00001", "one rollout of actors.max_model_len = 256 tokens needs "),
+        ("0.00005", "one rollout of actors.max_model_len = 256 tokens needs "),
     ],
 )
 def test_memory_that_does_not_suffice_is_one_message_in_keys_of_the_recipe(headway, gib, message):
