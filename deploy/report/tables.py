@@ -134,13 +134,13 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
         error = escape(prompt.error.partition("\n")[0])
         table.add_row(prompt.prompt_id, str(prompt.attempts), prompt.reason, error)
     console.print(table)
+    if len(failed) > SHOWN:
+        console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
     places = Counter(prompt.error.partition("\n")[2] for prompt in failed)
     places.pop("", None)
     for where, count in places.most_common(PLACES):
         text = f"{count} of {len(failed)} were raised at\n{where}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if len(failed) > SHOWN:
-        console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
 
 
 def show_bias(report: BiasReport, console: Console) -> None:
