@@ -1,23 +1,46 @@
 """Imports, checks and calls functions and classes that users name in a recipe."""
 
+import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.nearest_name import nearest
 
+_ROOT = Path(__file__).parents[1]
+CALLERS = (
+    f"{_ROOT / 'actors'}/", f"{_ROOT / 'queues'}/", importlib.__file__, "<frozen importlib",
+)  # fmt: skip
+"""Beginnings of the file names of the code that calls user code."""
+
+
+def where_raised(error: BaseException) -> str:
+    """Return the traceback of an error from the first line of user code on, on lines of its own.
+
+    It is empty where no such code is in it, as for an error of a module that cannot be read.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(CALLERS):
+        frames.pop(0)
+    if not frames and error.__cause__ is not None:
+        return where_raised(error.__cause__)
+    return "\n" + "".join(traceback.format_list(frames)).rstrip() if frames else ""
+
 
 def load_dotted(path: str, *, setting: str) -> Any:
     """Import an attribute "module:name"; raise InputError, which names `setting`, if that fails."""
     module_name, _, attribute = path.partition(":")
     try:
-        module = import_module(module_name)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{setting} = {path!r}: cannot import {module_name}: {error!r}") from error
+        raise InputError(
+            f"{setting} = {path!r}: cannot import {module_name}: {error!r}{where_raised(error)}"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:

@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 
+from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster, status_command
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
@@ -23,6 +24,7 @@ from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime.cpu_affinity import usable_cores
 
 
 def run(
@@ -38,6 +40,7 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     record = restore(config, directory, now=psutil.Process().create_time())
+    config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl)
     status = "failed"

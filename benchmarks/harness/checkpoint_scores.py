@@ -32,6 +32,7 @@ from benchmarks.harness.training_runs import (
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.runtime.console import Terminal
+from deploy.storage.run_record import Score
 from queues.errors import QueuesError
 from queues.records import Prompt
 
@@ -141,7 +142,24 @@ def read_scores(run: Path) -> dict[int, float]:
     """Return the scores of a run by version, with that of the initial model as version 0."""
     initial = json.loads((run.parent / INITIAL).read_text())
     scores = json.loads((run / SCORES).read_text())
-    return {0: initial, **{int(version): score for version, score in scores.items()}}
+    return {0: initial["score"], **{int(version): row["score"] for version, row in scores.items()}}
+
+
+def last_failed(run: Path) -> Record:
+    """Return how many rollouts the last score is a mean of, and how many failed."""
+    scores = json.loads((run / SCORES).read_text())
+    last = scores[max(scores, key=int)]
+    return {"scored": last["scored"], "failed": last["failed"]}
+
+
+def failures(runs: Sequence[Record]) -> list[str]:
+    """Return a line for each run whose last score leaves out rollouts that failed."""
+    scores = {
+        f"{run['name']}, seed {run['seed']}": Score.of(run | run["heldout"])
+        for run in runs
+        if "heldout" in run
+    }
+    return [f"held-out score, {name}: {score}" for name, score in scores.items() if score.failed]
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
@@ -176,12 +194,12 @@ async def write_scores(
         raise RunFailed(f"the recipe {config.name} has no [heldout] to score by")
     final_size = config.heldout.final_size or config.heldout.size
 
-    async def score(version: int, model: Path, size: int) -> float:
+    async def score(version: int, model: Path, size: int) -> Record:
         try:
             async with asyncio.timeout(seconds):
                 result = await _score(fleet.broker, version, inputs.problems[:size])
             with (config.deploy.runs_dir / SCORED).open("a") as scored:
-                scored.write(f"{model} {result:.4f}\n")
+                scored.write(f"{model} {Score.of(result)}\n")
             return result
         except TimeoutError:
             reason = f"{size} problems took longer than {seconds:g} s"
@@ -194,18 +212,18 @@ async def write_scores(
         initial.write_text(json.dumps(await score(0, start, config.heldout.size)))
     published = 0
     for run in runs:
-        scores = {}
+        scores: dict[int, Record] = {}
         for version, path in (folders := checkpoints(run)):
             published += 1
             await fleet.publish(published, path)
             size = final_size if path == folders[-1][1] else config.heldout.size
             scores[version] = await score(published, path, size)
-            print(f"{run.name} v{version}: {scores[version]:.4f}", flush=True)
+            print(f"{run.name} v{version}: {Score.of(scores[version])}", flush=True)
         (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
-async def _score(broker: "BrokerClient", version: int, problems: Sequence[Prompt]) -> float:
-    """Return the greedy score of a published version."""
+async def _score(broker: "BrokerClient", version: int, problems: Sequence[Prompt]) -> Record:
+    """Return the greedy score of a published version, and the counts of what it is the mean of."""
     name = f"greedy@{version}"
     await broker.evaluate(name, problems, temperature=0.0, min_version=version)
     while (result := await broker.evaluation(name, timeout=10.0)) is None:
@@ -217,7 +235,8 @@ async def _score(broker: "BrokerClient", version: int, problems: Sequence[Prompt
             f"scored by versions {result.lowest_version} to {result.highest_version}, "
             f"and not by {version} alone"
         )
-    return result.score
+    scored = result.count - result.failed
+    return {"score": result.score, "scored": scored, "failed": result.failed}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import measure_variants, read_scores
+from benchmarks.harness.checkpoint_scores import last_failed, measure_variants, read_scores
 from benchmarks.harness.cores import describe_devices
 from benchmarks.harness.study import Options, Record, Study, known_names, option, whole_numbers
 from benchmarks.harness.training_runs import SCORED, Variant, make_base, vary
@@ -144,6 +144,7 @@ def read_variant(variant: Variant, target: float) -> Record:
         **off_policyness(rows),
         "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
         **learning(scores, target),
+        "heldout": last_failed(directory.path),
     }
 
 

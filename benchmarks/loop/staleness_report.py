@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.harness.checkpoint_scores import failures
 from benchmarks.harness.plots import plot_medians, plot_tradeoff, save_picture, tradeoffs
 from benchmarks.harness.study import text_table
 from benchmarks.harness.training_runs import conditions
@@ -130,6 +131,7 @@ def table(document: Mapping[str, Any]) -> str:
             parts.append(
                 f"held-out score, {what}{name} less η = 0: {difference['mean']:+.3f}{shown}"
             )
+    parts += failures(document["arms"])
     if not any(run["name"] == SYNCHRONOUS for run in document["arms"]):
         parts.append("scores are not compared with η = 0, which was not among the bounds")
     parts.append(

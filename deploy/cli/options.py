@@ -75,11 +75,12 @@ RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":
-    """Load a recipe; imports late, so that `headway --help` is quick.
+    """Load a recipe, completed for this machine; imports late, so that `headway --help` is quick.
 
     Raises:
         InputError: The recipe cannot be read or is not valid.
     """
+    from deploy.config.devices import visible_gpus, with_dtype, with_gpus
     from deploy.config.loader import load_recipe
 
-    return load_recipe(recipe, overrides)
+    return with_dtype(with_gpus(load_recipe(recipe, overrides), visible_gpus()))

@@ -1,14 +1,36 @@
-"""Plans the CPU cores that each engine is bound to. Pure.
+"""Plans the CPU cores that the learner and each engine are bound to. Pure.
 
 vLLM by itself would bind every engine to the first cores that it sees, the learner's included.
 Engines with GPUs or with several workers are left to vLLM.
 """
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 
 from actors.config import ActorsConfig
+from deploy.config.run_config import RunConfig
 from queues.runtime.cpu_affinity import parse_cores
+
+
+def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
+    """Return a recipe that names no cores with `learner.cores` filled in; engines get the others.
+
+    A learner without GPUs takes the last half of the `available` cores of this machine, less what
+    the actors reserve of it, and as many threads.
+    """
+    actors, learner, cores = config.actors, config.learner, sorted(set(available))
+    named = (actors.cores, learner.cores, learner.threads) != (None, None, None)
+    on_gpu = actors.gpus > 0 or learner.gpus > 0
+    if named or on_gpu or actors.engine != "vllm" or config.deploy.ray_address != "local":
+        return config
+    reserved = math.ceil(actors.count * actors.cpus)
+    count = min(len(cores) // 2, len(cores) - reserved)
+    count -= count % learner.ranks
+    if count < 1:
+        return config
+    text = ",".join(map(str, cores[-count:]))
+    return config.model_copy(update={"learner": learner.model_copy(update={"cores": text})})
 
 
 def actors_on_cores(

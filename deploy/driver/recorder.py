@@ -6,7 +6,7 @@ A run goes wrong if too many groups fail for good, or if a token older than the 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, best_and_worst, samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
-from deploy.storage.run_record import Record
+from deploy.storage.run_record import Record, Score
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
 from queues.readers.recorded_batches import read_batch
@@ -177,14 +177,14 @@ def describe(batch: TrainedBatch, record: Record) -> str:
     return " · ".join(parts)
 
 
-def show_scores(scores: dict[str, float]) -> str:
+def show_scores(scores: Mapping[str, Score]) -> str:
     """Format held-out scores by kind as text.
 
     Example:
-        >>> show_scores({"greedy": 0.5, "pass@4": 0.75})
-        'greedy 0.500, pass@4 0.750'
+        >>> show_scores({"greedy": Score(0.5, 20, 0), "pass@4": Score(0.75, 3, 2)})
+        'greedy 0.500, pass@4 0.750 (3 of 5, 2 failed)'
     """
-    return ", ".join(f"{kind} {score:.3f}" for kind, score in scores.items())
+    return ", ".join(f"{kind} {score}" for kind, score in scores.items())
 
 
 def _tokens_per_second(record: Record) -> float | None:

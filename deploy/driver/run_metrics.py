@@ -64,9 +64,17 @@ class RunMetrics(Collector):
         scores = GaugeMetricFamily(
             "headway_heldout_score", "The newest held-out score.", labels=["kind"]
         )
+        failed = GaugeMetricFamily(
+            "headway_heldout_failed",
+            "Rollouts, of pass@k problems, that failed and are not in the newest held-out score.",
+            labels=["kind"],
+        )
         for kind, score in record.newest_scores().items():
-            scores.add_metric([kind], score)
+            failed.add_metric([kind], score.failed)
+            if score.value is not None:
+                scores.add_metric([kind], score.value)
         yield scores
+        yield failed
         yield from self._waits()
         yield from self._disk()
 

@@ -196,6 +196,8 @@ def _learner(interval: Interval, bar: int) -> Table:
     for label, value in figures.items():
         if value is not None:
             left.add_row(label, f"{value:.4g}")
+    if failed := now.value("headway_heldout_failed", kind="greedy"):
+        left.add_row("held-out, failed", f"{failed:.0f}")
     table = Table.grid(padding=(0, 3), expand=True)
     phases, lags = learner_phases(interval), token_lags(interval)
     table.add_row(left, _bars("phase", phases, bar), _bars("token lag", lags, bar))

@@ -19,6 +19,7 @@ from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource
 from actors.sources.registry import load_source
+from deploy.config.devices import visible_gpus
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
@@ -166,6 +167,7 @@ def _check_machine(config: RunConfig) -> None:
     deploy = config.deploy
     check_runs_dir(config)
     _check_cores(config)
+    check_gpus(config, visible_gpus())
     check_devices(config.weight_sync, deploy.ray_address)
     _check_address(deploy.ray_address)
     if deploy.metrics:
@@ -228,6 +230,20 @@ def _check_cores(config: RunConfig) -> None:
                 f"{setting} {entry!r}, but this machine's cores are "
                 f"{', '.join(str(core) for core in sorted(available))}"
             )
+
+
+def check_gpus(config: RunConfig, available: int) -> None:
+    """Refuse a run that names no GPUs on a machine with `available` of them, which are too few."""
+    actors, learner = config.actors, config.learner
+    named = "gpus" in actors.model_fields_set | learner.model_fields_set
+    if config.deploy.ray_address == "local" and actors.engine == "vllm" and available and not named:
+        raise InputError(
+            f"this machine has {available} GPU(s), and learner.ranks = {learner.ranks} with "
+            f"actors.count = {actors.count} × actors.tensor_parallel_size = "
+            f"{actors.tensor_parallel_size} would take {learner.ranks} and "
+            f"{actors.count * actors.tensor_parallel_size}; set learner.gpus and actors.gpus, "
+            "which may be shares such as 0.5, or both to 0"
+        )
 
 
 def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Prompt]]:

@@ -1,7 +1,8 @@
 """Tables that commands end with: the figures of a run, its accounts, and selection bias."""
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,11 +11,14 @@ from rich.table import Table
 
 from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Score
 from queues.readers.accounting import Accounting, FailedPrompt
 from queues.readers.selection_bias import BiasReport
 
 SHOWN = 20
 """Most failed prompts in a table."""
+PLACES = 3
+"""Most tracebacks after it."""
 
 
 def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
@@ -86,6 +90,7 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
             f"{overlap['queue_ready_and_learner_ahead']} of {overlap['queue_ready']} "
             "where its batch was ready"
         ),
+        **_failed(summary["accounting"]),
         "restarted processes": str(sum(summary["restarts"].values())),
         "accounts": "–" if balanced is None else "balanced" if balanced else "NOT BALANCED",
     }
@@ -105,13 +110,23 @@ def _selection(counts: dict[str, int]) -> dict[str, str]:
     return shown
 
 
+def _failed(accounting: Mapping[str, Any]) -> dict[str, str]:
+    """Return what failed for good, as `headway inspect` counts it; nothing where nothing did."""
+    texts = []
+    for key, what in (("failed", "training groups"), ("heldout_failed", "held-out rollouts")):
+        if counts := accounting.get(key):
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+            texts.append(f"{sum(counts.values()):,} {what} ({reasons})")
+    return {"failed for good": ", ".join(texts)} if texts else {}
+
+
 def _change(series: list[dict[str, Any]]) -> str:
     first, last = series[0], series[-1]
-    scores = [_number(row["score"], ".3f") for row in (first, last)]
-    text = f"{' → '.join(scores)} ({last['size']} problems)"
+    text = f"{Score.of(first)} → {Score.of(last)}"
+    if not last["failed"]:
+        text += f" ({last['size']} problems)"
     if "pass_at_k" in first and "pass_at_k" in last:
-        best = [_number(row["pass_at_k"], ".3f") for row in (first, last)]
-        text += f", pass@{last['samples']} {' → '.join(best)}"
+        text += f", pass@{last['samples']} {Score.pass_at_k(first)} → {Score.pass_at_k(last)}"
     return text
 
 
@@ -139,15 +154,24 @@ def show_accounting(accounting: Accounting, console: Console) -> None:
 
 
 def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
-    """Print the newest prompts that failed permanently, with their errors, if there are any."""
+    """Print the newest prompts that failed permanently, if there are any.
+
+    The lines of user code that raised most often follow, each with its traceback.
+    """
     if not failed:
         return
     table = Table("prompt", "attempts", "reason", "error", title="failed permanently")
     for prompt in failed[-SHOWN:]:
-        table.add_row(prompt.prompt_id, str(prompt.attempts), prompt.reason, escape(prompt.error))
+        error = escape(prompt.error.partition("\n")[0])
+        table.add_row(prompt.prompt_id, str(prompt.attempts), prompt.reason, error)
     console.print(table)
     if len(failed) > SHOWN:
         console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
+    places = Counter(prompt.error.partition("\n")[2] for prompt in failed)
+    places.pop("", None)
+    for where, count in places.most_common(PLACES):
+        text = f"{count} of {len(failed)} were raised at\n{where}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_bias(report: BiasReport, console: Console) -> None:

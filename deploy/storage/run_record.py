@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
@@ -19,6 +19,33 @@ Row = Mapping[str, Any]
 
 REWARD_MODEL = "reward-model"
 """Name of the process of the reward models in `restarts.jsonl`."""
+
+
+class Score(NamedTuple):
+    """A held-out score, with the number of results that it is a mean of."""
+
+    value: float | None
+    """None where all failed."""
+    scored: int
+    """Rollouts with a reward; of pass@k, problems with rewards of all their rollouts."""
+    failed: int
+    """Rollouts or problems that were left out, since a reward or an environment failed."""
+
+    @classmethod
+    def of(cls, row: Row) -> "Score":
+        """Return the mean reward of an evaluation, given as a row of `summary.json`."""
+        return cls(row["score"], row["scored"], row["failed"])
+
+    @classmethod
+    def pass_at_k(cls, row: Row) -> "Score":
+        """Return its pass@k."""
+        return cls(row["pass_at_k"], row["size"] - row["incomplete"], row["incomplete"])
+
+    def __str__(self) -> str:
+        """Format as "0.500 (18 of 20, 2 failed)", and as "0.500" if none failed."""
+        text = "–" if self.value is None else f"{self.value:.3f}"
+        count = self.scored + self.failed
+        return f"{text} ({self.scored} of {count}, {self.failed} failed)" if self.failed else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +98,16 @@ class Record:
         """Versions whose held-out scores are complete."""
         return {row["version"] for row in self.heldout}
 
-    def newest_scores(self) -> dict[str, float]:
+    def newest_scores(self) -> dict[str, Score]:
         """Return the newest held-out scores by kind; `pass@k` has its own entry."""
         scores = {}
         for kind, evaluations in ((GREEDY, self.heldout), (SAMPLED, self.heldout_sampled)):
-            newest: Row = evaluations[-1] if evaluations else {}
-            if newest.get("score") is not None:
-                scores[kind] = newest["score"]
-            if newest.get("pass_at_k") is not None:
-                scores[f"pass@{newest['samples']}"] = newest["pass_at_k"]
+            if not evaluations:
+                continue
+            newest = evaluations[-1]
+            scores[kind] = Score.of(newest)
+            if "pass_at_k" in newest:
+                scores[f"pass@{newest['samples']}"] = Score.pass_at_k(newest)
         return scores
 
     def add_score(self, planned: PlannedEvaluation, result: Evaluation, *, now: float) -> None:
@@ -89,6 +117,7 @@ class Record:
             "seconds": self.seconds(now),
             "score": result.score,
             "size": result.count // planned.samples,
+            "scored": result.count - result.failed,
             "failed": result.failed,
             "sampled_by": [result.lowest_version, result.highest_version],
         }

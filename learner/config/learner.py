@@ -67,7 +67,8 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     zero_stage: int = Field(default=1, ge=0, le=3)
     """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
     dtype: Dtype = "float32"
-    """Dtype of weights and activations; gradients and the optimizer's weights are float32."""
+    """Dtype of weights and activations; gradients and the optimizer's weights are float32. Commands
+    take bfloat16 on GPUs, if neither this key nor actors.dtype is given."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers and compute their insides again in the backward pass."""
     offload_optimizer: bool = False

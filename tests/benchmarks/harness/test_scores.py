@@ -10,6 +10,8 @@ from benchmarks.harness.checkpoint_scores import (
     INITIAL,
     SCORED,
     SCORES,
+    failures,
+    last_failed,
     measure_variants,
     read_scores,
     write_scores,
@@ -90,6 +92,15 @@ def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
     assert "2/2" not in printed
 
 
+def test_a_score_is_printed_and_kept_with_the_rollouts_that_failed(stage, capsys):
+    config, inputs, runs = stage
+    asyncio.run(write_scores(config, inputs, FakeFleet(failed=9, score=1.0), runs))
+    assert "second v10: 1.000 (3 of 12, 9 failed)\n" in capsys.readouterr().out
+    assert last_failed(runs[1]) == {"scored": 3, "failed": 9}
+    arm = {"name": "2", "seed": 0, "score": 1.0, "heldout": last_failed(runs[1])}
+    assert failures([arm]) == ["held-out score, 2, seed 0: 1.000 (3 of 12, 9 failed)"]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -104,6 +115,6 @@ def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_
     config, inputs, runs = stage
     with pytest.raises(RunFailed, match=f"second/checkpoints/v000010: {message}"):
         asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs, seconds=0.1))
-    assert json.loads((runs[0].parent / INITIAL).read_text()) == 0.0
+    assert json.loads((runs[0].parent / INITIAL).read_text())["score"] == 0.0
     assert read_scores(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
     assert not (runs[1] / SCORES).exists()

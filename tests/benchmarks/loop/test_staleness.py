@@ -245,8 +245,9 @@ def trained_variant(folder, *, steps, **late):
         staleness=2,
         row=lambda version: row(version, **(fresh if version < steps - 3 else late)),
     )
-    (folder / INITIAL).write_text("0.25")
-    (directory.path / SCORES).write_text(json.dumps({steps: 0.75}))
+    (folder / INITIAL).write_text(json.dumps({"score": 0.25, "scored": 8, "failed": 0}))
+    last = {"score": 0.75, "scored": 9, "failed": 3}
+    (directory.path / SCORES).write_text(json.dumps({steps: last}))
     return Variant("2", 0, config, kind="bound"), rows
 
 
@@ -322,7 +323,7 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
             train_early(directory, steps=12, staleness=2)
         directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
         (directory.path / SCORES).write_text("{}")
-    (tmp_path / "out" / INITIAL).write_text("0.5")
+    (tmp_path / "out" / INITIAL).write_text('{"score": 0.5}')
     read, failed = read_variants(variants, 0.5, read_variant)
     assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
     assert "eta0-seed0 cannot be read: " in failed[0]["why"]

@@ -124,7 +124,7 @@ def test_a_summary_is_written_though_the_broker_keeps_its_accounting(tmp_path):
 def test_a_batch_is_shown_with_the_newest_scores_and_the_speed(tmp_path):
     context = make_context(tmp_path)
     record = context.record
-    record.heldout.append({"version": 0, "score": 0.5})
+    record.heldout.append({"version": 0, "score": 0.5, "scored": 20, "failed": 0})
     first = TrainedBatch.from_dict(BATCH)
     second = TrainedBatch.from_dict({**BATCH, "version": 1, "step_finished_at": 12.0})
     record.batches += [first, second]

@@ -87,7 +87,8 @@ def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connec
         ]
         assert (await broker.accounting()).to_dict() == {
             "issued": 6, "queued": 0, "leased": 0, "ready": 0, "taken": 0, "trained": 6,
-            "dropped": {}, "failed": {}, "trained_twice": 0, "duplicates": 0, "balanced": True,
+            "dropped": {}, "failed": {}, "heldout_failed": {}, "trained_twice": 0,
+            "duplicates": 0, "balanced": True,
         }  # fmt: skip
         status = await broker.status(after=0)
         assert (status.version, status.steps, status.live, status.window) == (3, 3, 0, 0)

@@ -194,7 +194,8 @@ def test_the_accounts_are_read_while_the_broker_writes(tmp_path: Path) -> None:
         accounting = await asyncio.to_thread(read_accounting, tmp_path)
         assert accounting.to_dict() == {
             "issued": 6, "queued": 2, "leased": 1, "ready": 1, "taken": 0, "trained": 2,
-            "dropped": {}, "failed": {}, "trained_twice": 0, "duplicates": 0, "balanced": True,
+            "dropped": {}, "failed": {}, "heldout_failed": {}, "trained_twice": 0,
+            "duplicates": 0, "balanced": True,
         }  # fmt: skip
         assert accounting == await broker.accounting()
         await broker.close()
