@@ -1,20 +1,18 @@
 """Chooses and checks the CPU cores of a comparison, whose runs must all have the same. Pure."""
 
 from collections.abc import Iterable, Sequence
-from math import ceil
 
-from deploy.cluster.cpu_affinity import share_out
+from deploy.cluster.cpu_affinity import learner_share, named_cores, reward_model_cores, share_out
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
-from queues.runtime.cpu_affinity import parse_cores
 
 
 def with_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
     """Return a recipe with `actors.cores` and `learner.cores` filled in where it has none.
 
-    The learner gets the last half of the cores that nobody has, less what actors reserve of them,
-    in a multiple of its ranks if there are more; the engines share out all others. A recipe with
-    GPUs, with several workers of an engine, or for another cluster is returned as it is.
+    The learner gets its `learner_share`, or the last core where that is empty, and the engines
+    share out all others. A recipe with GPUs, with several workers of an engine, or for another
+    cluster is returned as it is.
 
     Args:
         config: The recipe.
@@ -25,15 +23,11 @@ def with_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
     if elsewhere or actors.gpus or learner.gpus or actors.tensor_parallel_size > 1:
         return config
     every = sorted(available)
-    named = [*(actors.cores or ()), actors.reward_model.cores if actors.asks_reward_models else ""]
-    taken = {core for cores in named if cores for core in parse_cores(cores)}
     of_learner = learner.cores
     if of_learner is None:
-        free = [core for core in every if core not in taken] or every
-        half = free if actors.cores else free[len(free) // 2 :]
-        most = max(1, len(every) - ceil(actors.count * actors.cpus))
-        of_learner = shareable(half[-most:], learner.ranks)
-    of_actors = actors.cores or share_out(actors.count, every, taken | set(parse_cores(of_learner)))
+        of_learner = ",".join(map(str, learner_share(config, every) or every[-1:]))
+    taken = named_cores(of_learner, reward_model_cores(actors))
+    of_actors = actors.cores or share_out(actors.count, every, taken)
     sections = {
         "actors": actors.model_copy(update={"cores": of_actors}),
         "learner": learner.model_copy(update={"cores": of_learner}),

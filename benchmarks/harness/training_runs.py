@@ -1,7 +1,6 @@
 """Training runs of a benchmark: variants of a recipe, one process after the other, resumable."""
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -18,6 +17,7 @@ from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.provenance import environment, reserve
 from benchmarks.harness.study import Options, Record, option
 from benchmarks.harness.subprocesses import CLI, child, follow, raise_failure, set_options
+from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
@@ -27,6 +27,7 @@ from deploy.report.summary import WARM_UP
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
+from queues.runtime.cpu_affinity import usable_cores
 
 RECIPE = (
     option("recipe", "demo", "a TOML file or a shipped recipe", nargs="?"),
@@ -217,8 +218,8 @@ def load_comparison(options: Options) -> RunConfig:
     Raises:
         InputError: It is not valid, or its variants would not have equal devices.
     """
-    recipe = load_recipe(options.recipe, options.settings)
-    recipe = with_cores(recipe, os.sched_getaffinity(0))
+    recipe = for_this_machine(load_recipe(options.recipe, options.settings))
+    recipe = with_cores(recipe, usable_cores())
     check_devices(recipe)
     return recipe
 

@@ -80,7 +80,7 @@ def load(recipe: str, overrides: list[str]) -> "RunConfig":
     Raises:
         InputError: The recipe cannot be read or is not valid.
     """
-    from deploy.config.devices import visible_gpus, with_dtype, with_gpus
+    from deploy.config.devices import for_this_machine
     from deploy.config.loader import load_recipe
 
-    return with_dtype(with_gpus(load_recipe(recipe, overrides), visible_gpus()))
+    return for_this_machine(load_recipe(recipe, overrides))

@@ -10,6 +10,11 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 """A folder of the NVIDIA driver with an entry for each GPU."""
 
 
+def for_this_machine(config: RunConfig) -> RunConfig:
+    """Return a recipe with GPUs and dtypes of this machine where it names none."""
+    return with_dtype(with_gpus(config, visible_gpus()))
+
+
 def visible_gpus(driver: Path = DRIVER) -> int:
     """Return the number of NVIDIA GPUs for processes started here; 0 with vLLM's build for CPUs."""
     try:
