@@ -25,7 +25,7 @@ def recipe(actors=None, learner=None, **changes):
     [
         (recipe(), [0, 1], ("0",), "1"),
         (recipe(), [3], ("3",), "3"),
-        (recipe(), range(5), ("0,1",), "2,3,4"),
+        (recipe(), range(5), ("0,1,2",), "3,4"),
         (recipe(actors__count=2), range(8), ("0,1", "2,3"), "4,5,6,7"),
         (recipe(learner__ranks=3), range(8), ("0,1,2,3,4",), "5,6,7"),
         (recipe(learner__ranks=4), [0, 1], ("0",), "1"),
