@@ -39,7 +39,7 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Return the names of the runs in `runs` that begin with a text."""
-    folders = (file.parent.name for file in Path("runs").glob("*/recipe.*"))
+    folders = (file.parent.name for file in Path("runs").glob("*/recipe.toml"))
     return sorted({name for name in folders if name.startswith(incomplete)})
 
 

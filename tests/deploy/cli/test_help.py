@@ -61,7 +61,7 @@ def complete(line, folder):
 )
 def test_the_shell_completes_commands_recipes_keys_runs_and_benchmarks(line, completions, tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "recipe.json").touch()
+    (tmp_path / "runs" / "mine" / "recipe.toml").touch()
     (tmp_path / "queues").mkdir()  # a folder that a run would be refused for
     assert complete(line, tmp_path) == completions
 

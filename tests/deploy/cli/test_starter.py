@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_every_section_of_the_recipe_has_a_comment(task):
 def test_the_recipe_is_valid_strictly(task):
     result = call_main(["validate", "my_task.toml", "--strict"], task)
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["actors"]["reward"] == ["my_task:score"]
+    assert tomllib.loads(result.stdout)["actors"]["reward"] == ["my_task:score"]
 
 
 def test_right_answers_are_rewarded_and_demonstrations_guess(task, monkeypatch):

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
+from deploy.config.recipe_text import recipe_text
 from deploy.errors import InputError
 from deploy.observability.exporter import Exporter
 from deploy.observability.run_client import RunClient, RunEnded, connect, events, show
@@ -276,7 +277,7 @@ def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
 @pytest.fixture
 def held(tmp_path):
     """Provide a run folder that a command works on."""
-    (tmp_path / "recipe.json").write_text(load_recipe("demo").model_dump_json())
+    (tmp_path / "recipe.toml").write_text(recipe_text(load_recipe("demo")))
     with ExitStack() as stack:
         stack.enter_context(RunDirectory(tmp_path).held())
         yield SimpleNamespace(path=tmp_path, release=stack.close)
@@ -307,9 +308,8 @@ def test_a_run_that_has_just_been_started_is_waited_for(held, open_exporter):
 
 
 def test_a_run_that_goes_on_without_metrics_says_so(held):
-    (held.path / "recipe.json").write_text(
-        load_recipe("demo", ["deploy.metrics=false"]).model_dump_json()
-    )
+    config = load_recipe("demo", ["deploy.metrics=false"])
+    (held.path / "recipe.toml").write_text(recipe_text(config))
     with pytest.raises(InputError, match=r"goes on with deploy\.metrics = false"):
         RunClient(str(held.path), held.path)
 
@@ -397,7 +397,7 @@ def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, t
 def test_a_live_view_of_a_folder_ends_with_the_status_of_the_run(answering, tmp_path):
     address, answers = answering
     answers += [targets(address), http("headway_version 7\n")]
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
     (tmp_path / "targets.json").write_bytes(targets(address).partition(b"\r\n\r\n")[2])
     console = Console(file=io.StringIO(), width=100)
