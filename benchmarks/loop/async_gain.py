@@ -67,7 +67,7 @@ def check(options: Options) -> None:
     """Check the options and the recipe; sets `base`, `chosen` and `reference`.
 
     Raises:
-        InputError: Something cannot be measured, or the folder exists.
+        InputError: Something cannot be measured.
     """
     recipe = load_comparison(options)
     least = WARM_UP + 2
@@ -82,8 +82,6 @@ def check(options: Options) -> None:
     options.chosen = tuple(map(int, whole_numbers(options.bounds, "--bounds")))
     options.reference = REFERENCE if REFERENCE in options.chosen else max(options.chosen)
     options.base = start_from(recipe, options, "async", steps).model_copy(update={"heldout": None})
-    if options.out.exists():
-        raise InputError(f"--out {options.out} exists; name a folder that does not")
     check_inputs(options.base)
 
 
