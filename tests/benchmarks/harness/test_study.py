@@ -100,6 +100,24 @@ def test_a_folder_that_was_there_before_stays_when_input_is_refused(tmp_path):
     assert tmp_path.exists()
 
 
+@pytest.mark.parametrize("continued", [True, False])
+def test_a_folder_that_holds_something_is_continued_or_refused_with_what_to_do(tmp_path, continued):
+    comparison = study(values, in_folder=True, continued=continued)
+    assert run(comparison, tmp_path) == 0
+    if continued:
+        assert run(comparison, tmp_path) == 0
+        return
+    with pytest.raises(InputError, match=r"is not empty, .* name another folder, or delete it"):
+        run(study(_must_not_measure, in_folder=True), tmp_path)
+    file = tmp_path / "test.json"
+    with pytest.raises(InputError, match="is not empty"):
+        run(study(_must_not_measure, in_folder=True), file)
+
+
+def _must_not_measure(options):
+    pytest.fail("it was measured")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
