@@ -46,10 +46,11 @@ def log_to(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        ended, trace = f"ended by {type(error).__name__}", sys.exc_info()
         by_user = exit_code_of(error) in (InputError.exit_code, Interrupted.exit_code)
         if by_user or isinstance(error, KeyboardInterrupt):
             ended, trace = str(error) or "stopped by the user", None
+        else:
+            ended, trace = f"ended by {type(error).__name__}", sys.exc_info()
         handler.handle(log.makeRecord(log.name, logging.ERROR, "", 0, ended, (), trace))
         raise
     finally:
