@@ -165,7 +165,9 @@ class Study:
             print(f"aim missed: {miss}")
         if self.figures is not None:
             self.figures(record, file.parent)
-        print(f"stored in {file}", flush=True)
+        beside = sorted(path.name for path in file.parent.glob(f"{file.stem}.*") if path != file)
+        drawn = beside if self.figures is not None else []
+        print(f"stored in {', '.join([str(file), *drawn])}", flush=True)
         return int(bool(misses))
 
     def record_file(self, options: Options) -> Path:

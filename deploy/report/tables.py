@@ -29,6 +29,8 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     console.print(table)
     console.print(f"report: {directory.page}", soft_wrap=True)
     console.print(f"figures: {directory.summary_file}", soft_wrap=True)
+    console.print(f"go on with: headway rollouts {directory.path}", soft_wrap=True)
+    console.print(f"        or: headway export {directory.path} --to FOLDER", soft_wrap=True)
 
 
 def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:

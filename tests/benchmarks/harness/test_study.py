@@ -40,6 +40,12 @@ def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_pat
     assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}\n"
 
 
+def test_files_that_are_drawn_are_named(tmp_path, capsys):
+    drawn = study(values, figures=lambda record, folder: (folder / "test.png").touch())
+    assert run(drawn, tmp_path / "test.json") == 0
+    assert capsys.readouterr().out.endswith(f"stored in {tmp_path / 'test.json'}, test.png\n")
+
+
 def test_what_a_check_adds_to_the_options_is_not_stored(tmp_path):
     def check(options):
         options.plan = [object()]
