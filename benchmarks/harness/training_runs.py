@@ -268,7 +268,7 @@ def finished(directory: RunDirectory, config: RunConfig) -> bool:
             f"{directory.path} was made from another recipe, checkout or warm start; name another "
             "--out"
         )
-    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
+    return directory.status() == "done"
 
 
 def make_base(options: Options, name: str) -> RunConfig:

@@ -45,13 +45,12 @@ class RunResults:
     @property
     def status(self) -> str:
         """Running, done, failed, interrupted or killed."""
-        return self._directory.status() or "running"
+        return self._directory.status()
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`; empty before the first one."""
-        file = self._directory.summary_file
-        return json.loads(file.read_text()) if file.exists() else {}
+        return self._directory.summary()
 
     def rows(self, file: str = METRICS) -> list[dict[str, Any]]:
         """Return the records of a JSON-lines file: of `metrics.jsonl` one for each batch."""

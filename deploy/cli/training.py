@@ -64,7 +64,7 @@ def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     changes = recipe_changes(directory, config)
     if directory.status() == "done" and not any(change.name == "steps" for change in changes):
         terminal.say(
-            f"{config.name} is done: {directory.summary()['version']} of {config.steps} steps are "
+            f"{config.name} is done: {directory.summary('version')['version']} of {config.steps} steps are "
             f"trained; raise steps in {directory.recipe_file} and resume it to train more"
         )
         return
