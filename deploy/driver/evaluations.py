@@ -14,7 +14,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-
 from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.driver.recorder import show_scores
 from deploy.driver.run_context import RunContext

@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from queues.runtime.daemon_thread import run_in_daemon_thread

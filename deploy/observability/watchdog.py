@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed

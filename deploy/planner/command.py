@@ -1,6 +1,5 @@
 """`headway plan`: reads its options, chooses the rates, and shows the prediction."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

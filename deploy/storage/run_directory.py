@@ -27,7 +27,6 @@ from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file
 from queues.runtime.nearest_name import nearest
 
-
 LOCK_TRIES = 5
 """Attempts at a lock, since a command that only tests it holds it for a moment."""
 LOCK_SECONDS = 0.05
