@@ -22,7 +22,10 @@ def ls(runs_dir: RunsDir = Path("runs")) -> None:
     from deploy.report.tables import show_runs
     from deploy.storage.run_directory import RunDirectory
 
-    show_runs(RunDirectory.all(runs_dir), Console(highlight=False))
+    if runs := RunDirectory.all(runs_dir):
+        show_runs(runs, Console(highlight=False))
+    else:
+        typer.echo(f"no runs in {runs_dir}")
 
 
 def logs(
@@ -38,16 +41,23 @@ def logs(
     from deploy.cluster.worker_logs import logs_of, newest_lines
     from deploy.errors import InputError
     from deploy.storage.run_directory import RunDirectory
+    from queues.runtime.nearest_name import nearest
 
-    files = logs_of(RunDirectory.open(run, runs_dir))
+    directory = RunDirectory.open(run, runs_dir)
+    files = logs_of(directory)
+    if not files:
+        raise InputError(f"run {run!r} has no output yet, in {directory.logs} or with Ray")
     if process is None:
         for name, file in files:
             typer.echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
         return
     chosen = [(name, file) for name, file in files if process in (name, Path(name).stem)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(Path(name).stem for name, _ in files)) or "none yet"
-        raise InputError(f"run {run!r} has no output of {process!r}; there is {names}")
+        names = [*dict.fromkeys(Path(name).stem for name, _ in files)]
+        raise InputError(
+            f"run {run!r} has no output of {process!r}; there is {', '.join(names)}"
+            f"{nearest(process, names)}"
+        )
     for name, file in chosen:
         typer.echo(f"== {name}: {file}")
         typer.echo(newest_lines(file, lines))
