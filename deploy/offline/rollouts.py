@@ -2,7 +2,7 @@
 
 from actors.engines.model_folder import load_tokenizer
 from deploy.errors import InputError
-from deploy.observability.samples import Sample, samples
+from deploy.observability.samples import Sample, decode_samples
 from deploy.preflight.models import model_path
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import read_batches
@@ -26,4 +26,4 @@ def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
         )
     saved = newest_checkpoint(directory.path)
     tokenizer = load_tokenizer(str(saved[1]) if saved else model_path(directory.config()))
-    return [*samples(read_batch(directory.path, version), version, tokenizer)]
+    return [*decode_samples(read_batch(directory.path, version), version, tokenizer)]
