@@ -29,7 +29,6 @@ COMMAND = (sys.executable, "-P", "-c", "from deploy.cli import main; main()")
 POLL_SECONDS = 0.2
 OF_NOTEBOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "MPLBACKEND")
 """Variables that Jupyter sets for its kernel, and that are wrong for a process without a screen."""
-METRICS = "metrics.jsonl"
 
 
 class RunResults:
@@ -50,23 +49,27 @@ class RunResults:
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`; empty before the first one."""
-        return self._directory.summary()
+        return self._directory.summary() if self._has_folder() else {}
 
-    def rows(self, file: str = METRICS) -> list[dict[str, Any]]:
+    def rows(self, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
         """Return the records of a JSON-lines file: of `metrics.jsonl` one for each batch."""
-        return self._directory.rows(file)
+        return self._directory.rows(file) if self._has_folder() else []
 
-    def table(self, file: str = METRICS) -> pyarrow.Table:
+    def table(self, file: str = "metrics.jsonl") -> pyarrow.Table:
         """Return these records as a table, with a column for every key that one of them has."""
         rows = self.rows(file)
         names = dict.fromkeys(name for row in rows for name in row)
         return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
 
+    def _has_folder(self) -> bool:
+        return self.folder.exists()
+
 
 class TrainingRun(RunResults):
     """A run whose process this one has started.
 
-    It is stopped, as by Ctrl-C, when this Python process exits.
+    It is stopped, as by Ctrl-C, when this Python process exits. One that is killed leaves it
+    running: `results` finds it by its name.
     """
 
     def __init__(self, folder: Path, commands: list[list[str]], replaced: int | None) -> None:
@@ -92,15 +95,6 @@ class TrainingRun(RunResults):
         if code is None:
             return "running"
         return {0: "done", **dict.fromkeys(INTERRUPTED, "interrupted")}.get(code, "failed")
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`; empty before the first one."""
-        return super().summary if self._has_folder() else {}
-
-    def rows(self, file: str = METRICS) -> list[dict[str, Any]]:
-        """Return the records of a JSON-lines file so far; none before the run has its folder."""
-        return super().rows(file) if self._has_folder() else []
 
     def lines(self) -> Iterator[str]:
         """Yield what the command prints, from its beginning until it ends."""
@@ -154,7 +148,7 @@ class TrainingRun(RunResults):
         raise (InputError if code == InputError.exit_code else RunFailed)(message.strip())
 
     def _has_folder(self) -> bool:
-        return self.folder.exists() and self.folder.stat().st_ino != self._replaced
+        return super()._has_folder() and self.folder.stat().st_ino != self._replaced
 
 
 INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)

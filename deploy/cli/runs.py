@@ -1,20 +1,13 @@
 """The commands that show runs: `ls`, `logs` and `rollouts`."""
 
-from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from deploy.cli.options import RunName, RunsDir
-
-
-class Order(StrEnum):
-    """Figures that rollouts can be sorted by."""
-
-    REWARD = "reward"
-    LENGTH = "length"
 
 
 def ls(runs_dir: RunsDir = Path("runs")) -> None:
@@ -70,15 +63,21 @@ def rollouts(
     version: Annotated[
         int | None, typer.Option(help="Version that they were trained at; default: the newest.")
     ] = None,
-    sort: Annotated[Order | None, typer.Option(help="Show the highest first.")] = None,
-    lowest: Annotated[bool, typer.Option("--lowest", help="Show the lowest first.")] = False,
+    sort: Annotated[
+        Literal["reward", "length"] | None, typer.Option(help="Show the highest first.")
+    ] = None,
+    lowest: Annotated[
+        bool, typer.Option("--lowest", help="Show the lowest first, of rewards by default.")
+    ] = False,
     count: Annotated[int, typer.Option(min=1, help="Rollouts to print.")] = 3,
 ) -> None:
     """Print rollouts of a trained batch with prompts, rewards and lag, as text."""
-    from deploy.offline.rollouts import ORDERS, read_samples, show_samples
+    from deploy.observability.samples import heading, text_of
+    from deploy.offline.rollouts import read_samples
     from deploy.storage.run_directory import RunDirectory
 
-    found = read_samples(RunDirectory.open(run, runs_dir), version)
-    if sort is not None:
-        found.sort(key=ORDERS[sort], reverse=not lowest)
-    show_samples(found[:count], typer.echo)
+    samples = read_samples(RunDirectory.open(run, runs_dir), version)
+    if sort or lowest:
+        samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
+    for sample in samples[:count]:
+        typer.echo(f"── {heading(sample)}\n{text_of(sample)}\n")

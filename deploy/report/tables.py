@@ -17,7 +17,7 @@ from queues.readers.selection_bias import BiasReport
 
 SHOWN = 20
 """Most failed prompts in a table."""
-PLACES = 3
+TRACEBACKS = 3
 """Most tracebacks after it."""
 
 
@@ -181,10 +181,10 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
     console.print(table)
     if len(failed) > SHOWN:
         console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
-    places = Counter(prompt.error.partition("\n")[2] for prompt in failed)
-    places.pop("", None)
-    for where, count in places.most_common(PLACES):
-        text = f"{count} of {len(failed)} were raised at\n{where}"
+    tracebacks = Counter(prompt.error.partition("\n")[2] for prompt in failed)
+    tracebacks.pop("", None)
+    for traceback, count in tracebacks.most_common(TRACEBACKS):
+        text = f"{count} of {len(failed)} were raised at\n{traceback}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -38,8 +38,8 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
     before = sessions[-1]["recipe"]
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session
-    found = changes(before, settings(config))
-    refused = [str(change) for change in found if not change.applied]
+    edits = changes(before, settings(config))
+    refused = [str(edit) for edit in edits if not edit.applied]
     if config.steps < before["steps"]:
         refused.append(
             f"steps = {config.steps}, was {before['steps']}: a run can be made longer, and stopped "
@@ -53,7 +53,7 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
             f"{directory.recipe_file} --set name=…\nchanges that a run goes on with: "
             + ", ".join(APPLIED)
         )
-    return found
+    return edits
 
 
 def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
