@@ -161,6 +161,8 @@ def test_variables_of_a_notebook_do_not_reach_the_run(started, monkeypatch):
     assert list(made.lines()) == ["."]
 
 
+@pytest.mark.ray
+@pytest.mark.deepspeed
 def test_results_of_a_finished_run(finished):
     read = results("small", finished.folder.parent)
     assert (read.status, read.summary) == ("done", finished.summary)
