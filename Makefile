@@ -56,7 +56,7 @@ test-verifiers: setup  ## Play environments of the library verifiers, which is i
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt
 	PYTHONPATH=$(CURDIR)/.verifiers $(BIN)/python -m pytest -m slow tests/actors/environments/test_verifiers_environment.py
 
-test-trackers: setup  ## Figures in TensorBoard and Weights & Biases, which are installed beside the environment
+test-trackers: setup  ## Figures in TensorBoard, Weights & Biases and MLflow, which are installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
 	PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m pytest -m slow tests/deploy/observability/test_trackers.py
 

@@ -143,7 +143,8 @@ class ActorsConfig(Options):
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Type that the engine computes in; `auto` takes that of the model folder, float32 included."""
+    """Type that the engine computes in; `auto` takes that of the model folder, float32 included.
+    Where neither this key nor learner.dtype is given, a learner on GPUs makes it bfloat16."""
     float32_head: bool = False
     """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
     does in the learner; ScaleRL wants both."""
@@ -151,18 +152,21 @@ class ActorsConfig(Options):
     """CPU cores of each engine, one entry per actor, as "0" or "2-5,8". None: engines
     without GPUs share out the cores that learner.cores leaves."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """KV cache of an engine on a CPU; None takes vLLM's default."""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory for weights and KV cache."""
+    """KV cache of an engine on a CPU. None takes what max_concurrent_rollouts need at their full
+    length, but at most a quarter of the free memory for all engines together."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory for weights and KV cache; None takes 0.9, or nine tenths of `gpus`
+    where that is a share of one GPU."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs, or CPU sockets, that share the model of one engine."""
-    enforce_eager: bool = True
-    """No compilation: right on a CPU and for tiny models, slower on a GPU."""
+    enforce_eager: bool | Literal["auto"] = "auto"
+    """No compilation, and no CUDA graphs: right for tiny models; `auto`: on a CPU, not on a GPU."""
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each actor."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
-    others may use too; gpu_memory_utilization then is at most that share."""
+    others may use too; gpu_memory_utilization then is at most that share. A run on this machine
+    whose recipe says nothing of GPUs takes those that are here, if there are enough."""
     scripted_options: dict[str, Any] = Field(default={})
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
@@ -214,6 +218,11 @@ class ActorsConfig(Options):
                 f"{self.tensor_parallel_size}, or be a share of one GPU: an engine uses one GPU "
                 "per rank, and sees only those that Ray reserves"
             )
+        if shares and self.gpu_memory_share > self.gpus:
+            raise ValueError(
+                f"actors.gpu_memory_utilization = {self.gpu_memory_share:g} must be at most "
+                f"actors.gpus = {self.gpus:g}: the rest of the GPU belongs to others"
+            )
         if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
             raise ValueError(
                 f"actors.max_model_len = {self.max_model_len} must exceed actors.max_new_tokens = "
@@ -230,6 +239,11 @@ class ActorsConfig(Options):
                 f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
             )
         return self
+
+    @property
+    def gpu_memory_share(self) -> float:
+        """Share of a GPU's memory that an engine takes."""
+        return self.gpu_memory_utilization or 0.9 * (self.gpus if 0 < self.gpus < 1 else 1.0)
 
     @property
     def asks_reward_models(self) -> bool:

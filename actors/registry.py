@@ -4,13 +4,13 @@ A table names each class or function as "module:attribute", so that reading it i
 heavy. The checks of a recipe and error messages derive from it; `actors/README.md` describes each.
 """
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import InputError
 from actors.user_code import load_dotted
+from queues.runtime.nearest_name import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,9 @@ class Registry:
         """Return a name that is known or a dotted path; raise ValueError with all names if not."""
         if name in self.names or all(name.partition(":")):
             return name
-        close = difflib.get_close_matches(name, self.names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(
             f"{name!r} is not one of {', '.join(self.names)}, nor a dotted path "
-            f'"{self._dotted}"{hint}'
+            f'"{self._dotted}"{nearest(name, self.names)}'
         )
 
     def load(self, name: str) -> Callable[..., Any]:
@@ -69,7 +67,8 @@ class Registry:
             raise InputError(f"{self._setting} = {error}") from None
         entry = self.find(name)
         path = name if entry is None else f"actors.{entry.path}"
-        loaded = load_dotted(path, setting=self._setting)
+        kinds = [name.partition(":")[0] for name in self.names if ":" in name]
+        loaded = load_dotted(path, setting=self._setting, kinds=kinds)
         if not callable(loaded):
             kind = self._dotted.partition(":")[2].lower()
             raise InputError(

@@ -1,32 +1,59 @@
 """Imports, checks and calls functions and classes that users name in a recipe."""
 
-import difflib
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
 from queues.runtime.daemon_thread import run_in_daemon_thread
+from queues.runtime.nearest_name import nearest
+
+_ROOT = Path(__file__).parents[1]
+CALLERS = (
+    f"{_ROOT / 'actors'}/", f"{_ROOT / 'queues'}/", importlib.__file__, "<frozen importlib",
+)  # fmt: skip
+"""Beginnings of the file names of the code that calls user code."""
 
 
-def load_dotted(path: str, *, setting: str) -> Any:
-    """Import an attribute "module:name"; raise InputError, which names `setting`, if that fails."""
+def where_raised(error: BaseException) -> str:
+    """Return the traceback of an error from the first line of user code on, on lines of its own.
+
+    It is empty where no such code is in it, as for an error of a module that cannot be read.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(CALLERS):
+        frames.pop(0)
+    if not frames and error.__cause__ is not None:
+        return where_raised(error.__cause__)
+    return "\n" + "".join(traceback.format_list(frames)).rstrip() if frames else ""
+
+
+def load_dotted(path: str, *, setting: str, kinds: Iterable[str] = ()) -> Any:
+    """Import an attribute "module:name"; raise InputError, which names `setting`, if that fails.
+
+    The error names the one of `kinds`, shipped names that are followed by a colon, which is most
+    like a module that does not exist.
+    """
     module_name, _, attribute = path.partition(":")
     try:
-        module = import_module(module_name)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{setting} = {path!r}: cannot import {module_name}: {error!r}") from error
+        problem = f"{error!r}{where_raised(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            problem = f"there is none in {Path.cwd()}, nor is one installed"
+            problem += nearest(module_name, kinds)
+        raise InputError(f"{setting} = {path!r}: cannot import {module_name}: {problem}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
-        close = difflib.get_close_matches(attribute, public, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(
             f"{setting} = {path!r}: {module_name} has no {attribute!r}, only "
-            f"{', '.join(public) or 'nothing'}{hint}"
+            f"{', '.join(public) or 'nothing'}{nearest(attribute, public)}"
         ) from None
 
 
@@ -51,6 +78,7 @@ def check_arguments(
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise InputError(
                 f"{subject} has no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}"
+                f"{nearest(unknown[0], known)}"
             )
         signature.bind(*names, **options)
     except TypeError as error:

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import ray
 
+from deploy.cluster.ray_cluster import status_command
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
 from deploy.driver.feeder import feed
@@ -169,7 +170,8 @@ class Run:
             )
             handles = self.processes.handles()
             if unplaced := [name for name, handle in handles.items() if not is_placed(handle)]:
-                message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
+                look = status_command(config.deploy.ray_address)
+                message += f"; Ray has not placed {', '.join(unplaced)}: see {look}"
             raise RunFailed(message) from None
 
     async def announce(self, name: str, ready: Awaitable[object]) -> None:

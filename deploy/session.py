@@ -6,11 +6,13 @@ from typing import Any
 
 import psutil
 
-from deploy.cluster.ray_cluster import cluster
+from deploy.cluster.cpu_affinity import learner_on_cores
+from deploy.cluster.ray_cluster import cluster, status_command
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
+from deploy.preflight.provenance import environment
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
@@ -19,8 +21,10 @@ from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
+from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime.cpu_affinity import usable_cores
 
 
 def run(
@@ -36,12 +40,16 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     record = restore(config, directory, now=psutil.Process().create_time())
+    config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl)
     status = "failed"
     try:
         console.say("starting Ray")
-        with cluster(config, directory.logs):
+        with cluster(config, directory.logs) as ray_logs:
+            console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
+            about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
+            begin_session(directory, config, about, version=record.version)
             try:
                 asyncio.run(Run(context).run())
             finally:

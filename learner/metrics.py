@@ -31,6 +31,7 @@ COUNTS = {
 FIGURES = {
     "loss": "Loss of the newest batch, with penalties.",
     "grad_norm": "Gradient norm of the newest batch, before clipping.",
+    "learning_rate": "Learning rate of the newest optimizer step.",
     "reward_mean": "Mean reward of the newest batch.",
     "reward_std": "Standard deviation of the rewards of the newest batch.",
     "response_length_mean": "Sampled tokens of a rollout, mean of the newest batch.",
@@ -129,10 +130,19 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         "Fraction of the newest batch's tokens that were clipped, capped, rejected, not finite.",
         labels=["kind"],
     )
-    for kind, fraction in (report.fractions if report is not None else {}).items():
-        if fraction is not None:
-            fractions.add_metric([kind], fraction)
-    yield fractions
+    parts = GaugeMetricFamily(
+        "headway_reward_part",
+        "Mean of each part of the reward in the newest batch, unweighted.",
+        labels=["part"],
+    )
+    for family, values in (
+        (fractions, report.fractions if report is not None else {}),
+        (parts, (report.reward_parts if report is not None else None) or {}),
+    ):
+        for label, value in values.items():
+            if value is not None:
+                family.add_metric([label], value)
+        yield family
 
 
 def _histogram(name: str, text: str, lags: Mapping[int, int]) -> Metric:

@@ -3,7 +3,6 @@
 Built-in functions register themselves when their package is imported.
 """
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from learner.errors import InputError
+from queues.runtime.nearest_name import nearest
 
 Result = TypeVar("Result")
 Traits = TypeVar("Traits")
@@ -98,11 +98,10 @@ class Registry(Generic[Entry]):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message about a name that is neither known nor a path; names the nearest."""
-    close = difflib.get_close_matches(name, [*known], n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    names = [*known]
     return (
-        f"unknown {kind} {name!r}: expected one of {', '.join(known)}, "
-        f'or a path "module:function"{hint}'
+        f"unknown {kind} {name!r}: expected one of {', '.join(names)}, "
+        f'or a path "module:function"{nearest(name, names)}'
     )
 
 
@@ -123,7 +122,10 @@ def refuse_unknown_options(what: str, options: Iterable[str], known: Iterable[st
     unknown = sorted(set(options) - set(known))
     if unknown:
         allowed = ", ".join(sorted(known)) or "none"
-        raise InputError(f"{what} has no option {', '.join(unknown)}; its options: {allowed}")
+        raise InputError(
+            f"{what} has no option {', '.join(unknown)}; its options: {allowed}"
+            f"{nearest(unknown[0], known)}"
+        )
 
 
 def refuse_wrong_options(

@@ -108,6 +108,7 @@ class Updater:
         sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
         if trains_policy:
             totals.grad_norms.append(self._engine.step())
+            totals.learning_rate = self._engine.learning_rate
         if self._critic is not None:
             totals.critic_grad_norms.append(self._critic.step())
 

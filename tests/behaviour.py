@@ -229,6 +229,7 @@ def learner_metrics():
         "lag_histogram": {"0": 1},
         "group_lag_histogram": {"0": 1},
         "fractions": {"capped": 0.5},
+        "reward_parts": {"task": 0.5},
     }
     metrics.observe(TrainedBatch.from_dict(row))
     return exposed(metrics)
@@ -240,7 +241,7 @@ def driver_metrics(folder):
     known.swaps.append(
         WeightUpdateReport(engine_id="e", version=0, bytes=1, **dict.fromkeys(times, 1.0))
     )
-    known.heldout.append({"score": 1.0})
+    known.heldout.append({"score": 1.0, "scored": 1, "failed": 0})
     known.restarts = Counter({"actor-0": 1})
     late = Wait("learner", "actor-0", "groups", seconds=1.0)
     return exposed(RunMetrics(known, folder, lambda: [late]))
@@ -287,7 +288,7 @@ def call(arguments, folder):
     for name in ("empty", "folder", "corrupt"):
         (folder / name).mkdir(exist_ok=True)
     for name in ("folder", "corrupt"):
-        (folder / name / "recipe.json").write_text("{}")
+        (folder / name / "recipe.toml").write_text("")
     (folder / "corrupt" / "ledger.sqlite").write_text("no database")
     return call_main(arguments, folder)
 

@@ -27,7 +27,7 @@ HEAVY = {
     ],
     "deepspeed": ["learner/engine/deepspeed.py"],
     "ray": ["ray_*.py", "deploy/*.py", "deploy/*/*.py"],
-    "pyarrow": ["queues/schema.py", "actors/sources/*.py"],
+    "pyarrow": ["queues/schema.py", "actors/sources/*.py", "deploy/api/*.py"],
     "prometheus_client": [
         "metrics.py",
         "queues/runtime/prometheus.py",
@@ -54,8 +54,8 @@ ORDER = {
         "reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
-        "errors runtime config storage observability report preflight cluster planner driver run "
-        "session offline cli"
+        "starter errors runtime config storage observability report preflight cluster planner "
+        "driver run session offline api cli"
     ),
     "benchmarks": (
         "harness loop broker weights training rollouts reliability observability gpu __main__"

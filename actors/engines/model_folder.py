@@ -135,6 +135,19 @@ def stated_dtype(model_path: str) -> str:
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")
 
 
+def kv_bytes_per_token(model_path: str, dtype: str) -> int:
+    """Return the bytes of KV cache for one token in all layers, if each is full attention.
+
+    `dtype` is that of `actors.dtype`.
+    """
+    config = configuration(model_path).get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    wide = (stated_dtype(model_path) if dtype == "auto" else dtype) == "float32"
+    return int(2 * config.num_hidden_layers * kv_heads * width * (4 if wide else 2))
+
+
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the published weights; raise InputError if a file is broken."""
     from huggingface_hub import snapshot_download

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from actors.config import ActorsConfig
@@ -25,6 +26,8 @@ class EngineSpec:
     """Seed of the run."""
     initial_version: int | None = None
     """Version of the weights in the model folder; None waits for the first update."""
+    log: Path | None = None
+    """File for the output of vLLM's processes; None leaves it in that of this process."""
     engine_metrics: bool = False
     """Let vLLM count what it does, for `actors.metrics.EngineMetrics`."""
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
+from actors.engines.vllm_output import captured, cause_in, log_to, memory_problem
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
@@ -63,19 +64,20 @@ class VllmEngine:
 
         Raises:
             InputError: vLLM cannot load the model with these settings.
+            EngineDied: A process of vLLM failed; names the cause that it printed.
         """
-        arguments = engine_arguments(self._spec, self._max_model_len)
-        model_path = self._spec.model_path
-        from vllm import AsyncEngineArgs
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-        from vllm.v1.engine.async_llm import AsyncLLM
+        with captured(self._spec.log) as printed:
+            arguments = engine_arguments(self._spec, self._max_model_len)
+            from vllm import AsyncEngineArgs
+            from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+            from vllm.v1.engine.async_llm import AsyncLLM
 
-        try:
-            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        except (ValueError, OSError) as error:
-            raise InputError(f"vLLM cannot serve {model_path!r}: {error}") from error
-        except RuntimeError as error:
-            raise EngineDied(f"vLLM did not start for {model_path!r}: {error}") from error
+            try:
+                self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            except (ValueError, OSError, RuntimeError) as error:
+                raise self._start_error(error, printed()) from error
+        if self._spec.log is not None:
+            log_to(self._spec.log)
         try:
             with _typed_errors():
                 if self._spec.weight_sync.staged:
@@ -87,6 +89,19 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
+
+    def _start_error(self, error: Exception, printed: str) -> ActorsError:
+        """Return the error of an engine that did not start, in the terms of a recipe."""
+        from vllm.platforms import current_platform
+
+        model_path, text = self._spec.model_path, f"{printed}\n{error}"
+        problem = memory_problem(text, cpu=current_platform.is_cpu())
+        if problem is not None:
+            message, permanent = problem
+            return (InputError if permanent else EngineDied)(f"model {model_path!r}: {message}")
+        if not isinstance(error, RuntimeError):
+            return InputError(f"vLLM cannot serve {model_path!r}: {error}")
+        return EngineDied(f"vLLM did not start for {model_path!r}: {cause_in(printed) or error}")
 
     def inventory(self) -> Signature:
         """See `RolloutEngine.inventory`; weights of any dtype are cast when loaded."""

@@ -3,23 +3,26 @@
 Imports vLLM only where it is called: vLLM reads its environment when it is imported.
 """
 
-import math
 import os
 from typing import Any
 
-from actors.engines.model_folder import stated_dtype
+from actors.engines.model_folder import kv_bytes_per_token, stated_dtype
 from actors.engines.protocol import EngineSpec
+from actors.errors import InputError
 from queues.runtime.cpu_affinity import bind_process, parse_cores
 from weight_sync.vllm.transfer import BACKEND
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV cache block, which is cached only when full: vLLM's 128 exceed a short turn."""
+KV_SHARE, KV_LIMIT = 0.25, 0.5
+"""Shares of the free memory that the KV caches of all engines on a CPU take together: of itself,
+and at most where a single rollout needs more than that."""
 
 
 def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
     """Prepare this process, and return the arguments of vLLM's engine."""
     cores = spec.config.cores[spec.index] if spec.config.cores else None
-    _set_environment(cores, spec.config.kv_cache_gib)
+    _set_environment(cores)
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.platforms import current_platform
 
@@ -27,7 +30,14 @@ def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
     backend = BACKEND if weight_sync.staged else weight_sync.transport
     transfer = WeightTransferConfig(backend=backend)
     arguments = {**plain_arguments(spec, max_model_len), "weight_transfer_config": transfer}
-    if current_platform.is_cpu():
+    cpu = current_platform.is_cpu()
+    if spec.config.enforce_eager == "auto":
+        arguments["enforce_eager"] = cpu
+    if cpu:
+        from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
+
+        free = get_memory_node_info(get_visible_memory_node()[0]).available_memory
+        arguments["kv_cache_memory_bytes"] = kv_cache_bytes(spec, max_model_len, free)
         arguments["block_size"] = CPU_BLOCK_TOKENS
         if cores is not None and spec.config.tensor_parallel_size == 1:
             run_in_one_process(parse_cores(cores))
@@ -44,7 +54,7 @@ def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
         "dtype": stated_dtype(spec.model_path) if config.dtype == "auto" else config.dtype,
         "max_model_len": max_model_len,
         "max_num_seqs": config.max_concurrent_rollouts,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "gpu_memory_utilization": config.gpu_memory_share,
         "tensor_parallel_size": config.tensor_parallel_size,
         "enforce_eager": config.enforce_eager,
         "seed": spec.seed * config.count + spec.index,
@@ -60,14 +70,45 @@ def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
     return arguments
 
 
-def _set_environment(cores: str | None, kv_cache_gib: float | None) -> None:
+def kv_cache_bytes(spec: EngineSpec, max_model_len: int, free: int) -> int:
+    """Return the size of the KV cache of an engine on a CPU.
+
+    Without `actors.kv_cache_gib` it holds all concurrent rollouts at their full length, or as many
+    as fit into an equal share of the memory.
+
+    Args:
+        spec: The engine, one of `actors.count` that start on this machine.
+        max_model_len: Longest rollout in tokens.
+        free: Bytes of memory that are free now.
+
+    Raises:
+        InputError: The share does not hold a single rollout.
+    """
+    config = spec.config
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * 2**30)
+    blocks = -(-max_model_len // CPU_BLOCK_TOKENS)
+    block = CPU_BLOCK_TOKENS * kv_bytes_per_token(spec.model_path, config.dtype)
+    least = (blocks + 1) * block  # vLLM keeps one block for itself
+    limit = int(KV_LIMIT * free / config.count)
+    if least > limit:
+        raise InputError(
+            f"one rollout of actors.max_model_len = {max_model_len} tokens needs "
+            f"{least / 2**30:.2f} GiB of KV cache, and each of {config.count} engine(s) may take "
+            f"{limit / 2**30:.2f} of the {free / 2**30:.2f} GiB of memory that are free; lower "
+            "actors.max_model_len (prompt and answer together), or set actors.kv_cache_gib"
+        )
+    share = int(KV_SHARE * free / config.count)
+    return max(least, min(share, (config.max_concurrent_rollouts * blocks + 1) * block))
+
+
+def _set_environment(cores: str | None) -> None:
     """Set what vLLM reads when it is imported and when it starts its processes."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if cores is not None:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
-    if kv_cache_gib is not None:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(kv_cache_gib))
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the recipe
 
 
 def run_in_one_process(cores: list[int]) -> None:

@@ -145,7 +145,8 @@ class RewardPool:
     def _parts(self, answer: dict[str, Any]) -> dict[str, float]:
         if "error" in answer:
             limit = f" (actors.reward_memory_gib = {self._memory / 2**30:g})"
-            raise RewardFailed(answer["error"] + (limit if answer.get("memory") else ""))
+            about = limit if answer.get("memory") else ""
+            raise RewardFailed(answer["error"] + about + answer.get("where", ""))
         parts: dict[str, float] = answer["parts"]
         return parts
 

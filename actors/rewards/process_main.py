@@ -21,6 +21,7 @@ from typing import Any
 
 from actors.errors import InputError
 from actors.rewards.registry import NoNumber, RewardFunction, find_reward, parts_of
+from actors.user_code import where_raised
 
 PR_SET_PDEATHSIG = 1
 
@@ -61,7 +62,7 @@ class Server:
         except MemoryError as error:
             answer = {"error": f"raised {error!r}", "memory": True}
         except BaseException as error:  # noqa: BLE001  (SystemExit too: the caller gets it)
-            answer = {"error": f"raised {error!r}"}
+            answer = {"error": f"raised {error!r}", "where": where_raised(error)}
         line = json.dumps({"id": message["id"], "resident": resident_bytes(), **answer}) + "\n"
         _write(self._out, line.encode())
 

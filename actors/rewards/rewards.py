@@ -19,7 +19,7 @@ from actors.rewards.learned import LearnedReward, TextScorer
 from actors.rewards.pool import RewardPool
 from actors.rewards.registry import Metadata, NoNumber, RewardFunction, find_reward, parts_of
 from actors.sandbox import check_code_execution
-from actors.user_code import is_coroutine
+from actors.user_code import is_coroutine, where_raised
 from queues.records import FinishReason, Prompt
 
 Arguments = tuple[str, str, str | None, Metadata]
@@ -66,7 +66,7 @@ class Inline:
         except Exception as error:
             if deadline.expired():
                 raise self.late(f"took longer than {self.timeout:g} s") from None
-            raise RewardFailed(f"raised {error!r}") from error
+            raise RewardFailed(f"raised {error!r}{where_raised(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
 from actors.rewards.registry import is_finite
 from actors.rollout.chat_rendering import Renderer
-from actors.user_code import call
+from actors.user_code import call, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout
 
 
@@ -268,9 +268,10 @@ class EpisodeRunner:
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 problem = f"took longer than {self.config.environment_timeout_seconds:g} s"
+                where = ""
             else:
-                problem = f"raised {error!r}"
+                problem, where = f"raised {error!r}", where_raised(error)
             raise EnvironmentFailed(
                 f"environment {self.config.environment!r} {problem} on prompt "
-                f"{lease.prompt.prompt_id!r}"
+                f"{lease.prompt.prompt_id!r}{where}"
             ) from error

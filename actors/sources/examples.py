@@ -16,7 +16,7 @@ from actors.errors import InputError
 from actors.sources.files import read_table
 from actors.sources.filters import PATIENCE
 from actors.sources.registry import load_source
-from actors.user_code import check_arguments
+from actors.user_code import check_arguments, where_raised
 
 Example = tuple[str, ...]
 TURN = "\x1e"
@@ -162,7 +162,7 @@ def _checked(kind: ExampleKind, examples: Iterator[Any], subject: str) -> Iterat
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{subject} raised {error!r}") from error
+            raise InputError(f"{subject} raised {error!r}{where_raised(error)}") from error
         if (problem := kind.problem(example)) is not None:
             raise InputError(f"{subject}: {problem}")
         yield example

@@ -10,6 +10,7 @@ from actors.environments.single_turn import opening
 from actors.errors import ActorsError, InputError, PromptRefused, SourceFailed
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.protocol import PromptSource
+from actors.user_code import where_raised
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")
@@ -77,7 +78,9 @@ def _call(method: Callable[..., Any], *arguments: Any) -> Any:
         raise
     except Exception as error:
         called = f"{method.__name__}({', '.join(map(repr, arguments))})"
-        raise SourceFailed(f"prompts.source: {called} raised {error!r}") from error
+        raise SourceFailed(
+            f"prompts.source: {called} raised {error!r}{where_raised(error)}"
+        ) from error
 
 
 def _check(prompt: Any) -> None:

@@ -5,7 +5,6 @@ seeds of its own, and an epoch is the data set of the next `EPOCH` of them. Two 
 same problem, so the training split also leaves out every prompt whose text is held out.
 """
 
-import difflib
 from typing import Any
 
 import reasoning_gym
@@ -13,6 +12,7 @@ from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 from actors.errors import InputError
 from actors.sources.resumable import Problem, ProceduralSource
+from queues.runtime.nearest_name import nearest
 
 SPACING = 10**8
 """Seeds of one split of one run; the held-out problems have the first range."""
@@ -37,8 +37,7 @@ class ReasoningGymSource(ProceduralSource):
 
     def __init__(self, task: str, *, options: dict[str, Any], seed: int, **split: Any) -> None:
         if task not in DATASETS:
-            close = difflib.get_close_matches(task, DATASETS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f", such as {next(iter(DATASETS))}"
+            hint = nearest(task, DATASETS) or f", such as {next(iter(DATASETS))}"
             raise InputError(
                 f"reasoning_gym:{task}: no such task among the {len(DATASETS)} of reasoning-gym"
                 + hint

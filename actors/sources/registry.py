@@ -6,6 +6,7 @@ from typing import Any
 from actors.errors import InputError
 from actors.registry import SOURCES
 from actors.sources.protocol import PromptSource, Split
+from actors.user_code import where_raised
 
 
 def load_source(
@@ -39,7 +40,9 @@ def load_source(
         raise
     except Exception as error:
         reason = f"{error}" if isinstance(error, (TypeError, ValueError)) else f"{error!r}"
-        raise InputError(f"source {name!r} with options {options}: {reason}") from error
+        raise InputError(
+            f"source {name!r} with options {options}: {reason}{where_raised(error)}"
+        ) from error
     missing = [method for method in ("next", "cursor", "restore") if not hasattr(source, method)]
     if missing:
         raise InputError(f"source {name!r} has no method {', '.join(missing)}")

@@ -16,6 +16,7 @@ from actors.environments.single_turn import CONVERSATION
 from actors.errors import InputError
 from actors.options import Options
 from queues.records import Prompt
+from queues.runtime.nearest_name import nearest
 
 LOG = logging.getLogger("headway.sources")
 SHOWN = 10
@@ -91,13 +92,17 @@ def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) 
         if not too_short and not too_long:
             prompts.append(prompt)
     if bad and options.bad_rows == "refuse":
-        raise InputError(_some(bad))
+        raise InputError(f'rows that bad_rows = "skip" would leave out:{_lines(bad)}')
     if repeated and options.duplicates == "refuse":
-        raise InputError(_some(repeated))
+        raise InputError(f'rows that duplicates = "drop" would leave out:{_lines(repeated)}')
     dropped = "left out" if options.duplicates == "drop" else "kept"
     notes = [
-        *([f"{len(bad)} rows were left out: {_some(bad)}"] if bad else []),
-        *([f"{len(repeated)} rows were {dropped}: {_some(repeated)}"] if repeated else []),
+        *([f"{len(bad)} rows were left out: {'; '.join(_some(bad))}"] if bad else []),
+        *(
+            [f"{len(repeated)} rows were {dropped}: {'; '.join(_some(repeated))}"]
+            if repeated
+            else []
+        ),
         *([f"{table}: {short} prompts shorter than min_characters left out"] if short else []),
         *([f"{table}: {long} prompts longer than max_characters left out"] if long else []),
     ]
@@ -106,9 +111,14 @@ def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) 
     return ParsedRows(prompts, notes)
 
 
-def _some(problems: list[str]) -> str:
+def _some(problems: list[str]) -> list[str]:
     more = len(problems) - SHOWN
-    return "; ".join([*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    return [*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _lines(problems: list[str]) -> str:
+    """Put each problem on a line of its own."""
+    return "".join(f"\n  {problem}" for problem in _some(problems))
 
 
 def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
@@ -123,7 +133,7 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     if others and options.other_fields == "refuse":
         raise ValueError(
             f"unknown fields {', '.join(sorted(others))}; must be {', '.join(fields)}, or set "
-            "other_fields"
+            f"other_fields{nearest(min(others), fields)}"
         )
     text, answer, metadata = (row.get(field) for field in fields)
     is_number = isinstance(answer, (int, float)) and not isinstance(answer, bool)
@@ -144,9 +154,10 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
         metadata[CONVERSATION] = [dict(message) for message in text]
         text = "\n\n".join(message["content"] for message in text)
     elif not isinstance(text, str) or not text:
+        problem = f"{name} is {text!r}" if name in row else f"there is no field {name}"
         raise ValueError(
-            f"{name} is {text!r}, must be a text or messages, each of a role ({', '.join(ROLES)}) "
-            "and a content, and not empty"
+            f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "
+            "content, and not empty"
         )
     return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
 

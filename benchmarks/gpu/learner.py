@@ -46,7 +46,7 @@ class PlainEngine:
     rank, ranks, gathers = 0, 1, False
 
     def __init__(self, policy: Policy, *, learning_rate: float) -> None:
-        self.steps_taken = 0
+        self.steps_taken, self.learning_rate = 0, learning_rate
         self._policy = policy
         self._weights: list[Tensor] = [p for p in policy.parameters() if p.requires_grad]
         self._masters = [p.detach().float().clone() for p in self._weights]

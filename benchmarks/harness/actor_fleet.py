@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
+from torch import Tensor
 
 from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
@@ -27,8 +29,8 @@ class Fleet:
     publisher: StagedPublisher
 
     async def publish(self, version: int, model: Path) -> None:
-        """Publish the weights of a model folder to all actors."""
-        weights = load_file(model / "model.safetensors")
+        """Publish the weights of a model folder, or of a model of the hub, to all actors."""
+        weights = await asyncio.to_thread(load_weights, model)
         await asyncio.to_thread(self.publisher.publish, version, weights.items())
 
     async def serve(self, **work: Awaitable[None]) -> None:
@@ -48,6 +50,14 @@ class Fleet:
         finally:
             await self.broker.close()
             self.publisher.close()
+
+
+def load_weights(model: Path) -> dict[str, Tensor]:
+    """Return the tensors of a model folder, in one file or several, or of a model of the hub."""
+    downloads = not model.is_dir()
+    folder = Path(snapshot_download(str(model))) if downloads else model
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def run_spec(config: RunConfig, steps: int) -> RunSpec:

@@ -11,29 +11,38 @@ import asyncio
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.harness.actor_fleet import Fleet, start_fleet
 from benchmarks.harness.study import Options, Record
-from benchmarks.harness.subprocesses import run_to_end
+from benchmarks.harness.subprocesses import child, follow, raise_failure, run_main
 from benchmarks.harness.training_runs import (
     TrainingRuns,
     Variant,
     commits,
+    count_lines,
+    describe_seconds,
     failure,
     make_warm_start,
+    seconds_left,
     vary,
 )
-from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.errors import DeployError, InputError, RunFailed
-from deploy.preflight.inputs import Inputs, load_inputs
+from deploy.errors import InputError, RunFailed
+from deploy.runtime.console import Terminal
+from deploy.storage.run_record import Score
 from queues.errors import QueuesError
-from queues.ray_broker import BrokerClient
 from queues.records import Prompt
 
+if TYPE_CHECKING:
+    from benchmarks.harness.actor_fleet import Fleet
+    from deploy.preflight.inputs import Inputs
+    from queues.ray_broker import BrokerClient
+
+SCORED = "scored.txt"
+"""File in the folder of the runs with a line for each scored checkpoint, of the present process."""
 SCORES = "scores.json"
 INITIAL = "initial_score.json"
 STAGED = {"transport": "shared_memory", "folder": None}
@@ -46,17 +55,32 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     """Score the runs that have no scores yet, in a process of its own.
 
     Raises:
+        InputError: It refused its input.
         RunFailed: It failed; names its log.
     """
     out = base.deploy.runs_dir
     unscored = [run for run in runs if not (run / SCORES).exists()]
     if not unscored and (out / INITIAL).exists():
         return
-    print(f"{datetime.now():%H:%M:%S}  scoring the checkpoints of {len(unscored)} run(s)")
-    recipe = out / "scores-recipe.json"
+    recipe, log, scored = out / "scores-recipe.json", out / "scores.log", out / SCORED
     recipe.write_text(vary(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
+    scored.write_text("")
     command = [sys.executable, "-m", "benchmarks.harness.checkpoint_scores", recipe, *unscored]
-    run_to_end("scoring", command, out / "scores.log")
+    terminal, began = Terminal(), time.monotonic()
+    total = sum(len(checkpoints(run)) for run in unscored) + 1
+    terminal.say(f"scoring {total} checkpoints, the initial model included")
+
+    def show(done: int) -> None:
+        left = seconds_left([], 0, elapsed=time.monotonic() - began, share=done / total)
+        terminal.advance(done, f"scores of checkpoints · {describe_seconds(left)}")
+
+    with (
+        log.open("a") as file,
+        child(command, file) as process,
+        terminal.bar(total, "scores of checkpoints"),
+    ):
+        follow(process, lambda: count_lines(scored), show)
+    raise_failure("scoring", process.returncode, log)
 
 
 def measure_variants(
@@ -72,7 +96,8 @@ def measure_variants(
         After each seed the facts, figures (`arms`) and failures (`failed`) of all so far.
 
     Raises:
-        RunFailed: There are no figures of any variant.
+        InputError: A variant refused its input.
+        RunFailed: There are no figures of any variant; the first seed without any ends it.
     """
     make_warm_start(options, options.base)
     runs = TrainingRuns(options.out, sum(map(len, options.variants)))
@@ -82,6 +107,8 @@ def measure_variants(
     for variants in options.variants:
         trained, untrained = runs.train(variants)
         failed += untrained
+        if not trained and not figures:
+            break
         score_runs(options.base, [variant.directory.path for variant in trained])
         measured, unread = read_variants(trained, options.target, read)
         figures += measured
@@ -115,7 +142,24 @@ def read_scores(run: Path) -> dict[int, float]:
     """Return the scores of a run by version, with that of the initial model as version 0."""
     initial = json.loads((run.parent / INITIAL).read_text())
     scores = json.loads((run / SCORES).read_text())
-    return {0: initial, **{int(version): score for version, score in scores.items()}}
+    return {0: initial["score"], **{int(version): row["score"] for version, row in scores.items()}}
+
+
+def last_failed(run: Path) -> Record:
+    """Return how many rollouts the last score is a mean of, and how many failed."""
+    scores = json.loads((run / SCORES).read_text())
+    last = scores[max(scores, key=int)]
+    return {"scored": last["scored"], "failed": last["failed"]}
+
+
+def failures(runs: Sequence[Record]) -> list[str]:
+    """Return a line for each run whose last score leaves out rollouts that failed."""
+    scores = {
+        f"{run['name']}, seed {run['seed']}": Score.of(run | run["heldout"])
+        for run in runs
+        if "heldout" in run
+    }
+    return [f"held-out score, {name}: {score}" for name, score in scores.items() if score.failed]
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
@@ -124,7 +168,9 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(folder.name[1:]), folder) for folder in folders)
 
 
-async def score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
+async def score_all(config: RunConfig, inputs: "Inputs", runs: list[Path], scratch: Path) -> None:
+    from benchmarks.harness.actor_fleet import start_fleet
+
     versions = 1 + sum(len(checkpoints(run)) for run in runs)
     fleet = await start_fleet(config, inputs.model_path, scratch, config.flow, versions)
     await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
@@ -132,8 +178,8 @@ async def score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch
 
 async def write_scores(
     config: RunConfig,
-    inputs: Inputs,
-    fleet: Fleet,
+    inputs: "Inputs",
+    fleet: "Fleet",
     runs: Sequence[Path],
     *,
     seconds: float = SECONDS,
@@ -148,11 +194,13 @@ async def write_scores(
         raise RunFailed(f"the recipe {config.name} has no [heldout] to score by")
     final_size = config.heldout.final_size or config.heldout.size
 
-    async def score(version: int, model: Path, size: int) -> float:
+    async def score(version: int, model: Path, size: int) -> Record:
         try:
             async with asyncio.timeout(seconds):
-                problems = inputs.problems[:size]
-                return await _score(fleet.broker, version, problems)
+                result = await _score(fleet.broker, version, inputs.problems[:size])
+            with (config.deploy.runs_dir / SCORED).open("a") as scored:
+                scored.write(f"{model} {Score.of(result)}\n")
+            return result
         except TimeoutError:
             reason = f"{size} problems took longer than {seconds:g} s"
         except RunFailed as error:
@@ -164,18 +212,18 @@ async def write_scores(
         initial.write_text(json.dumps(await score(0, start, config.heldout.size)))
     published = 0
     for run in runs:
-        scores = {}
+        scores: dict[int, Record] = {}
         for version, path in (folders := checkpoints(run)):
             published += 1
             await fleet.publish(published, path)
             size = final_size if path == folders[-1][1] else config.heldout.size
             scores[version] = await score(published, path, size)
-            print(f"{run.name} v{version}: {scores[version]:.4f}", flush=True)
+            print(f"{run.name} v{version}: {Score.of(scores[version])}", flush=True)
         (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
-async def _score(broker: BrokerClient, version: int, problems: Sequence[Prompt]) -> float:
-    """Return the greedy score of a published version."""
+async def _score(broker: "BrokerClient", version: int, problems: Sequence[Prompt]) -> Record:
+    """Return the greedy score of a published version, and the counts of what it is the mean of."""
     name = f"greedy@{version}"
     await broker.evaluate(name, problems, temperature=0.0, min_version=version)
     while (result := await broker.evaluation(name, timeout=10.0)) is None:
@@ -187,20 +235,20 @@ async def _score(broker: BrokerClient, version: int, problems: Sequence[Prompt])
             f"scored by versions {result.lowest_version} to {result.highest_version}, "
             f"and not by {version} alone"
         )
-    return result.score
+    scored = result.count - result.failed
+    return {"score": result.score, "scored": scored, "failed": result.failed}
 
 
 def main() -> None:
+    from deploy.cluster.ray_cluster import cluster
+    from deploy.preflight.inputs import load_inputs
+
     recipe, *runs = map(Path, sys.argv[1:])
     config = RunConfig.model_validate_json(recipe.read_text())
-    try:
-        inputs = load_inputs(config)
-        with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
-            asyncio.run(score_all(config, inputs, runs, Path(scratch)))
-    except DeployError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    inputs = load_inputs(config)
+    with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
+        asyncio.run(score_all(config, inputs, runs, Path(scratch)))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -6,9 +6,10 @@ that an interrupted benchmark leaves what it has measured. Needs nothing but Pyt
 
 import argparse
 import math
+import shutil
 import signal
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +17,9 @@ from statistics import median
 from typing import Any, NoReturn
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
-from deploy.errors import DeployError, InputError, Interrupted
-from queues.errors import QueuesError
+from benchmarks.harness.subprocesses import run_main
+from deploy.errors import InputError
+from queues.runtime.nearest_name import nearest
 
 Record = dict[str, Any]
 Options = argparse.Namespace
@@ -94,6 +96,8 @@ class Study:
     """The option --out is a folder that holds `file`; otherwise it is the file."""
     folder: Path | None = RESULTS
     """Default folder of the record; None: `check` sets `options.out`."""
+    where: str = ""
+    """The default folder in the help; empty: derived from `folder`."""
     conclude: Callable[[Record], Record] = lambda record: {}
     """Conclusions from the record, which become part of it; pure."""
     table: Callable[[Record], str] = lambda record: ""
@@ -107,14 +111,7 @@ class Study:
         """Run the benchmark of the command line and end the process; errors are one message."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            sys.exit(self.run(self.parse()))
-        except KeyboardInterrupt:
-            print("headway: stopped by the user", file=sys.stderr)
-            sys.exit(Interrupted.exit_code)
-        except (DeployError, QueuesError) as error:
-            print(f"headway: {error}", file=sys.stderr)
-            sys.exit(error.exit_code)
+        run_main(lambda: self.run(self.parse()))
 
     def parser(self) -> argparse.ArgumentParser:
         """Return the parser of the benchmark's options."""
@@ -126,7 +123,8 @@ class Study:
         for described in self.options:
             parser.add_argument(described.flag, **described.keywords)
         kind = "folder" if self.in_folder else "file"
-        where = self.folder.name if self.folder else f"runs/bench-{self.name}-TIME"
+        derived = self.folder.name if self.folder else f"runs/bench-{self.name}-TIME"
+        where = self.where or derived
         parser.add_argument(
             "--out", "--output", type=Path, help=f"{kind} of the figures, else in {where}/"
         )
@@ -148,12 +146,13 @@ class Study:
         if self.check is not None:
             self.check(options)
         file = self.record_file(options)
-        reserve(file)
         record = environment() | {"arguments": self._arguments(options)}
-        for part in self.measure(options):
-            record |= part
-            record |= self.conclude(record)
-            store(record, file)
+        with refused_without_trace(file.parent) if self.in_folder else nullcontext():
+            reserve(file)
+            for part in self.measure(options):
+                record |= part
+                record |= self.conclude(record)
+                store(record, file)
         if text := self.table(record):
             print(text)
         misses = self.misses(record)
@@ -178,6 +177,26 @@ class Study:
         return {name: value for name, value in values.items() if not isinstance(value, Path)}
 
 
+@contextmanager
+def refused_without_trace(folder: Path) -> Iterator[None]:
+    """Delete a folder that the block has made if the block refuses its input.
+
+    A folder where a batch was trained stays, and so do parent folders that hold anything else.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except Exception as error:
+        refused = getattr(error, "exit_code", None) == InputError.exit_code
+        trained = any(file.stat().st_size for file in folder.glob("*/metrics.jsonl"))
+        if refused and made and not trained:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                for path in made[1:]:
+                    path.rmdir()
+        raise
+
+
 Columns = Mapping[str, tuple[str, str]]
 """Columns of a table: the figure and its format by the title."""
 
@@ -189,9 +208,12 @@ def cells(figures: Mapping[str, Any], columns: Columns) -> list[str]:
 
 
 def medians_over(rounds: Sequence[Any]) -> Any:
-    """Return the median over rounds of every figure of nested dictionaries, without `raw`."""
+    """Return the median over rounds of every figure of nested dictionaries, without `raw`.
+
+    It is None where a round has none.
+    """
     if not isinstance(rounds[0], dict):
-        return median(rounds)
+        return None if None in rounds else median(rounds)
     names = [name for name in rounds[0] if name != "raw"]
     return {name: medians_over([figures[name] for figures in rounds]) for name in names}
 
@@ -230,8 +252,9 @@ def known_names(text: str, flag: str, known: Iterable[str]) -> tuple[str, ...]:
         InputError: A name is not among those known.
     """
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
-    if unknown := set(names) - set(known):
+    if unknown := sorted(set(names) - set(known)):
         raise InputError(
-            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(sorted(unknown))}"
+            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(unknown)}"
+            f"{nearest(unknown[0], known)}"
         )
     return names

@@ -1,20 +1,43 @@
-"""Processes that a benchmark starts and ends."""
+"""Processes that a benchmark starts, follows and ends, and how each of them begins."""
 
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import psutil
-
-from deploy.errors import RunFailed
+from deploy.errors import InputError, Interrupted, RunFailed
 
 STOP_SECONDS = 40.0
+POLL_SECONDS = 1.0
+"""Interval between two looks at the progress of a process."""
+MESSAGE = "headway: "
+"""What an error message of a command begins with."""
 CLI = ("-c", "from deploy.cli import main; main()")
 """Arguments of Python that run the command `headway`."""
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run the main function of a process and end the process with its exit code.
+
+    Modules of the user are imported from the folder that the process runs in, after everything
+    installed, and expected errors are one message, both as by `headway run`.
+    """
+    sys.path.append(os.getcwd())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print(f"{MESSAGE}stopped by the user", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        print(f"{MESSAGE}{error}", file=sys.stderr)
+        sys.exit(code)
 
 
 def set_options(settings: Iterable[str]) -> list[str]:
@@ -27,12 +50,21 @@ def start(
     output: Any,
     variables: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    errors: Any = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own; `variables` are added to its environment."""
+    """Start a process in a session of its own.
+
+    Args:
+        command: Program and arguments.
+        output: File of its output; None: that of this process.
+        variables: Added to its environment.
+        cwd: Its folder; None: that of this process.
+        errors: File of its standard error; None: the same as `output`.
+    """
     return subprocess.Popen(
         command,
         stdout=output,
-        stderr=subprocess.STDOUT if output is not None else None,
+        stderr=errors or (subprocess.STDOUT if output is not None else None),
         start_new_session=True,
         env={**os.environ, **(variables or {})},
         cwd=cwd,
@@ -41,10 +73,13 @@ def start(
 
 @contextmanager
 def child(
-    command: Sequence[Any], output: Any, variables: Mapping[str, str] | None = None
+    command: Sequence[Any],
+    output: Any,
+    variables: Mapping[str, str] | None = None,
+    errors: Any = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a process; interrupt it when the block ends."""
-    process = start(command, output, variables)
+    process = start(command, output, variables, errors=errors)
     try:
         yield process
     finally:
@@ -59,6 +94,8 @@ def child(
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and of all below it so far."""
+    import psutil  # here alone: benchmarks of a GPU do without
+
     root, total = psutil.Process(pid), 0.0
     for process in (root, *root.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
@@ -66,19 +103,37 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
-def run_to_end(what: str, command: Sequence[Any], log: Path) -> None:
-    """Run a process to its end, with its output added to a log.
+def follow(
+    process: "subprocess.Popen[bytes]", count: Callable[[], int], show: Callable[[int], None]
+) -> None:
+    """Wait for the end of a process, and show a count whenever it has changed.
 
-    Raises:
-        RunFailed: Its exit code is not 0.
+    Args:
+        process: What is waited for.
+        count: Returns how much it has done.
+        show: Called with the count.
     """
-    with log.open("a") as file, child(command, file) as process:
-        process.wait()
-    raise_failure(what, process.returncode, log)
+    shown = 0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+            return
+        if (done := count()) != shown:
+            shown = done
+            show(done)
 
 
 def raise_failure(what: str, code: int, log: Path) -> None:
-    """Raise `RunFailed` with the last line of a log unless an exit code is 0."""
-    if code:
-        last = (log.read_text().strip().splitlines() or ["(no output)"])[-1]
-        raise RunFailed(f"{what} ended with exit code {code}: {last}\nits log is {log}")
+    """Raise the error that a process ended with, unless its exit code is 0.
+
+    Raises:
+        InputError: The exit code is 2; with the message of the process.
+        RunFailed: It is another; with the last line of the log.
+    """
+    if not code:
+        return
+    text = log.read_text(errors="replace").strip()
+    if code == InputError.exit_code and MESSAGE in text:
+        raise InputError(text.rpartition(MESSAGE)[2])
+    last = (text.splitlines() or ["(no output)"])[-1]
+    raise RunFailed(f"{what} ended with exit code {code}: {last}\nits log is {log}")

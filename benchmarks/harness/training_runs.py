@@ -13,17 +13,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.provenance import environment, reserve
 from benchmarks.harness.study import Options, Record, option
-from benchmarks.harness.subprocesses import CLI, child, raise_failure, set_options
+from benchmarks.harness.subprocesses import CLI, child, follow, raise_failure, set_options
+from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.models import model_path
 from deploy.preflight.provenance import ORIGIN_FILE, refuse_another_origin, warm_start_origin
 from deploy.report.summary import WARM_UP
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
+from queues.runtime.cpu_affinity import usable_cores
 
 RECIPE = (
     option("recipe", "demo", "a TOML file or a shipped recipe", nargs="?"),
@@ -37,6 +41,8 @@ SCORED = (
     option("--target", 0.85, "held-out score whose time is taken"),
 )
 """Options of benchmarks that score checkpoints; --score-every has a default of each benchmark."""
+BATCHES = "metrics.jsonl"
+"""File in the folder of a run with a line for each batch."""
 ENVIRONMENT = ".environment.json"
 """Suffix of the file with the provenance of a run."""
 
@@ -89,6 +95,7 @@ class TrainingRuns:
     def __init__(self, out: Path, total: int) -> None:
         self._out, self._total, self._done = out, total, 0
         self._seconds: list[float] = []
+        self._terminal = Terminal()
 
     def run(
         self,
@@ -101,6 +108,7 @@ class TrainingRuns:
         """Run one process to its end; it is given the file of the recipe and the arguments.
 
         Raises:
+            InputError: It refused its input; with its message.
             RunFailed: It failed; names its log.
         """
         recipe, log = self._out / f"{config.name}.json", self._out / f"{config.name}.log"
@@ -109,17 +117,28 @@ class TrainingRuns:
         directory = RunDirectory(self._out / config.name)
         began = time.monotonic()
         self._done += 1
-        left = "time left: known after the first"
-        if self._seconds:
-            left = (
-                f"about {(self._total - self._done + 1) * fmean(self._seconds) / 60:.0f} min left"
+
+        def describe(batches: int) -> str:
+            left = seconds_left(
+                self._seconds,
+                self._total - self._done,
+                elapsed=time.monotonic() - began,
+                share=batches / config.steps,
             )
-        print(
-            f"{datetime.now():%H:%M:%S}  {self._done}/{self._total}  {label} · {left}", flush=True
-        )
+            return f"{label} · {describe_seconds(left)}"
+
+        self._terminal.say(f"{self._done}/{self._total}  {describe(0)}")
         command = [sys.executable, "-m", module, recipe, *arguments]
-        with log.open("w") as file, child(command, file, variables) as process:
-            process.wait()
+        with (
+            log.open("w") as file,
+            child(command, file, variables) as process,
+            self._terminal.bar(config.steps, label),
+        ):
+            follow(
+                process,
+                lambda: count_lines(directory.path / BATCHES),
+                lambda batches: self._terminal.advance(batches, describe(batches)),
+            )
         raise_failure(label, process.returncode, log)
         self._seconds.append(time.monotonic() - began)
         return directory
@@ -129,6 +148,9 @@ class TrainingRuns:
 
         Returns:
             The finished variants, and a record of each failure.
+
+        Raises:
+            InputError: A variant refused its input, which the others have too.
         """
         trained, failed = [], []
         for variant in variants:
@@ -155,23 +177,68 @@ def failure(variant: Variant, reason: str) -> Record:
     return {"kind": variant.kind, "name": variant.name, "seed": variant.seed, "why": reason}
 
 
-def all_cores(config: RunConfig) -> str:
-    """Return the cores of actors and learner together.
+def count_lines(file: Path) -> int:
+    """Return the number of complete lines of a file; 0 without it."""
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def seconds_left(
+    finished: Sequence[float], further: int, *, elapsed: float, share: float
+) -> float | None:
+    """Estimate the seconds until all runs are finished.
+
+    Args:
+        finished: Seconds that each finished run took.
+        further: Number of runs after the present one.
+        elapsed: Seconds since the start of the present run.
+        share: Part of the present run that is done, from 0 to 1.
+
+    Returns:
+        None where nothing is known yet.
+    """
+    if share > 0:
+        whole = elapsed / share
+    elif finished:
+        whole = max(elapsed, fmean(finished))
+    else:
+        return None
+    return whole - elapsed + further * fmean([*finished, whole])
+
+
+def describe_seconds(left: float | None) -> str:
+    """Describe an estimate of `seconds_left`."""
+    if left is None:
+        return "time left: known after the first step"
+    return f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
+
+
+def load_comparison(options: Options) -> RunConfig:
+    """Return the recipe of a comparison, with cores where it has none.
 
     Raises:
-        InputError: The recipe does not name them.
+        InputError: It is not valid, or its variants would not have equal devices.
     """
-    if config.actors.cores is None or config.learner.cores is None:
-        raise InputError(
-            "a comparison at equal cores needs actors.cores and learner.cores in the recipe"
-        )
-    return ",".join([*config.actors.cores, config.learner.cores])
+    recipe = for_this_machine(load_recipe(options.recipe, options.settings))
+    recipe = with_cores(recipe, usable_cores())
+    check_devices(recipe)
+    return recipe
 
 
-def check_devices(config: RunConfig) -> None:
-    """Raise `InputError` for a recipe whose variants would not have equal devices."""
-    if not (config.actors.gpus and config.learner.gpus):
-        all_cores(config)
+def check_inputs(base: RunConfig) -> None:
+    """Check model, prompts and user code before anything is written.
+
+    Where the warm start is still to be made, only what does not depend on the model is checked.
+
+    Raises:
+        InputError: Something is missing or cannot be used; it may be the InputError of `actors`.
+    """
+    from deploy.preflight.inputs import check_code, load_inputs
+
+    model = Path(str(base.model.path))
+    if model.exists() or not model.is_relative_to(base.deploy.runs_dir):
+        load_inputs(base)
+    else:
+        check_code(base)
 
 
 def finished(directory: RunDirectory, config: RunConfig) -> bool:
@@ -182,12 +249,12 @@ def finished(directory: RunDirectory, config: RunConfig) -> bool:
     """
     if not directory.summary_file.exists():
         return False
-    if directory.config() != config:
+    if directory.config() != config.with_model_names():
         raise InputError(
             f"{directory.path} was made from another recipe, checkout or warm start; name another "
             "--out"
         )
-    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
+    return directory.status() == "done"
 
 
 def make_base(options: Options, name: str) -> RunConfig:
@@ -196,8 +263,7 @@ def make_base(options: Options, name: str) -> RunConfig:
     Raises:
         InputError: The options or the recipe cannot be measured.
     """
-    recipe = load_recipe(options.recipe, options.settings)
-    check_devices(recipe)
+    recipe = load_comparison(options)
     least = WARM_UP + 5
     steps = recipe.steps if options.steps is None else options.steps
     if steps < least or min(options.score_every, options.problems) < 1:
@@ -208,8 +274,7 @@ def make_base(options: Options, name: str) -> RunConfig:
     if recipe.heldout is None:
         raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
     size = min(options.problems, recipe.heldout.size)
-    base = start_from(recipe, options, name, steps)
-    return base.model_copy(
+    base = start_from(recipe, options, name, steps).model_copy(
         update={
             "heldout": recipe.heldout.model_copy(
                 update={"size": size, "final_size": options.problems}
@@ -219,6 +284,8 @@ def make_base(options: Options, name: str) -> RunConfig:
             ),
         }
     )
+    check_inputs(base)
+    return base
 
 
 def start_from(recipe: RunConfig, options: Options, name: str, steps: int) -> RunConfig:
@@ -260,17 +327,18 @@ def make_warm_start(options: Options, base: RunConfig) -> None:
     """Make the folder of a benchmark, and the warm start that its variants need.
 
     Raises:
-        RunFailed: The warm start could not be made.
+        InputError: The warm start refused its input, or the folder cannot be written.
+        RunFailed: The warm start could not be made; names its log.
     """
     out, model = base.deploy.runs_dir, Path(str(base.model.path))
     reserve(out / f"{base.name}.json")
     if model.is_relative_to(out) and not model.exists():
         words = set_options([*options.settings, f"deploy.runs_dir={out}"])
-        with child([sys.executable, *CLI, "sft", options.recipe, *words], None) as process:
+        command, log = [sys.executable, *CLI, "sft", options.recipe, *words], out / "sft.log"
+        with log.open("w") as errors, child(command, None, errors=errors) as process:
             process.wait()
-        if process.returncode:
-            raise RunFailed("the warm start failed, for the reason above")
-    print(f"every variant starts from {base.model.path}", flush=True)
+        raise_failure("the warm start", process.returncode, log)
+    print(f"every variant starts from {base.model.path}, {describe_devices(base)}", flush=True)
 
 
 def commits(runs: Sequence[Mapping[str, Any]]) -> list[str]:

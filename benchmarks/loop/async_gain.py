@@ -3,15 +3,19 @@
     headway bench async [RECIPE] [--bounds 0,1,2,4] [--steps N] [--rounds K] [--out DIR]
 
 Each round trains the recipe at every bound, and at η = 0 with all cores for generation and training
-in turn. The limit is the smaller of actors alone, whose consumer takes at once, and of the learner
-alone, which trains the recorded batches of η = 2 again.
+in turn (not on GPUs). The limit is the smaller of actors alone, whose consumer takes at once, and
+of the learner alone, which trains the recorded batches of η = 2 again.
+
+Without actors.cores and learner.cores in the recipe, the learner gets half of this machine's cores
+and the engines share the others. The picture is drawn as PNG and SVG.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import plot_medians
+from benchmarks.harness.cores import all_cores, describe_devices, on_gpus, shareable
+from benchmarks.harness.plots import plot_medians, plot_tradeoff, save_picture, tradeoffs
 from benchmarks.harness.study import (
     Options,
     Record,
@@ -22,16 +26,16 @@ from benchmarks.harness.study import (
     whole_numbers,
 )
 from benchmarks.harness.training_runs import (
+    BATCHES,
     RECIPE,
     TrainingRuns,
-    all_cores,
+    check_inputs,
+    load_comparison,
     make_warm_start,
     start_from,
     vary,
 )
 from benchmarks.loop import run_figures
-from benchmarks.loop.run_worker import ROWS
-from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.report.plots import new_figure
@@ -41,6 +45,7 @@ from deploy.report.timeline import Timeline, draw_timeline, height, read_timelin
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime.cpu_affinity import parse_cores
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""
@@ -64,8 +69,7 @@ def check(options: Options) -> None:
     Raises:
         InputError: Something cannot be measured, or the folder exists.
     """
-    recipe = load_recipe(options.recipe, options.settings)
-    all_cores(recipe)
+    recipe = load_comparison(options)
     least = WARM_UP + 2
     steps = recipe.steps if options.steps is None else options.steps
     if steps < least:
@@ -80,6 +84,7 @@ def check(options: Options) -> None:
     options.base = start_from(recipe, options, "async", steps).model_copy(update={"heldout": None})
     if options.out.exists():
         raise InputError(f"--out {options.out} exists; name a folder that does not")
+    check_inputs(options.base)
 
 
 def variants(base: RunConfig, bounds: tuple[int, ...], number: int) -> dict[str, RunConfig]:
@@ -88,14 +93,18 @@ def variants(base: RunConfig, bounds: tuple[int, ...], number: int) -> dict[str,
         str(bound): vary(base, f"round{number}-eta{bound}", queues={"max_staleness": bound})
         for bound in bounds
     }
-    cores = all_cores(base)
-    runs[ALL_CORES] = vary(
-        base,
-        f"round{number}-eta0-all-cores",
-        queues={"max_staleness": 0},
-        actors={"cores": (cores,) * base.actors.count, "cpus": 0.0},
-        learner={"cores": cores, "threads": None},
-    )
+    if not on_gpus(base):
+        cores = all_cores(base)
+        runs[ALL_CORES] = vary(
+            base,
+            f"round{number}-eta0-all-cores",
+            queues={"max_staleness": 0},
+            actors={"cores": (cores,) * base.actors.count, "cpus": 0.0},
+            learner={
+                "cores": shareable(parse_cores(cores), base.learner.ranks),
+                "threads": None,
+            },
+        )
     return dict(reversed(runs.items())) if number % 2 == 0 else runs
 
 
@@ -106,11 +115,12 @@ def measure(options: Options) -> Iterator[Record]:
         "recipe": options.recipe,
         "settings": options.settings,
         "steps": base.steps,
+        "devices": describe_devices(base),
         "warm_up_steps_left_out": WARM_UP,
         "reference_bound": options.reference,
     }
     rounds: list[Record] = []
-    total = options.rounds * (len(options.chosen) + 1 + 3)
+    total = options.rounds * (len(variants(base, options.chosen, 1)) + 3)
     runs = TrainingRuns(options.out, total)
     for number in range(1, options.rounds + 1):
         rounds.append(measure_round(options, runs, number))
@@ -133,11 +143,11 @@ def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
         config = vary(base, f"round{number}-actors-{policy}")
         config = config.model_copy(update={"model": ModelConfig(path=model)})
         label = f"{title} · actors alone, {policy} policy"
-        rows = runs.run(label, config, WORKER, "actors").rows(ROWS)
+        rows = runs.run(label, config, WORKER, "actors").rows(BATCHES)
         generated[policy] = run_figures.generation(rows)
     config = vary(base, f"round{number}-learner", queues={"max_staleness": options.reference})
     label = f"{title} · learner on a full queue"
-    replayed = runs.run(label, config, WORKER, "learner", recorded).rows(ROWS)
+    replayed = runs.run(label, config, WORKER, "learner", recorded).rows(BATCHES)
     actors = run_figures.actors_limit(
         generated["initial"], generated["trained"], figures[reference]["tokens_per_rollout"]
     )
@@ -190,22 +200,33 @@ def reference_timeline(record: Record, folder: Path) -> Timeline:
 def draw(record: Record, folder: Path) -> None:
     timeline = reference_timeline(record, folder)
     heights = [4.5, height(timeline)]
-    figure: Any = new_figure(12, sum(heights))
-    above, below = figure.subfigures(2, 1, height_ratios=heights)
-    _draw_throughput(above.subplots(), record)
-    steps = sum(span.kind == "step" for span in timeline.learner)
-    draw_timeline(below, timeline, f"η = {record['reference_bound']}: {steps} steps")
-    figure.savefig(folder / "async_gain.png", dpi=110)
-
-
-def _draw_throughput(axes: Any, record: Record) -> None:
-    speeds: dict[str, list[float]] = {}
+    arms: dict[str, list[Record]] = {}
     for one_round in record["rounds"]:
         for name, figures in one_round["arms"].items():
-            speeds.setdefault(name, []).append(figures["samples_per_second"])
-    synchronous = {0.0: speeds.pop(ALL_CORES)}
-    plot_medians(axes, {float(name): values for name, values in speeds.items()}, "split cores")
-    plot_medians(axes, synchronous, "synchronous, all cores in turn", "s")
+            arms.setdefault(name, []).append(figures)
+    synchronous = arms.pop(ALL_CORES, [])
+    shown = tradeoffs(arms)
+    figure: Any = new_figure(max(12, 4.8 * (1 + len(shown))), sum(heights))
+    above, below = figure.subfigures(2, 1, height_ratios=heights)
+    speed, *others = above.subplots(1, 1 + len(shown), squeeze=False).flat
+    _draw_throughput(speed, record, arms, synchronous)
+    for axes, off_policyness in zip(others, shown, strict=True):
+        plot_tradeoff(axes, arms, off_policyness)
+    steps = sum(span.kind == "step" for span in timeline.learner)
+    draw_timeline(below, timeline, f"η = {record['reference_bound']}: {steps} steps")
+    save_picture(figure, folder / "async_gain")
+
+
+def _draw_throughput(
+    axes: Any, record: Record, arms: Mapping[str, list[Record]], synchronous: list[Record]
+) -> None:
+    def speeds(rounds: list[Record]) -> list[float]:
+        return [figures["samples_per_second"] for figures in rounds]
+
+    by_bound = {float(name): speeds(rounds) for name, rounds in arms.items()}
+    plot_medians(axes, by_bound, "split devices")
+    if synchronous:
+        plot_medians(axes, {0.0: speeds(synchronous)}, "synchronous, all cores in turn", "s")
     limits = record["medians"]["limits"]
     axes.axhline(limits["samples_per_second"], color="black", label="limit: the smaller of both")
     axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
@@ -215,7 +236,7 @@ def _draw_throughput(axes: Any, record: Record) -> None:
         xlabel="max_staleness η (0 is synchronous)",
         ylabel="samples trained per second",
         ylim=(0, None),
-        xticks=sorted({0, *map(int, speeds)}),
+        xticks=sorted({0, *map(int, arms)}),
     )
     axes.legend(fontsize=8)
 

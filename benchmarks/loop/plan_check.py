@@ -1,10 +1,11 @@
 """Measured throughput and lag beside those that `headway plan` predicts, by bound.
 
-    headway bench plan FOLDER
+    headway bench plan [FOLDER]
 
-FOLDER is the folder of `headway bench async` or `staleness`. In each of its rounds, or with each of
-its seeds, every run is predicted with the rates measured in every run: its own, which shows how
-faithful the model is, and the others, which is what a plan is for. Takes seconds.
+FOLDER is the folder of `headway bench async` or `staleness`, by default the newest in runs/. In
+each of its rounds, or with each of its seeds, every run is predicted with the rates measured in
+every run: its own, which shows how faithful the model is, and the others, which is what a plan is
+for. Takes seconds.
 """
 
 import re
@@ -20,36 +21,71 @@ from deploy.planner.predict import setting_of_run
 from deploy.planner.rates import Rates
 from deploy.planner.simulator import simulate
 from deploy.storage.run_directory import RunDirectory
+from queues.errors import QueuesError
 
+FILE = "plan_check.json"
 RUN_NAME = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
+
+
+def check(options: Options) -> None:
+    """Choose the folder and the file of the record; sets `options.folder` and `options.out`.
+
+    Raises:
+        InputError: There is no folder of a comparison, or it has no runs.
+    """
+    if options.folder is None:
+        made = [*Path("runs").glob("bench-async*"), *Path("runs").glob("bench-staleness*")]
+        if not made:
+            raise InputError(
+                "runs/ has no folder of `headway bench async` or `staleness`; name the folder"
+            )
+        options.folder = max(made, key=lambda folder: folder.stat().st_mtime)
+    if not find_runs(options.folder):
+        raise InputError(
+            f"{options.folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench "
+            "async` or `bench staleness`"
+        )
+    options.out = options.out or options.folder / FILE
+
+
+def find_runs(folder: Path) -> dict[str, dict[int, RunDirectory]]:
+    """Return the runs of a comparison, of each round or seed, by bound."""
+    rounds: dict[str, dict[int, RunDirectory]] = {}
+    for path in sorted(path for path in folder.glob("*eta*") if path.is_dir()):
+        if match := RUN_NAME.fullmatch(path.name):
+            name, bound = match["round"] or match["seed"], int(match["eta"])
+            rounds.setdefault(name, {})[bound] = RunDirectory(path)
+    return rounds
+
+
+def read(run: RunDirectory) -> Measured | None:
+    """Return the rates of a run; None, with the reason printed, where it cannot be read."""
+    try:
+        return read_rates(run)
+    except (InputError, QueuesError) as error:
+        print(f"{run.path.name} is left out: {error}", flush=True)
+        return None
 
 
 def measure(options: Options) -> Iterator[Record]:
     """Predict every run of every round with the rates of each.
 
     Raises:
-        InputError: The folder has no runs.
+        InputError: None of them can be read.
     """
     folder = options.folder
-    rounds: dict[str, dict[int, RunDirectory]] = {}
-    for path in sorted(path for path in folder.glob("*eta*") if path.is_dir()):
-        if match := RUN_NAME.fullmatch(path.name):
-            name, bound = match["round"] or match["seed"], int(match["eta"])
-            rounds.setdefault(name, {})[bound] = RunDirectory(path)
-    if not rounds:
-        raise InputError(
-            f"{folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench async` or "
-            "`bench staleness`"
-        )
     checks = []
-    for name, runs in rounds.items():
-        measured = {bound: read_rates(run) for bound, run in sorted(runs.items())}
-        configs = {bound: run.config() for bound, run in runs.items()}
+    for name, runs in find_runs(folder).items():
+        rates_of = {bound: read(run) for bound, run in sorted(runs.items())}
+        measured = {bound: rates for bound, rates in rates_of.items() if rates is not None}
+        configs = {bound: runs[bound].config() for bound in measured}
         checks += [
             {"round": name, "rates_of": source, **compare(configs[bound], rates.rates, run)}
             for source, rates in measured.items()
             for bound, run in measured.items()
         ]
+    if not checks:
+        raise InputError(f"no run in {folder} can be read, for the reasons above")
     yield {"runs": {"folder": folder.name, "checks": checks}}
 
 
@@ -89,8 +125,19 @@ def _describe(check: Mapping[str, Any]) -> str:
 STUDY = Study(
     name="plan",
     about=__doc__,
-    options=(option("folder", Path("runs/bench-async"), "of `async` or `staleness`", nargs="?"),),
-    file="plan_check.json",
+    options=(
+        option(
+            "folder",
+            None,
+            "of `async` or `staleness`; by default the newest in runs/",
+            nargs="?",
+            type=Path,
+        ),
+    ),
+    check=check,
+    folder=None,
+    where="FOLDER",
+    file=FILE,
     measure=measure,
     table=table,
 )

@@ -53,6 +53,7 @@ def figures(folder: Path) -> Record:
         "status": summary["status"],
         "greedy_before": greedy[0]["score"],
         "greedy_after": greedy[-1]["score"],
+        "greedy_failed": greedy[-1].get("failed", 0),
         "sampled_after": sampled[-1]["score"],
         "problems": greedy[-1]["size"],
         "reward_last": _mean(row["reward_mean"] for row in rows[-5:]),
@@ -89,6 +90,9 @@ def markdown(document: Mapping[str, Any]) -> str:
     rows = {name: cells(done[name], COLUMNS) for name in ranked}
     rows |= {name: [row["status"]] for name, row in document["presets"].items() if name not in done}
     lines += [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
+    for name in ranked:
+        if failed := done[name].get("greedy_failed"):
+            lines += ["", f"`{name}`: {failed} of {done[name]['problems']} rollouts failed."]
     return "\n".join(lines) + "\n"
 
 

@@ -179,6 +179,7 @@ def training(rows: Sequence[Row], actors_idle: float) -> dict[str, Any]:
         "lag_mean": lags / tokens,
         "lag_max": max(row["max_lag"] for row in trained),
         "ess": fmean(row["ess"] for row in trained),
+        "kl": weighed(trained, "kl", "tokens_trained"),
         "tokens_per_rollout": tokens_per_rollout(rows),
         "reward_mean": fmean(row["reward_mean"] for row in measured),
         "raw": {key: [row[key] for row in rows] for key in raw},

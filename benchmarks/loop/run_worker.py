@@ -16,9 +16,11 @@ from typing import Any
 import ray
 
 from benchmarks.harness.actor_fleet import run_spec, start_fleet
+from benchmarks.harness.subprocesses import run_main
+from benchmarks.harness.training_runs import BATCHES
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.errors import DeployError, RunFailed
+from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.runtime.console import Terminal
 from deploy.session import run
@@ -36,7 +38,6 @@ MARGIN = 2
 """Batches beyond the last measured one, so that the engine is full until then."""
 TAKE_SECONDS = 900.0
 """Deadline of a batch."""
-ROWS = "metrics.jsonl"
 
 
 def actors_alone(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
@@ -70,7 +71,7 @@ async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirect
             "rollouts_trained": len(rollouts),
             "tokens_trained": sum(sum(rollout.loss_mask) for rollout in rollouts),
         }
-        directory.append(ROWS, [row])
+        directory.append(BATCHES, [row])
 
 
 async def _feed(inputs: Inputs, broker: BrokerClient) -> None:
@@ -120,7 +121,7 @@ async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> 
             directory.path,
             config=config.queues,
             spec=run_spec(config, config.steps),
-            rows=directory.path / ROWS,
+            rows=directory.path / BATCHES,
         )
     )
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
@@ -156,10 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except DeployError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

@@ -5,6 +5,10 @@
 Runs from one warm start at every bound, and at the bound of --stale with each correction and as
 many groups in the engines as it allows. Checkpoints are scored afterwards, and throughput stands
 beside the simulation of `headway plan`. An existing folder of --out is continued.
+
+Without actors.cores and learner.cores in the recipe, the learner gets half of this machine's cores
+and the engines share the others. The picture, as PNG and SVG, shows throughput over η and over the
+measured mean lag, 1 − effective sample size and KL.
 """
 
 import sys
@@ -12,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import measure_variants, read_scores
+from benchmarks.harness.checkpoint_scores import last_failed, measure_variants, read_scores
+from benchmarks.harness.cores import describe_devices
 from benchmarks.harness.study import Options, Record, Study, known_names, option, whole_numbers
 from benchmarks.harness.training_runs import SCORED, Variant, make_base, vary
 from benchmarks.loop import staleness_report
@@ -109,6 +114,7 @@ def measure(options: Options) -> Iterator[Record]:
     for runs in measure_variants(options, read_variant):
         yield {
             **runs,
+            "devices": describe_devices(options.base),
             "stale": options.stale,
             "reference": options.reference,
             "predictions": predict_seeds(options, runs["arms"]),
@@ -138,6 +144,7 @@ def read_variant(variant: Variant, target: float) -> Record:
         **off_policyness(rows),
         "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
         **learning(scores, target),
+        "heldout": last_failed(directory.path),
     }
 
 

@@ -1,11 +1,13 @@
 """The conclusions, tables and picture of `headway bench staleness`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness.plots import plot_medians
+from benchmarks.harness.checkpoint_scores import failures
+from benchmarks.harness.plots import plot_medians, plot_tradeoff, save_picture, tradeoffs
 from benchmarks.harness.study import text_table
 from benchmarks.harness.training_runs import conditions
 from benchmarks.loop.run_figures import interval
@@ -129,6 +131,7 @@ def table(document: Mapping[str, Any]) -> str:
             parts.append(
                 f"held-out score, {what}{name} less η = 0: {difference['mean']:+.3f}{shown}"
             )
+    parts += failures(document["arms"])
     if not any(run["name"] == SYNCHRONOUS for run in document["arms"]):
         parts.append("scores are not compared with η = 0, which was not among the bounds")
     parts.append(
@@ -139,42 +142,77 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> None:
-    picture(document).savefig(folder / "staleness.png", dpi=100)
+    save_picture(picture(document), folder / "staleness")
 
 
 def picture(document: Mapping[str, Any]) -> Any:
-    """Return a figure of throughput and lag over their predictions, and of scores over time."""
-    figure = new_figure(13, 9)
-    speed, lag, by_bound, by_correction = figure.subplots(2, 2).flat
+    """Return a figure of throughput over η and over measured off-policyness, lag, and scores.
+
+    Panels that would hold nothing are left out: those of a measure that no bound changes or that
+    a run lacks, and that of the corrections where none was run.
+    """
     bounds = group(document["arms"], "bound")
-    predictions = group([{**run, "kind": "bound"} for run in document["predictions"]], "bound")
-    positions = {name: float(index) for index, name in enumerate(bounds)}
-
-    def plot(
-        axes: Any, runs: Mapping[str, Sequence[Run]], key: str, label: str, style: str
-    ) -> None:
-        values = {positions[name]: [run[key] for run in same] for name, same in runs.items()}
-        plot_medians(axes, values, label, style)
-
-    plot(speed, bounds, "samples_per_second", "measured, median", "o-")
-    plot(speed, predictions, "simulated", "predicted by simulation", "--")
-    speed.set(title="Throughput", ylabel="samples trained per second", ylim=(0, None))
-    plot(lag, bounds, "lag_mean", "mean lag of trained tokens", "o-")
-    plot(lag, predictions, "lag_mean", "mean, predicted by simulation", "--")
-    plot(lag, bounds, "lag_max", "largest", "v:")
-    lag.set(title="Lag by bound", ylabel="versions", ylim=(0, None))
-    for axes in (speed, lag):
-        axes.set_xticks(list(positions.values()), list(bounds))
-        axes.set_xlabel("max_staleness η")
-        axes.legend(fontsize=8)
-    _curves(by_bound, bounds, "η = {}")
-    by_bound.set_title("Held-out score, by bound")
-    synchronous = {name: runs for name, runs in bounds.items() if name == SYNCHRONOUS}
-    _curves(by_correction, synchronous, "η = {}")
     corrections = group(document["arms"], "correction")
-    _curves(by_correction, corrections, f"η = {document['stale']}, {{}}")
-    by_correction.set_title(f"Held-out score, as stale as η = {document['stale']} allows")
+    panels: list[Callable[[Any], None]] = []
+    if bounds:
+        predictions = group([{**run, "kind": "bound"} for run in document["predictions"]], "bound")
+        panels += [
+            partial(_speed, bounds=bounds, predictions=predictions),
+            *(partial(plot_tradeoff, runs=bounds, measure=each) for each in tradeoffs(bounds)),
+            partial(_lag, bounds=bounds, predictions=predictions),
+            partial(_scores, bounds=bounds),
+        ]
+    if corrections:
+        panels.append(
+            partial(_corrections, bounds=bounds, corrections=corrections, stale=document["stale"])
+        )
+    columns = min(len(panels), 4 if len(panels) > 6 else 3)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(5.2 * columns, 4.2 * rows)
+    for number, draw_panel in enumerate(panels, start=1):
+        draw_panel(figure.add_subplot(rows, columns, number))
     return figure
+
+
+Groups = Mapping[str, Sequence[Run]]
+
+
+def _speed(axes: Any, bounds: Groups, predictions: Groups) -> None:
+    _by_bound(axes, bounds, bounds, "samples_per_second", "measured, median", "o-")
+    if predictions:
+        _by_bound(axes, bounds, predictions, "simulated", "predicted by simulation", "--")
+    axes.set(title="Throughput by η", ylabel="samples trained per second", ylim=(0, None))
+    axes.legend(fontsize=8)
+
+
+def _lag(axes: Any, bounds: Groups, predictions: Groups) -> None:
+    _by_bound(axes, bounds, bounds, "lag_mean", "mean lag of trained tokens", "o-")
+    if predictions:
+        _by_bound(axes, bounds, predictions, "lag_mean", "mean, predicted by simulation", "--")
+    _by_bound(axes, bounds, bounds, "lag_max", "largest", "v:")
+    axes.set(title="Lag by η", ylabel="versions", ylim=(0, None))
+    axes.legend(fontsize=8)
+
+
+def _by_bound(axes: Any, bounds: Groups, runs: Groups, key: str, label: str, style: str) -> None:
+    """Plot a figure of runs by bound; bounds are evenly spaced."""
+    positions = {name: float(index) for index, name in enumerate(bounds)}
+    values = {positions[name]: [run[key] for run in same] for name, same in runs.items()}
+    plot_medians(axes, values, label, style)
+    axes.set_xticks(list(positions.values()), list(bounds))
+    axes.set_xlabel("max_staleness η")
+
+
+def _scores(axes: Any, bounds: Groups) -> None:
+    _curves(axes, bounds, "η = {}")
+    axes.set_title("Held-out score by η")
+
+
+def _corrections(axes: Any, bounds: Groups, corrections: Groups, stale: int) -> None:
+    synchronous = {name: runs for name, runs in bounds.items() if name == SYNCHRONOUS}
+    _curves(axes, synchronous, "η = {}")
+    _curves(axes, corrections, f"η = {stale}, {{}}")
+    axes.set_title(f"Held-out score, as stale as η = {stale} allows")
 
 
 def _curves(axes: Any, groups: Mapping[str, Sequence[Run]], label: str) -> None:

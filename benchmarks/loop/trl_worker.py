@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from actors.rewards.answers import last_answer
+from benchmarks.harness.subprocesses import run_main
 from benchmarks.loop.versus_trl import SETTINGS
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import load_inputs
@@ -169,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -14,7 +14,13 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import measure_variants, read_scores
+from benchmarks.harness.checkpoint_scores import (
+    failures,
+    last_failed,
+    measure_variants,
+    read_scores,
+)
+from benchmarks.harness.cores import all_cores
 from benchmarks.harness.study import (
     Options,
     Record,
@@ -28,7 +34,6 @@ from benchmarks.harness.study import (
 from benchmarks.harness.training_runs import (
     SCORED,
     Variant,
-    all_cores,
     conditions,
     make_base,
     vary,
@@ -195,6 +200,7 @@ def read_variant(variant: Variant, target: float) -> Record:
         "samples_per_second": samples_per_second(rows),
         "tokens_per_rollout": tokens_per_rollout(rows),
         **learning(curve(rows, read_scores(directory.path)), target),
+        "heldout": last_failed(directory.path),
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }
 
@@ -246,6 +252,7 @@ def table(record: Record) -> str:
     speed, time = conclusions["throughput"], conclusions["time"]
     title = f"medians of {seeds} seed(s), {record['steps']} steps, target {record['target']:g}"
     lines = [text_table(["", *COLUMNS], rows, title), conditions(record)]
+    lines += failures(record["arms"])
     if speed["ratio"] is None:
         lines.append("Headway, or every variant of TRL, failed with some seed: there is no ratio")
         return "\n".join(lines)

@@ -71,7 +71,7 @@ class ChaosRun:
 
     def start(self) -> None:
         """Start the run, or resume it."""
-        begun = (self.folder / "runs" / self.name / "recipe.json").exists()
+        begun = (self.folder / "runs" / self.name / "recipe.toml").exists()
         first = ["run", RECIPE, *set_options(self._settings)]
         self.process = self.headway(*(["resume", self.name] if begun else first))
 

@@ -16,9 +16,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.cli.bench import BENCHMARKS, start
-from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
-from deploy.cli.shadowing import check_not_shadowed
+from deploy.cli.bench import BENCHMARKS, BenchCommand, start
+from deploy.cli.options import (
+    Command,
+    Group,
+    Overrides,
+    Recipe,
+    Replace,
+    RunName,
+    RunsDir,
+    complete_runs,
+    load,
+)
+from deploy.cli.runs import logs, ls, rollouts
+from deploy.cli.shadowing import check_not_shadowed, only_informs
+from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted, exit_code_of
 from deploy.runtime.signals import deferred, raise_interrupts
@@ -32,7 +44,7 @@ app = typer.Typer(
     help="Asynchronous reinforcement learning of language models, with bounded staleness.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    cls=Group,
 )
 
 
@@ -50,11 +62,11 @@ def version(
         raise typer.Exit
 
 
-for command in (run, resume, sft, reward_model):
-    app.command()(command)
+for command in (init, run, resume, sft, reward_model, ls, logs, rollouts):
+    app.command(cls=Command)(command)
 
 
-@app.command()
+@app.command(cls=Command)
 def submit(
     recipe: Recipe,
     address: Address,
@@ -94,7 +106,7 @@ def submit(
         attach(job, address)
 
 
-@app.command()
+@app.command(cls=Command)
 def attach(job: Job, address: Address) -> None:
     """Follow the log of a job and exit with its exit code; Ctrl-C does not stop the job."""
     from deploy.cluster.jobs import Jobs
@@ -102,7 +114,7 @@ def attach(job: Job, address: Address) -> None:
     raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
 
 
-@app.command()
+@app.command(cls=Command)
 def cancel(job: Job, address: Address) -> None:
     """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
     from deploy.cluster.jobs import Jobs
@@ -110,13 +122,28 @@ def cancel(job: Job, address: Address) -> None:
     typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
-@app.command()
-def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
-    """Check a recipe and print it with every default filled in."""
-    typer.echo(load(recipe, overrides).model_dump_json(indent=2))
+@app.command(cls=Command)
+def validate(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Import rewards and sources; check their options.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Check a recipe and print it as TOML with every default filled in."""
+    config = load(recipe, overrides)
+    if strict:
+        from deploy.preflight.inputs import check_code
+
+        check_code(config)
+    from deploy.config.recipe_text import recipe_text
+
+    typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(
     recipe: Recipe,
     overrides: Overrides = [],  # noqa: B006
@@ -172,7 +199,7 @@ def plan(
         plan_command.show(document, Console())
 
 
-@app.command(name="try")
+@app.command(name="try", cls=Command)
 def try_recipe(
     recipe: Recipe,
     overrides: Overrides = [],  # noqa: B006
@@ -187,7 +214,7 @@ def try_recipe(
     try_recipe(config, load_inputs(config), prompts, typer.echo)
 
 
-@app.command()
+@app.command(cls=Command)
 def presets(
     name: Annotated[str | None, typer.Argument(help="The preset to show in full.")] = None,
 ) -> None:
@@ -201,7 +228,7 @@ def presets(
         typer.echo(f"{preset:14} {title(preset)}")
 
 
-@app.command()
+@app.command(cls=Command)
 def inspect(
     run: RunName,
     runs_dir: RunsDir = Path("runs"),
@@ -240,7 +267,7 @@ def inspect(
         show_bias(bias, Console())
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     run: RunName,
     to: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
@@ -254,7 +281,7 @@ def export(
     typer.echo(f"version {exported} in {to}")
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
     run: RunName,
     runs_dir: RunsDir = Path("runs"),
@@ -271,10 +298,14 @@ def report(
     typer.echo(draw(RunDirectory.open(run, runs_dir), others))
 
 
-@app.command()
+@app.command(cls=Command)
 def top(
     run: Annotated[
-        str, typer.Argument(help="A run's folder, its name in --runs-dir, or its metrics' address.")
+        str,
+        typer.Argument(
+            help="A run's folder, its name in --runs-dir, or its metrics' address.",
+            autocompletion=complete_runs,
+        ),
     ],
     runs_dir: RunsDir = Path("runs"),
     *,
@@ -282,12 +313,21 @@ def top(
     once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
 ) -> None:
     """Watch a live run, on this machine or another."""
-    from deploy.observability.run_client import show
+    from deploy.observability.run_client import RunEnded, show
 
-    show(run, runs_dir, interval=interval, once=once, console=Console(highlight=False))
+    console = Console(highlight=False)
+    try:
+        show(run, runs_dir, interval=interval, once=once, console=console)
+    except RunEnded as ended:
+        from deploy.report.tables import FIGURES
+        from deploy.report.tables import show as show_figures
+
+        run_directory = ended.directory
+        figures = {**run_directory.summary(*FIGURES), "status": run_directory.status()}
+        show_figures(figures, run_directory, console)
 
 
-@app.command()
+@app.command(cls=Command)
 def replay(
     run: RunName,
     steps: Annotated[str, typer.Option(metavar="A:B", help="Batches A to B−1.")],
@@ -305,9 +345,18 @@ def replay(
         raise typer.Exit(1)
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    cls=BenchCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def bench(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(BENCHMARKS))}.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of the names below.",
+            autocompletion=lambda incomplete: [n for n in BENCHMARKS if n.startswith(incomplete)],
+        ),
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its own arguments; `--help` lists them.")
     ] = None,
@@ -320,7 +369,8 @@ def main() -> Any:
     """Run the command line; print expected errors as one message and exit with their code."""
     try:
         raise_interrupts()
-        check_not_shadowed()
+        if not only_informs(sys.argv[1:]):
+            check_not_shadowed()
         sys.path.append(os.getcwd())
         return app(standalone_mode=True)
     except (KeyboardInterrupt, SystemExit) as leaving:

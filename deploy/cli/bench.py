@@ -1,10 +1,19 @@
-"""`headway bench NAME`: starts a benchmark of the checkout that contains this package."""
+"""`headway bench NAME`: starts a benchmark from the folder that contains this package.
 
+That is a checkout with all of them, or an installation with those about whole training runs.
+"""
+
+import ast
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import typer
+
+from deploy.cli.options import Command
 from deploy.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -28,21 +37,50 @@ BENCHMARKS = {
 """Modules of the folder `benchmarks`, by the name that the command gives them."""
 
 
+def describe(root: Path = ROOT) -> str:
+    """Return one line for each benchmark: its name and the first line of its docstring."""
+    width, lines = shutil.get_terminal_size().columns, []
+    for name, module in sorted(BENCHMARKS.items()):
+        file = _file(root, module)
+        text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
+        about = (text or "needs a checkout").splitlines()[0]
+        lines.append(f"{name:13} {textwrap.shorten(about, width - 14, placeholder='…')}")
+    return "\n".join(lines)
+
+
+class BenchCommand(Command):
+    """The command `headway bench`, whose help lists the benchmarks."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        super().format_help(ctx, formatter)
+        typer.echo(describe())
+
+
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
 
     Raises:
-        InputError: There is no such benchmark, or no checkout.
+        InputError: There is no such benchmark, or it is not installed.
     """
     if name not in BENCHMARKS:
-        raise InputError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
-    path = BENCHMARKS[name].replace(".", "/")
-    if not (root / "benchmarks" / f"{path}.py").exists():
+        from queues.runtime.nearest_name import nearest
+
+        names = sorted(BENCHMARKS)
         raise InputError(
-            f"{root} has no benchmarks/{path}.py: benchmarks come with a checkout of the "
+            f"no benchmark {name!r}; there are {', '.join(names)}{nearest(name, names)}"
+        )
+    file = _file(root, BENCHMARKS[name])
+    if not file.exists():
+        raise InputError(
+            f"{root} has no {file.relative_to(root)}: this benchmark comes with a checkout of the "
             "repository, not with the installed package"
         )
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "benchmarks", name, *arguments], environment)
+
+
+def _file(root: Path, module: str) -> Path:
+    return (root / "benchmarks" / module.replace(".", "/")).with_suffix(".py")

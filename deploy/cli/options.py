@@ -1,28 +1,88 @@
 """Arguments that several commands share, and the recipe that they name."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from deploy.config.run_config import RunConfig
 
-Recipe = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
+
+class WithoutFlagTypes:
+    """Mixin of a command whose help shows no type beside flags, which take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the command."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(WithoutFlagTypes, TyperCommand):
+    """A command."""
+
+
+class Group(WithoutFlagTypes, TyperGroup):
+    """The commands of `headway`."""
+
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Return the shipped recipes and presets that begin with a text; the shell adds files."""
+    from deploy.config.loader import shipped_names
+
+    return [name for name in shipped_names() if name.startswith(incomplete)]
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Return the names of the runs in `runs` that begin with a text."""
+    from deploy.storage.run_directory import RunDirectory
+
+    names = sorted(run.path.name for run in RunDirectory.all(Path("runs")))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_keys(incomplete: str) -> list[str]:
+    """Return the keys of a recipe that begin with a text."""
+    from deploy.config.messages import key_paths
+    from deploy.config.run_config import RunConfig
+
+    return [key for key in key_paths(RunConfig) if key.startswith(incomplete)]
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A TOML file, or the name of a shipped recipe.", autocompletion=complete_recipes
+    ),
+]
 Overrides = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key; may be repeated.",
+        autocompletion=complete_keys,
+    ),
 ]
 Replace = Annotated[bool, typer.Option(help="Delete what has the same name first.")]
-RunName = Annotated[str, typer.Argument(help="A run's folder, or its name in --runs-dir.")]
+RunName = Annotated[
+    str,
+    typer.Argument(help="A run's folder, or its name in --runs-dir.", autocompletion=complete_runs),
+]
 RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":
-    """Load a recipe; imports late, so that `headway --help` is quick.
+    """Load a recipe, completed for this machine; imports late, so that `headway --help` is quick.
 
     Raises:
         InputError: The recipe cannot be read or is not valid.
     """
+    from deploy.config.devices import for_this_machine
     from deploy.config.loader import load_recipe
 
-    return load_recipe(recipe, overrides)
+    return for_this_machine(load_recipe(recipe, overrides))

@@ -1,11 +1,21 @@
 """Detection of a user's folder or module that shadows one of the five packages."""
 
 import importlib.util
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 from deploy.errors import InputError
 
+INFORMING = ("--help", "--version", "--install-completion", "--show-completion")
+COMPLETION = "_HEADWAY_COMPLETE"
+"""Environment variable that a shell sets when it asks for completions."""
 PACKAGES = ("actors", "learner", "queues", "weight_sync")
+
+
+def only_informs(arguments: Collection[str]) -> bool:
+    """Return True for a command line that prints help, the version, or completions."""
+    return not arguments or COMPLETION in os.environ or any(a in arguments for a in INFORMING)
 
 
 def check_not_shadowed() -> None:
@@ -22,15 +32,22 @@ def check_not_shadowed() -> None:
         local = [path for path in (Path.cwd() / name, Path.cwd() / f"{name}.py") if path.exists()]
         if local and Path.cwd().resolve() != ours:
             raise InputError(
-                f"{local[0]} hides Headway's package {name!r} from the processes of a run; rename "
-                "it, or run headway from another folder"
+                f"{local[0]} hides Headway's package {name!r} from the processes of a run; "
+                f"{_advice(local[0])}"
             )
         spec = importlib.util.find_spec(name)
         origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
         if origin is None or origin.parent.parent != ours:
             folders = getattr(spec, "submodule_search_locations", None)
-            imported = origin or list(folders or ["nothing"])
+            imported = next(iter(folders or [str(origin)]))
             raise InputError(
                 f"`import {name}` finds {imported} instead of Headway's package in {ours / name}; "
-                f"rename your own {name!r}, or run headway from another folder"
+                f"{_advice(Path(imported))}, without it in PYTHONPATH"
             )
+
+
+def _advice(path: Path) -> str:
+    return (
+        f"rename it with the imports of it (mv {path} {path.with_name(f'my_{path.name}')}), or run "
+        "headway in a folder that holds only your recipe and its modules"
+    )

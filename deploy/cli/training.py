@@ -27,6 +27,7 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
     terminal = Terminal()
     terminal.say(f"{config.name}: {CHECKING}")
     with deferred():
+        from deploy import session  # noqa: F401  (here, so that the folder is held once it is made)
         from deploy.preflight.inputs import load_inputs
         from deploy.storage.run_directory import RunDirectory
     inputs = load_inputs(config)
@@ -48,17 +49,30 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 
 
 def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
-    """Resume a run that was interrupted, failed or was killed, and train it to its end."""
+    """Resume a run that was interrupted, failed or was killed, and train it to its end.
+
+    A run that is done goes on if `steps` in its recipe.toml was raised.
+    """
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
+    from deploy.storage.sessions import recipe_changes
 
     terminal = Terminal()
     directory = RunDirectory.open(run, runs_dir)
     config = directory.config()
     directory.check_at_rest()
-    if directory.status() == "done":
-        terminal.say(f"{config.name} is done: {config.steps} of {config.steps} steps are trained")
+    changes = recipe_changes(directory, config)
+    if directory.status() == "done" and not any(change.name == "steps" for change in changes):
+        trained = directory.summary("version")["version"]
+        terminal.say(
+            f"{config.name} is done: {trained} of {config.steps} steps are trained; raise steps in "
+            f"{directory.recipe_file} and resume it to train more"
+        )
         return
+    if changes:
+        terminal.say(
+            f"{directory.recipe_file} was edited; from now on\n  " + "\n  ".join(map(str, changes))
+        )
     terminal.say(f"{config.name}: {CHECKING}")
     with deferred():
         from deploy.preflight.inputs import load_inputs
@@ -72,10 +86,11 @@ def _train(
     with deferred():
         from deploy import session
         from deploy.report.tables import show
+        from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
     try:
-        with directory.held():
+        with directory.held(), log_to(directory.logs / "driver.log"):
             shared = config.weight_sync.folder
             if config.weight_sync.transport == "filesystem" and shared is not None:
                 claim(Path(shared), str(directory.path))

@@ -1,14 +1,48 @@
-"""Plans the CPU cores that each engine is bound to. Pure.
+"""Plans the CPU cores that the learner and each engine are bound to. Pure.
 
 vLLM by itself would bind every engine to the first cores that it sees, the learner's included.
 Engines with GPUs or with several workers are left to vLLM.
 """
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 
 from actors.config import ActorsConfig
+from deploy.config.run_config import RunConfig
 from queues.runtime.cpu_affinity import parse_cores
+
+
+def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
+    """Return a recipe that names no cores with `learner.cores` filled in; engines get the others.
+
+    `available` are the cores of this machine. A learner that gets some has as many threads.
+    """
+    actors, learner = config.actors, config.learner
+    named = (actors.cores, learner.cores, learner.threads) != (None, None, None)
+    on_gpu = actors.gpus > 0 or learner.gpus > 0
+    if named or on_gpu or actors.engine != "vllm" or config.deploy.ray_address != "local":
+        return config
+    cores = learner_share(config, available)
+    if not cores:
+        return config
+    text = ",".join(map(str, cores))
+    return config.model_copy(update={"learner": learner.model_copy(update={"cores": text})})
+
+
+def learner_share(config: RunConfig, available: Iterable[int]) -> list[int]:
+    """Return the cores that are left to a learner: as many for each rank, or none.
+
+    It takes the cores that actors and reward models do not name; where actors name none, the last
+    half of them, and no more than leaves the actors what they reserve.
+    """
+    actors = config.actors
+    free = sorted(set(available) - named_cores(*(actors.cores or ()), reward_model_cores(actors)))
+    count = len(free)
+    if actors.cores is None:
+        count = max(0, min(count // 2, count - math.ceil(actors.count * actors.cpus)))
+    count -= count % config.learner.ranks
+    return free[len(free) - count :]
 
 
 def actors_on_cores(
@@ -21,10 +55,18 @@ def actors_on_cores(
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors
-    reward_model_cores = actors.reward_model.cores if actors.asks_reward_models else None
-    others = ",".join(filter(None, [learner_cores, reward_model_cores]))
-    taken = set(parse_cores(others)) if others else set()
+    taken = named_cores(learner_cores, reward_model_cores(actors))
     return actors.model_copy(update={"cores": share_out(actors.count, available, taken)})
+
+
+def reward_model_cores(actors: ActorsConfig) -> str | None:
+    """Return the cores that a recipe names for the reward models that it asks."""
+    return actors.reward_model.cores if actors.asks_reward_models else None
+
+
+def named_cores(*lists: str | None) -> set[int]:
+    """Return the cores in any of some lists, such as "0,2-5"."""
+    return {core for cores in lists if cores for core in parse_cores(cores)}
 
 
 def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[str, ...]:

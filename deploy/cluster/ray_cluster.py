@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deploy.cluster.cleanup import ending_workers
 from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of, unmet
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
+from deploy.cluster.worker_logs import collect_worker_logs
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
 from deploy.runtime.signals import deferred
@@ -25,12 +25,15 @@ VERSIONS_SECONDS = 60.0
 
 
 @contextmanager
-def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
+def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
+
+    Yields the folder in which Ray keeps the output of the processes meanwhile; None if the cluster
+    was not started here.
 
     Args:
         config: The recipe, with the cluster's address (or `local`) and the resources of each role.
-        logs: Folder that the output of the processes is copied to at the end.
+        logs: Folder that the output of the processes is copied to at the end, named after them.
 
     Raises:
         InputError: No cluster answers at the address, or its nodes lack what the run needs.
@@ -55,18 +58,16 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
         if local:
             raise RunFailed(f"Ray did not start on this machine: {error}") from error
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
+    session = Path(context.address_info["session_dir"]) / "logs"
     try:
         _check_nodes(config)
-        yield
+        yield session if local else None
     finally:
         with deferred():
             with ending_workers():  # only those below this process
                 ray.shutdown()
             if local:
-                session = Path(context.address_info["session_dir"]) / "logs"
-                for file in session.glob("worker-*"):
-                    if file.stat().st_size:
-                        shutil.copy(file, logs)
+                collect_worker_logs(session, logs)
 
 
 @contextmanager
@@ -114,6 +115,18 @@ def _check_nodes(config: RunConfig) -> None:
         raise InputError(
             f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(differ)
         )
+
+
+def status_command(address: str) -> str:
+    """Return the shell command that shows nodes and load of the connected cluster.
+
+    A cluster of this machine listens at 127.0.0.1, which Ray would replace by the machine's own
+    address, and asks for its token.
+    """
+    command = f"ray status --address {ray.get_runtime_context().gcs_address}"
+    if address != "local":
+        return command
+    return f"RAY_AUTH_MODE=token {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR}=0 {command}"
 
 
 def alive_nodes() -> list[Node]:

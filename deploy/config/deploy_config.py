@@ -54,14 +54,16 @@ class DeployConfig(BaseModel):
     engine_metrics: bool = False
     """Show some of vLLM's own metrics beside those of each actor (`actors.metrics`). vLLM then
     counts every token of every request, which takes some percent of the actor's process."""
-    metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port of that address; 0 takes a free one, which the command prints."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of that address, which the command prints. None takes 9464, where the shipped
+    prometheus.yml looks, or a free one if that is in use; 0 takes a free one."""
     metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
     """Address that all of them bind to. The default shows them on their own machine alone; on a
     cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Send the figures of each batch to TensorBoard (files in the run's folder) or Weights & Biases
-    (offline unless WANDB_MODE = "online"); each is an extra of the same name."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Send the figures of each batch and some rollouts to TensorBoard (files in the run's folder),
+    Weights & Biases (offline unless WANDB_MODE = "online") or MLflow (files in the run's folder
+    unless MLFLOW_TRACKING_URI is set); each is an extra of the same name."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
     start_timeout_seconds: float = Field(default=600, gt=0)

@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deploy.config.messages import explain, nearest
+from deploy.config.messages import explain
 from deploy.config.presets import on_demo, preset_names, with_preset
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from learner.config.optimizer import OptimizerConfig
+from queues.runtime.nearest_name import nearest
 
 SHIPPED_RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -48,6 +49,11 @@ def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return document
 
 
+def shipped_names() -> list[str]:
+    """Return the names of the shipped recipes and of the presets."""
+    return sorted(path.stem for path in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+
+
 def _with_critic(document: dict[str, Any]) -> dict[str, Any]:
     """Fill in the optimizer settings that [learner.critic] leaves out from those of [learner]."""
     learner = document.get("learner")
@@ -69,7 +75,7 @@ def _read(recipe: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        names = sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+        names = shipped_names()
         raise InputError(
             f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}"
             f"{nearest(recipe, names)}"

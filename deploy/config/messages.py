@@ -1,12 +1,14 @@
 """Formats the errors of an invalid recipe: one line for each key."""
 
-import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from queues.runtime.nearest_name import nearest, nearest_name
 
 ALLOWED = {
     "bool_type": "true or false, without quotes",
@@ -72,13 +74,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
                 same = [other["loc"] for where, other in problems if where == location]
                 if same[-1] == problem["loc"]:  # the last choice of a union
                     must = " or ".join(choices[location])
-                    yield f"  {key} = {_toml(problem['input'])}: must be {must}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the hint "; did you mean …?", or "" if no known name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+                    hint = nearest(str(problem["input"]), re.findall("'(.*?)'", must))
+                    yield f"  {key} = {_toml(problem['input'])}: must be {must}{hint}"
 
 
 def _allowed(problem: ErrorDetails, location: Location) -> str:
@@ -106,11 +103,11 @@ def _without_choices(location: Location, root: type[BaseModel]) -> Location:
     for depth, part in enumerate(location):
         if model is None:
             return location[: depth + 1] if isinstance(part, int) else location[:depth]
-        model = _section(model, part)
+        model = section_of(model, part)
     return location
 
 
-def _section(model: type[BaseModel], key: int | str) -> type[BaseModel] | None:
+def section_of(model: type[BaseModel], key: int | str) -> type[BaseModel] | None:
     """Return the model of a section; None if the key is a value, or unknown."""
     field = model.model_fields.get(str(key))
     if field is None:
@@ -120,26 +117,30 @@ def _section(model: type[BaseModel], key: int | str) -> type[BaseModel] | None:
 
 
 def _nearest(location: Location, root: type[BaseModel]) -> str:
-    """Return a hint: a similar key of the section, the same key elsewhere, or all its keys."""
+    """Return a hint: the same key elsewhere, a similar key, or all keys of the section."""
     section, name = location[:-1], str(location[-1])
     name = ALIASES.get(name, name)
     model = root
     for part in section:
-        model = _section(model, part) or model
+        model = section_of(model, part) or model
     if name in model.model_fields:
         return f"; did you mean {name!r}?"
-    elsewhere = [path for path in _paths(root) if path.rpartition(".")[2] == name]
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]!r}?"
-    valid = f"; valid keys are {', '.join(model.model_fields)}"
-    return nearest(name, model.model_fields) or valid
+    elsewhere: dict[str, str] = {}
+    for path in sorted(key_paths(root), key=lambda path: path.count(".")):
+        elsewhere.setdefault(path.rpartition(".")[2], path)
+    if name in elsewhere:
+        return f"; did you mean {elsewhere[name]!r}?"
+    if hint := nearest(name, model.model_fields):
+        return hint
+    if close := nearest_name(name, elsewhere):
+        return f"; did you mean {elsewhere[close]!r}?"
+    return f"; valid keys are {', '.join(model.model_fields)}"
 
 
-def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key of a recipe."""
+def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a recipe, and every section before its keys."""
     for name in model.model_fields:
-        section = _section(model, name)
-        if section is None:
-            yield f"{prefix}{name}"
-        else:
-            yield from _paths(section, f"{prefix}{name}.")
+        yield f"{prefix}{name}"
+        section = section_of(model, name)
+        if section is not None:
+            yield from key_paths(section, f"{prefix}{name}.")

@@ -31,6 +31,7 @@ class RunConfig(BaseModel):
     """The algorithm under a name; it fills in what the recipe does not say. `headway presets` lists
     them."""
     seed: int = Field(default=0, ge=0, le=10**8)
+    """Seed of prompts, sampling, warm starts and the order of everything random."""
     steps: int = Field(ge=1)
     """Batches to train, which is also the number of published versions after the initial one."""
     model: ModelConfig
@@ -164,6 +165,20 @@ class RunConfig(BaseModel):
         held = actors.count * (actors.max_concurrent_rollouts // self.rollouts_per_group)
         window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
         return self.queues.model_copy(update={"window": window})
+
+    def with_model_names(self) -> "RunConfig":
+        """Return the recipe with the names of its warm start and of its reward models filled in.
+
+        Without these, their folders depend on the name of the run.
+        """
+        sections = {"sft": self.sft, "reward_model": self.reward_model}
+        return self.model_copy(
+            update={
+                key: section.model_copy(update={"name": section.name or self.name})
+                for key, section in sections.items()
+                if section is not None
+            }
+        )
 
     @property
     def warm_start(self) -> Path:

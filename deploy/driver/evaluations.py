@@ -68,15 +68,20 @@ async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
             return evaluation
 
 
-async def collect(context: RunContext, feed: PromptFeed, trackers: Trackers) -> None:
+async def collect(context: RunContext, broker: "BrokerClient", trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
     for version, evaluations in groupby(context.inputs.evaluations, attrgetter("version")):
         if version in record.scored:
             continue
-        results = [(planned, await outcome(feed, planned)) for planned in evaluations]
+        results = [(planned, await outcome(broker, planned)) for planned in evaluations]
         for planned, result in results:
             record.add_score(planned, result, now=time.time())
-        trackers.scores(version, record.newest_scores())
-        text = show_scores(record.newest_scores()) or "every rollout failed"
-        context.console.say(f"held-out at version {version}: {text}")
+        scores = record.newest_scores()
+        figures = {kind: score.value for kind, score in scores.items()}
+        failed = {f"{kind}/failed": float(score.failed) for kind, score in scores.items()}
+        trackers.scores(version, figures | failed)
+        context.console.say(f"held-out at version {version}: {show_scores(scores)}")
+        if any(result.failed for _, result in results):
+            latest = (await broker.status(after=record.version)).last_error
+            context.console.say(f"the latest failed attempt: {latest}")

@@ -4,21 +4,29 @@ A run goes wrong if too many groups fail for good, or if a token older than the 
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
+from actors.engines.model_folder import load_tokenizer
 from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
+from deploy.observability.samples import FILE as SAMPLES
+from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
-from deploy.storage.run_record import Record
+from deploy.storage.run_record import Record, Score
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
+from queues.readers.recorded_batches import read_batch
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import is_full
+
+log = logging.getLogger(__name__)
 
 RECENT_BATCHES = 10
 """Number of batches that the displayed tokens per second are taken over."""
@@ -47,6 +55,8 @@ class Recorder:
         self._swaps = 0
         """Number of swap reports taken from the broadcaster, which has none of earlier sessions."""
         self._summarised_at = time.monotonic()
+        self._tokenizer: Any = None
+        self._sampling_failed = False
         self._failed_before: int | None = None
         """Groups that had failed for good when this session began."""
 
@@ -92,13 +102,29 @@ class Recorder:
             newest = batches[-1]
             self._context.console.advance(newest.version + 1, describe(newest, record))
 
-        def write() -> None:
+        def write() -> list[Sample]:
             jsonl.write("metrics.jsonl", rows)
             jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
+            samples = [sample for batch in batches for sample in self._samples(batch.version)]
+            jsonl.write(SAMPLES, [asdict(sample) for sample in samples])
+            return samples
 
-        await run_in_daemon_thread(write)
+        self._trackers.samples((await run_in_daemon_thread(write))[-2:])
         self._check_lags(batches)
         return status
+
+    def _samples(self, version: int) -> list[Sample]:
+        """Return two rollouts of a batch; none if they cannot be read, which ends no run."""
+        try:
+            payloads = read_batch(self._context.directory.path, version, groups=1)
+            if payloads and self._tokenizer is None:
+                self._tokenizer = load_tokenizer(self._context.inputs.model_path)
+            return best_and_worst([*decode_samples(payloads, version, self._tokenizer)])
+        except Exception as error:  # noqa: BLE001  (tokenizers are other projects' code)
+            if not self._sampling_failed:
+                log.warning("no rollouts of batch %d are kept as text: %r", version, error)
+            self._sampling_failed = True
+            return []
 
     async def _summarise(self, status: str) -> None:
         """Ask actors and broker, and write `summary.json`."""
@@ -151,14 +177,14 @@ def describe(batch: TrainedBatch, record: Record) -> str:
     return " · ".join(parts)
 
 
-def show_scores(scores: dict[str, float]) -> str:
+def show_scores(scores: Mapping[str, Score]) -> str:
     """Format held-out scores by kind as text.
 
     Example:
-        >>> show_scores({"greedy": 0.5, "pass@4": 0.75})
-        'greedy 0.500, pass@4 0.750'
+        >>> show_scores({"greedy": Score(0.5, 20, 0), "pass@4": Score(0.75, 3, 2)})
+        'greedy 0.500, pass@4 0.750 (3 of 5, 2 failed)'
     """
-    return ", ".join(f"{kind} {score:.3f}" for kind, score in scores.items())
+    return ", ".join(f"{kind} {score}" for kind, score in scores.items())
 
 
 def _tokens_per_second(record: Record) -> float | None:

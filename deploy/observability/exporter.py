@@ -24,6 +24,8 @@ from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.prometheus import ProcessMetrics, public_address, serve
 
+DEFAULT_PORT = 9464
+"""Port where `monitoring/prometheus.yml` looks for a run."""
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
 
@@ -63,7 +65,7 @@ class Exporter:
         registry.register(ProcessMetrics())
         host, port = config.deploy.metrics_host, config.deploy.metrics_port
         with _explained(host, port):
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._server, self._thread = _serve(host, port, registry)
         self.address = public_address(host, self._server.server_port, node)
         """The address that it answers at, as host:port."""
         answer_metrics: Any = self._server.get_app()
@@ -118,6 +120,14 @@ class Exporter:
             self._file.unlink(missing_ok=True)
 
 
+def _serve(host: str, port: int | None, registry: CollectorRegistry) -> Any:
+    """Serve at a port; None is DEFAULT_PORT, or a free one if that is in use."""
+    if port is None:
+        with suppress(OSError):
+            return start_http_server(DEFAULT_PORT, addr=host, registry=registry)
+    return start_http_server(port or 0, addr=host, registry=registry)
+
+
 def is_loopback(address: str) -> bool:
     """Return whether a host, or host:port, is reached from its own node alone."""
     return address.startswith(("127.", "localhost", "::1", "[::1]"))
@@ -141,18 +151,18 @@ def role(process: str) -> str:
     return name if number.isdigit() else process
 
 
-def check_address(host: str, port: int) -> None:
+def check_address(host: str, port: int | None) -> None:
     """Raise InputError if the port is in use, or the host is not of this machine."""
-    with _explained(host, port), socket.create_server((host, port)):
+    with _explained(host, port), socket.create_server((host, port or 0)):
         pass
 
 
 @contextmanager
-def _explained(host: str, port: int) -> Iterator[None]:
+def _explained(host: str, port: int | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise InputError(
-            f"deploy.metrics_host = {host!r} with metrics_port = {port}: {error.strerror}; choose "
-            "another, metrics_port = 0 for any that is free, or metrics = false"
+            f"deploy.metrics_host = {host!r} with metrics_port = {port or 0}: {error.strerror}; "
+            "choose another, metrics_port = 0 for any that is free, or metrics = false"
         ) from error

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from deploy.errors import InputError
 from deploy.observability.exporter import FILE
 from deploy.observability.top_model import Event, Interval, Moment, Samples, parse
 from deploy.observability.top_view import EVENTS, screen
-from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_directory import RunDirectory, RunMissing
 from deploy.storage.run_record import Row
 
 ANSWER_SECONDS = 3.0
@@ -25,15 +25,38 @@ RATE_SECONDS = 10.0
 """Interval that rates are averaged over."""
 TAIL_BYTES = 65_536
 """Size of the end of a JSON-lines file that is searched for its newest events."""
+START_SECONDS = 30.0
+"""Longest wait for a run that has just been started: its recipe and model are checked first."""
+END_SECONDS = 30.0
+"""Longest wait for a run to end whose metrics have ended."""
+POLL_SECONDS = 0.5
 MISSED_LOOKS = 3
 """Failed looks in a row after which a live view ends."""
+
+
+class RunEnded(InputError):
+    """A run that has ended and shows no metrics any more."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        super().__init__(
+            f"{directory.path} shows no metrics now: its status is {directory.status()}; a run "
+            "that goes on has them, and one that has ended is in "
+            f"`headway report {directory.path.name}`"
+        )
+
+
+class NotYetStarted(InputError):
+    """A run whose processes show no metrics yet."""
 
 
 class RunClient:
     """Client of a run, named by its folder, its name in `runs_dir`, or host:port of its metrics.
 
     Raises:
-        InputError: There is no such run, or it is not going on with metrics.
+        NotYetStarted: The run starts.
+        RunEnded: The run has ended.
+        InputError: There is no such run, or it goes on without metrics.
     """
 
     def __init__(self, run: str, runs_dir: Path) -> None:
@@ -60,6 +83,14 @@ class RunClient:
         while len(moments) > 2 and now.at - moments[1].at >= RATE_SECONDS:
             moments.popleft()
         return Interval(now, moments[0] if len(moments) > 1 else None)
+
+    def check_ended(self) -> None:
+        """Raise RunEnded as soon as the run's command ends, if that is within END_SECONDS."""
+        deadline = time.monotonic() + END_SECONDS
+        while self._directory is not None and time.monotonic() < deadline:
+            if self._directory.rests():
+                raise RunEnded(self._directory)
+            time.sleep(POLL_SECONDS)
 
     def events(self) -> list[Event]:
         """Return the newest events of the run; none if only its address is known."""
@@ -95,17 +126,23 @@ class RunClient:
 def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Console) -> None:
     """Show frames (`headway top`) every `interval` seconds until the run ends or the user stops.
 
-    With `once`, only one frame is printed, with rates over one interval. A look that fails leaves
-    the last frame; MISSED_LOOKS failures in a row are the end of the run.
+    With `once`, only one frame is printed, with rates over one interval. A run that starts is
+    waited for. A look that fails leaves the last frame; MISSED_LOOKS failures in a row are the end
+    of the run.
 
     Raises:
+        RunEnded: The run has ended, before or meanwhile.
         InputError: As `RunClient` and `RunClient.look`.
     """
-    client = RunClient(run, runs_dir)
-    frame = screen(client.look(), client.events())
+
+    def look() -> RenderableType:
+        return screen(client.look(), client.events(), width=console.width)
+
+    client = connect(run, runs_dir, console, 0.0 if once else START_SECONDS)
+    frame = look()
     if once:
         time.sleep(interval)
-        console.print(screen(client.look(), client.events()))
+        console.print(look())
         return
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -114,7 +151,7 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
                 live.update(frame, refresh=True)
                 time.sleep(interval)
                 try:
-                    frame, missed = screen(client.look(), client.events()), 0
+                    frame, missed = look(), 0
                 except InputError:
                     missed += 1
                     if missed == MISSED_LOOKS:
@@ -123,7 +160,27 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
         return
     except InputError as error:
         console.print(frame)
+        client.check_ended()
         console.print(str(error), markup=False)
+
+
+def connect(run: str, runs_dir: Path, console: Console, seconds: float) -> RunClient:
+    """Return a client, once the run has started; its folder must appear within some seconds.
+
+    Raises:
+        InputError: As `RunClient`.
+    """
+    deadline, printed = time.monotonic() + seconds, False
+    while True:
+        try:
+            return RunClient(run, runs_dir)
+        except (NotYetStarted, RunMissing) as error:
+            if isinstance(error, RunMissing) and time.monotonic() >= deadline:
+                raise
+            if not printed:
+                console.print(f"{error}\nwaiting for it to start", markup=False, soft_wrap=True)
+            printed = True
+        time.sleep(POLL_SECONDS)
 
 
 def events(directory: RunDirectory) -> list[Event]:
@@ -161,11 +218,13 @@ def _address_of(directory: RunDirectory) -> str:
         targets = json.loads(file.read_text())
         [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == "driver"]
     except FileNotFoundError:
-        raise InputError(
-            f"{directory.path} shows no metrics now: its status is {directory.status()}; a run "
-            "that goes on has them unless deploy.metrics = false, and one that has ended is in "
-            f"`headway report {directory.path.name}`"
-        ) from None
+        if directory.rests():
+            if not directory.summary_file.exists():
+                raise RunMissing(f"{directory.path} has trained nothing yet") from None
+            raise RunEnded(directory) from None
+        if not directory.config().deploy.metrics:
+            raise InputError(f"{directory.path} goes on with deploy.metrics = false") from None
+        raise NotYetStarted(f"{directory.path} shows no metrics yet") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is damaged: {error!r}") from None
     return str(driver)

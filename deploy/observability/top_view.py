@@ -21,8 +21,10 @@ from deploy.observability.top_model import (
     update_seconds,
 )
 
-BAR = 20
-"""Width of the longest bar."""
+NARROW = 100
+"""Columns below which the loop is a list, and bars are short."""
+BAR, SHORT_BAR = 16, 8
+"""Width of the longest bar, in a wide and in a narrow terminal."""
 ACTORS = 16
 """Most actors in the table; of more actors, those that generate least are shown."""
 EVENTS = 8
@@ -38,14 +40,19 @@ LEARNING = {
 DAY = 86_400.0
 
 
-def screen(interval: Interval, events: Sequence[Event] = ()) -> RenderableType:
-    """Render one frame, for a terminal of at least 100 columns; narrower terminals cut it."""
-    now = interval.now
+def screen(
+    interval: Interval, events: Sequence[Event] = (), *, width: int = NARROW
+) -> RenderableType:
+    """Render one frame for a terminal of `width` columns, 80 or more."""
+    now, narrow = interval.now, width < NARROW
+    shown = loop_list(interval) if narrow else Text(loop(interval), no_wrap=True)
     parts: list[RenderableType] = [
         _title(now),
-        Text(loop(interval), no_wrap=True),
+        shown,
         Panel(_actors(interval), title="actors", border_style="dim"),
-        Panel(_learner(interval), title="learner", border_style="dim"),
+        Panel(
+            _learner(interval, SHORT_BAR if narrow else BAR), title="learner", border_style="dim"
+        ),
     ]
     if problems := troubles(now):
         parts.append(Panel(Text("\n".join(problems), "bold red"), border_style="red"))
@@ -57,8 +64,12 @@ def screen(interval: Interval, events: Sequence[Event] = ()) -> RenderableType:
     return Group(*parts)
 
 
-def loop(interval: Interval) -> str:
-    """Draw the loop as text: boxes with their groups, arrows with their rates."""
+Labels = tuple[str, str]
+"""The two lines of a box, or the two of an arrow: above and below it."""
+
+
+def _stages(interval: Interval) -> tuple[tuple[Labels, ...], tuple[Labels, ...]]:
+    """Return the boxes of the loop with their groups, and the arrows between them with rates."""
     now, groups = interval.now, interval.now.by("headway_groups", "state")
     boxes = (
         ("queued", f"{groups.get('queued', 0):.0f} groups"),
@@ -66,7 +77,6 @@ def loop(interval: Interval) -> str:
         ("ready", f"{groups.get('ready', 0):.0f} groups"),
         ("learner", f"v{_whole(now, 'version')}/{_whole(now, 'steps')}"),
     )
-    issued = _rate(interval.rate_of_groups())
     leased = _rate(interval.rate_of_groups("queued"))
     taken = _rate(interval.rate_of_groups("queued", "leased", "ready", "dropped", "failed"))
     accepted = _rate(interval.rate("headway_results_accepted_total"))
@@ -77,6 +87,38 @@ def loop(interval: Interval) -> str:
         (f"put {accepted} results/s", f"{generated} tokens/s"),
         (f"take {taken} groups/s", f"{trained} tokens/s"),
     )
+    return boxes, arrows
+
+
+def _ways_back(interval: Interval) -> Labels:
+    """Return the texts of the learner's arrows: weights to the actors, and acknowledgements."""
+    now = interval.now
+    sent = interval.rate("headway_weight_update_bytes_total")
+    weights = f"weights {_rate(interval.rate('headway_weight_updates_total'))} updates/s, "
+    weights += f"{'–' if sent is None else decimal(int(sent))}/s, "
+    weights += f"{_seconds(update_seconds(interval))} to serve"
+    ack = f"ack {_rate(interval.rate('headway_version'))} batches/s: "
+    ack += f"{_whole(now, 'live_groups')} of {_whole(now, 'window_groups')} groups live, "
+    ack += f"issued {_rate(interval.rate_of_groups())}/s"
+    return weights, ack
+
+
+def loop_list(interval: Interval) -> Table:
+    """Show the loop as a list: each stage with its groups, and where they go at which rates."""
+    boxes, arrows = _stages(interval)
+    weights, ack = _ways_back(interval)
+    table = Table.grid(padding=(0, 2))
+    for (stage, groups), labels in zip(boxes[:-1], arrows, strict=True):
+        table.add_row(Text(stage, "bold"), groups, f"─▶ {', '.join(labels)}")
+    (stage, version) = boxes[-1]
+    table.add_row(Text(stage, "bold"), version, f"─▶ {weights}")
+    table.add_row("", "", f"─▶ {ack}")
+    return table
+
+
+def loop(interval: Interval) -> str:
+    """Draw the loop as text: boxes with their groups, arrows with their rates."""
+    boxes, arrows = _stages(interval)
     lines = ["", "", "", ""]
     middles = []
     for index, texts in enumerate(boxes):
@@ -89,17 +131,11 @@ def loop(interval: Interval) -> str:
             width = max(len(above), len(below)) + 2
             parts = (f"{above:^{width}}", "─" * (width - 1) + "▶", f"{below:^{width}}", " " * width)
             lines = [line + part for line, part in zip(lines, parts, strict=True)]
-    sent = interval.rate("headway_weight_update_bytes_total")
-    weights = f" weights {_rate(interval.rate('headway_weight_updates_total'))} updates/s, "
-    weights += f"{'–' if sent is None else decimal(int(sent))}/s, "
-    weights += f"{_seconds(update_seconds(interval))} to serve "
-    ack = f" ack {_rate(interval.rate('headway_version'))} batches/s: "
-    ack += f"{_whole(now, 'live_groups')} of {_whole(now, 'window_groups')} groups live, "
-    ack += f"issued {issued}/s "
+    weights, ack = _ways_back(interval)
     first, actor, _, learner = middles
     lines.append(_marks({first: "▲", actor: "▲", learner: "│"}))
-    lines.append(_marks({first: "│"}) + _elbow(first + 1, actor, learner, weights, "┤"))
-    lines.append(_elbow(0, first, learner, ack, "┘"))
+    lines.append(_marks({first: "│"}) + _elbow(first + 1, actor, learner, f" {weights} ", "┤"))
+    lines.append(_elbow(0, first, learner, f" {ack} ", "┘"))
     return "\n".join(lines)
 
 
@@ -148,7 +184,7 @@ def _actors(interval: Interval) -> Table:
     return table
 
 
-def _learner(interval: Interval) -> Table:
+def _learner(interval: Interval, bar: int) -> Table:
     now, groups = interval.now, interval.now.by("headway_groups", "state")
     left = Table.grid(padding=(0, 1))
     for state in ("queued", "ready"):
@@ -160,18 +196,20 @@ def _learner(interval: Interval) -> Table:
     for label, value in figures.items():
         if value is not None:
             left.add_row(label, f"{value:.4g}")
+    if failed := now.value("headway_heldout_failed", kind="greedy"):
+        left.add_row("held-out, failed", f"{failed:.0f}")
     table = Table.grid(padding=(0, 3), expand=True)
     phases, lags = learner_phases(interval), token_lags(interval)
-    table.add_row(left, _bars("phase", phases), _bars("token lag", lags))
+    table.add_row(left, _bars("phase", phases, bar), _bars("token lag", lags, bar))
     return table
 
 
-def _bars(title: str, shares: Mapping[str, float]) -> Table:
+def _bars(title: str, shares: Mapping[str, float], width: int) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_row(Text(title, "bold"))
     longest = max(shares.values(), default=1.0) or 1.0
     for label, share in shares.items():
-        table.add_row(label, Text("█" * round(BAR * share / longest), "cyan"), _share(share))
+        table.add_row(label, Text("█" * round(width * share / longest), "cyan"), _share(share))
     return table
 
 

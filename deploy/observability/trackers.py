@@ -1,21 +1,34 @@
-"""Trackers: the figures of a run for TensorBoard or Weights & Biases, both optional extras.
+"""Trackers: the figures of a run, and some rollouts, for TensorBoard, Weights & Biases or MLflow.
 
-A tracker that fails is reported and left out from then on; it never ends a run.
+Each is an optional extra. A tracker that fails is reported and left out from then on; it never ends
+a run.
 """
 
 import os
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 from uuid import uuid4
 
+from deploy.config.changes import differing
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from deploy.observability.samples import Sample, heading, text_of
 
 AXIS = "policy_version"
 """Name of the version among W&B's figures."""
+NOT_MLFLOW = re.compile(r"[^\w\-./ :]")
+"""Characters that MLflow does not take in the name of a figure, such as that in `pass@4`."""
+PARAMETERS = 100
+"""Most parameters that MLflow takes at once."""
+PARAMETER_CHARACTERS = 500
+"""Longest value of a parameter that every store of MLflow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,8 @@ class Tracker:
 
     log: Callable[[int, Mapping[str, float]], None]
     """Logs the figures of one version by name."""
+    text: Callable[[int, str], None]
+    """Logs plain text of one version: rollouts, whose control characters are escaped."""
     close: Callable[[], None]
     """Writes everything that is still buffered."""
 
@@ -39,7 +54,11 @@ def tensorboard(_: RunConfig, folder: Path) -> Tracker:
             writer.add_scalar(key, value, version)
         writer.flush()
 
-    return Tracker(log, writer.close)
+    def text(version: int, content: str) -> None:
+        # TensorBoard shows Markdown, in which indented lines are shown as they are.
+        writer.add_text("samples", indent(content, "    ", lambda line: True), version)
+
+    return Tracker(log, text, writer.close)
 
 
 def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
@@ -64,12 +83,60 @@ def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
     )
     run.define_metric(AXIS)
     run.define_metric("*", step_metric=AXIS)
-    return Tracker(lambda version, figures: run.log({**figures, AXIS: version}), run.finish)
+
+    def text(version: int, content: str) -> None:
+        run.log({"samples": wandb.Html(f"<pre>{escape(content)}</pre>"), AXIS: version})
+
+    return Tracker(lambda version, figures: run.log({**figures, AXIS: version}), text, run.finish)
+
+
+def mlflow(config: RunConfig, folder: Path) -> Tracker:
+    """Write a run of MLflow at MLFLOW_TRACKING_URI, or below `mlflow/` in the run's folder.
+
+    A resumed run keeps its id. Its parameters, which MLflow lets nobody change, are the settings
+    that it was started with.
+    """
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    address = os.environ.get("MLFLOW_TRACKING_URI")
+    if address is None:
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # MLflow 3 wants a database otherwise
+        address = (folder / "mlflow").as_uri()
+    client: Any = MlflowClient(address)
+    id_file = folder / "mlflow-id.txt"
+    if not id_file.exists():
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headway")
+        known = client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else client.create_experiment(name)
+        run = client.create_run(experiment, run_name=config.name).info.run_id
+        recipe = differing([config.model_dump(mode="json"), {}])
+        params = [Param(key, value[:PARAMETER_CHARACTERS]) for key, (value, _) in recipe.items()]
+        for begin in range(0, len(params), PARAMETERS):
+            client.log_batch(run, params=params[begin : begin + PARAMETERS])
+        id_file.write_text(run)
+    run = id_file.read_text()
+    client.update_run(run, status="RUNNING")
+
+    def log(version: int, figures: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        metrics = [Metric(NOT_MLFLOW.sub("_", key), n, now, version) for key, n in figures.items()]
+        client.log_batch(run, metrics=metrics)
+
+    return Tracker(
+        log,
+        lambda version, content: client.log_text(run, content, f"samples/v{version:06d}.txt"),
+        lambda: client.set_terminated(run),
+    )
 
 
 Factory = Callable[[RunConfig, Path], Tracker]
 """Makes a tracker of the recipe and the run's folder."""
-KINDS: dict[str, Factory] = {"tensorboard": tensorboard, "wandb": weights_and_biases}
+KINDS: dict[str, Factory] = {
+    "tensorboard": tensorboard,
+    "wandb": weights_and_biases,
+    "mlflow": mlflow,
+}
 
 
 def check(kinds: Sequence[str]) -> None:
@@ -103,6 +170,17 @@ class Trackers:
     def batch(self, row: Mapping[str, Any]) -> None:
         """Log the figures of a trained batch at the version that it produced."""
         self._log(row["version"] + 1, {f"batch/{key}": n for key, n in numbers(row).items()})
+
+    def samples(self, samples: Sequence[Sample]) -> None:
+        """Log some rollouts of one batch as text, at the version that the batch produced."""
+        if samples:
+            version = samples[-1].version
+            content = "\n\n".join(
+                f"{heading(sample)}\n{text_of(sample)}"
+                for sample in samples
+                if sample.version == version
+            )
+            self._call_all(lambda tracker: tracker.text(version + 1, content))
 
     def scores(self, version: int, scores: Mapping[str, float | None]) -> None:
         """Log the held-out scores of a version, by kind."""

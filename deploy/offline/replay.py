@@ -23,6 +23,7 @@ from deploy.errors import InputError
 from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.sessions import recipe_at
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import read_batches
@@ -93,10 +94,10 @@ def replay(
             neither a checkpoint nor the initial weights to begin with.
     """
     directory.check_at_rest()
-    config = directory.config()
     recorded = {row["version"]: row for row in read_batches(directory.path)}
     checkpoints = committed_checkpoints(directory.path)
     plan = plan_replay(steps, recorded, checkpoints)
+    config = recipe_at(directory, plan.start)
     try:
         model = model_path(config)
     except InputError as error:

@@ -1,20 +1,24 @@
 """`headway try`: plays a few episodes of a recipe and prints them in full.
 
 One engine with the initial weights plays them in this process, which loads reward models too.
-Nothing is trained, sent or written.
+Nothing is trained or sent, and nothing stays on disk but the output of an engine that failed.
 """
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from actors.assembly import build_engine, build_episodes, build_rewards
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec
-from actors.errors import RolloutFailed
+from actors.errors import EngineDied, RolloutFailed
 from actors.rewards import RewardPool
 from actors.rewards.learned import TextScorer
+from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
@@ -29,7 +33,18 @@ def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str
         RunFailed: Some rollouts have failed; raised after all were printed.
     """
     prompts = inputs.source.next(count)
-    outcomes = asyncio.run(_play(config, inputs, prompts))
+    descriptor, name = tempfile.mkstemp(prefix="headway-try-", suffix=".log")
+    os.close(descriptor)
+    log = Path(name)
+    say(f"loading {inputs.model_path}")
+    try:
+        outcomes = asyncio.run(_play(config, inputs, prompts, log))
+    except EngineDied as error:
+        raise EngineDied(f"{error}\nthe output of the engine is in {log}") from error
+    except BaseException:
+        log.unlink()
+        raise
+    log.unlink()
     tokenizer = load_tokenizer(inputs.model_path)
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
@@ -38,10 +53,11 @@ def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str
 
 
 async def _play(
-    config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt]
+    config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt], log: Path
 ) -> list[Rollout | RolloutFailed]:
     """Return a rollout of every prompt, or the error that it ended with."""
-    actors, model_path = config.actors, inputs.model_path
+    actors = actors_on_cores(config.actors, os.sched_getaffinity(0), None)
+    model_path = inputs.model_path
     pool = RewardPool(actors.reward_processes, actors.reward_memory_gib)
     tokenizer = load_tokenizer(model_path)
     longest = actors.max_model_len or context_length(model_path)
@@ -52,6 +68,7 @@ async def _play(
         model_path=model_path,
         seed=config.seed,
         initial_version=0,
+        log=log,
     )
     engine = build_engine(spec, tokenizer, longest)
     await engine.start()

@@ -3,11 +3,14 @@
 import os
 import socket
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.environments.registry import load_environment
+from actors.errors import InputError as ActorsInputError
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
@@ -16,6 +19,7 @@ from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource
 from actors.sources.registry import load_source
+from deploy.config.devices import visible_gpus
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
@@ -60,20 +64,9 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     check_model(path)
     actors, prompts = config.actors, config.prompts
     scored_by = actors.heldout_reward or actors.reward
-    for names in (actors.reward, scored_by):
-        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
-    load_environment(
-        actors.environment, actors.environment_options, code_execution=actors.code_execution
-    )
+    load_scoring(config)
     evaluations, problems = load_heldout(config)
-    own = config.heldout is not None and config.heldout.source is None
-    all_prompts = load_source(
-        prompts.source,
-        options=prompts.source_options,
-        seed=config.seed,
-        split="train",
-        heldout_size=len(problems) if own else 0,
-    )
+    all_prompts = load_training_source(config, problems)
     source: PromptSource = without_heldout(
         all_prompts, frozenset(problem.text for problem in problems)
     )
@@ -115,11 +108,67 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     return Inputs(path, source, problems, evaluations, reward_models)
 
 
+def load_scoring(config: RunConfig) -> None:
+    """Import rewards and environment; raise InputError if one, or an option, is wrong."""
+    actors = config.actors
+    for names in (actors.reward, actors.heldout_reward or actors.reward):
+        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
+    load_environment(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
+
+
+def load_training_source(config: RunConfig, problems: list[Prompt]) -> PromptSource:
+    """Build the source of training prompts, which leaves out the held-out `problems` if its own."""
+    prompts = config.prompts
+    own = config.heldout is not None and config.heldout.source is None
+    with _settings_named("prompts", prompts.source):
+        return load_source(
+            prompts.source,
+            options=prompts.source_options,
+            seed=config.seed,
+            split="train",
+            heldout_size=len(problems) if own else 0,
+        )
+
+
+@contextmanager
+def _settings_named(section: str, source: str) -> Iterator[None]:
+    """Name the section of a source in its errors."""
+    try:
+        yield
+    except (ActorsInputError, SourceFailed) as error:
+        if str(error).startswith("prompts.source"):
+            raise
+        raise InputError(f"{section}.source = {source!r}: {error}") from error
+
+
+def check_code(config: RunConfig) -> None:
+    """Check what a recipe names and no model is needed for: `headway validate --strict`.
+
+    Rewards, environment, sources, trackers and objective are found, and their options checked.
+
+    Raises:
+        InputError: One of them cannot be imported, or does not take its options.
+    """
+    load_scoring(config)
+    trackers.check(config.deploy.trackers)
+    _, problems = load_heldout(config)
+    source = load_training_source(config, problems)
+    actors = config.actors
+    check_scorable(actors.heldout_reward or actors.reward, problems)
+    with _settings_named("prompts", config.prompts.source):
+        first = source.next(config.prompts.groups_per_batch)
+    check_scorable(actors.reward, first)
+    _check_objective(config)
+
+
 def _check_machine(config: RunConfig) -> None:
     """Check the folder of runs, cores, devices, addresses and trackers."""
     deploy = config.deploy
     check_runs_dir(config)
     _check_cores(config)
+    check_gpus(config, visible_gpus())
     check_devices(config.weight_sync, deploy.ray_address)
     _check_address(deploy.ray_address)
     if deploy.metrics:
@@ -184,6 +233,20 @@ def _check_cores(config: RunConfig) -> None:
             )
 
 
+def check_gpus(config: RunConfig, available: int) -> None:
+    """Refuse a run that names no GPUs on a machine with `available` of them, which are too few."""
+    actors, learner = config.actors, config.learner
+    named = "gpus" in actors.model_fields_set | learner.model_fields_set
+    if config.deploy.ray_address == "local" and actors.engine == "vllm" and available and not named:
+        raise InputError(
+            f"this machine has {available} GPU(s), and learner.ranks = {learner.ranks} with "
+            f"actors.count = {actors.count} × actors.tensor_parallel_size = "
+            f"{actors.tensor_parallel_size} would take {learner.ranks} and "
+            f"{actors.count * actors.tensor_parallel_size}; set learner.gpus and actors.gpus, "
+            "which may be shares such as 0.5, or both to 0"
+        )
+
+
 def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Prompt]]:
     """Plan the evaluations of a run, and load the problems of the largest one.
 
@@ -195,12 +258,14 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
         return [], []
     planned = plan(section, steps=config.steps, temperature=config.actors.temperature)
     size = max(evaluation.size for evaluation in planned)
-    source_name, options = section.source, section.source_options
+    source_name, options, owner = section.source, section.source_options, "heldout"
     if source_name is None:
-        source_name, options = config.prompts.source, options or config.prompts.source_options
-    source = load_source(
-        source_name, options=options, seed=config.seed, split="heldout", heldout_size=size
-    )
+        source_name, owner = config.prompts.source, "prompts"
+        options = options or config.prompts.source_options
+    with _settings_named(owner, source_name):
+        source = load_source(
+            source_name, options=options, seed=config.seed, split="heldout", heldout_size=size
+        )
     try:
         problems = without_heldout(source, frozenset()).next(size)
     except SourceFailed as error:

@@ -1,15 +1,58 @@
-"""Records what a trained model folder was made from, and refuses one made with other settings."""
+"""Records what a run or a trained model folder was made from: settings, program and machine.
+
+A model folder that was made with other settings than a recipe's is refused.
+"""
 
 import json
-from collections.abc import Iterator
+import os
+import platform
+import time
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from deploy.runtime import machine
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making."""
+
+
+def environment() -> dict[str, Any]:
+    """Return the time, the versions of Headway and of all packages, commits, and this machine.
+
+    `commit` is that of the checkout that Headway runs from, `folder_commit` that of the working
+    directory, where the user's modules are; each is None where there is none, and ends with
+    "+changes" where files differ from it.
+    """
+    packages = {package.name: package.version for package in distributions()}
+    checkout = Path(__file__).parents[2]
+    return {
+        "started_at": time.time(),
+        "headway": version("headway-rl"),
+        "commit": _commit(checkout) if (checkout / ".git").exists() else None,
+        "folder_commit": _commit(Path.cwd()),
+        "python": platform.python_version(),
+        "packages": dict(sorted(packages.items())),
+        "machine": {
+            "host": platform.node(),
+            "system": platform.platform(),
+            "cpu": machine.cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "gpus": machine.gpus(),
+        },
+    }
+
+
+def _commit(folder: Path) -> str | None:
+    commit = machine.git(folder, "rev-parse", "HEAD")
+    changed = commit and machine.git(folder, "status", "--porcelain", "-uno")
+    return f"{commit}+changes" if changed else commit
 
 
 def warm_start_origin(config: RunConfig) -> str:
@@ -50,21 +93,10 @@ def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
         raise InputError(
             f"{folder} has no record of what it was made with: {error}; {remedy}"
         ) from None
-    before, now = dict(_settings(made)), dict(_settings(json.loads(wanted)))
     differ = [
-        f"{name} = {before.get(name, 'none')}, not {now.get(name, 'none')}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
+        f"{change.name} = {change.before}, not {change.after}"
+        for change in changes(made, json.loads(wanted))
     ]
     if differ:
         shown = "; ".join(differ[:3]) + ("; and more" if len(differ) > 3 else "")
         raise InputError(f"{folder} was made with {shown}. For this recipe, {remedy}")
-
-
-def _settings(section: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the value, as JSON, of every setting."""
-    if not isinstance(section, dict):
-        yield name, json.dumps(section)
-        return
-    for key, value in section.items():
-        yield from _settings(value, f"{name}.{key}" if name else key)

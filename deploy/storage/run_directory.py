@@ -1,11 +1,11 @@
 """The folder of one run, `runs/<name>/`, and the files in it.
 
-recipe.json       the resolved recipe          metrics.jsonl   trained batches
+recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
 journal/          accepted rollouts            restarts.jsonl  restarts of actors
 checkpoints/      v000060/ …                   waits.jsonl     overdue waits
-summary.json      figures of the run
-logs/             output of every process      report.html     the same as a page of plots
+summary.json      figures of the run           sessions.jsonl  recipe, program, machine
+logs/             output of every process      report.html     the figures as a page of plots
 """
 
 import fcntl
@@ -13,19 +13,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from deploy.config.messages import explain
+from deploy.config.loader import load_recipe
+from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file
+from queues.runtime.nearest_name import nearest
 
 LOCK_TRIES = 5
 """Attempts at a lock, since a command that only tests it holds it for a moment."""
@@ -33,12 +33,16 @@ LOCK_SECONDS = 0.05
 """Wait between two attempts."""
 
 
+class RunMissing(InputError):
+    """There is no run of a name."""
+
+
 class RunDirectory:
     """Paths of a run, and the small files that the driver writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.recipe_file = path / "recipe.json"
+        self.recipe_file = path / "recipe.toml"
         self.ledger = path / "ledger.sqlite"
         """The broker's database, which `queues.readers` reads."""
         self.checkpoints = path / "checkpoints"
@@ -76,7 +80,7 @@ class RunDirectory:
             shutil.rmtree(partial.path, ignore_errors=True)
             for folder in (partial.path, partial.checkpoints, partial.logs):
                 folder.mkdir(parents=True)
-            partial.recipe_file.write_text(config.model_dump_json(indent=2))
+            partial.recipe_file.write_text(recipe_text(config.with_model_names()))
             if replace and self.path.exists():
                 shutil.rmtree(self._replaced, ignore_errors=True)
                 self.path.rename(self._replaced)
@@ -105,18 +109,25 @@ class RunDirectory:
         """Find an existing run by its folder or by its name in `runs_dir`.
 
         Raises:
-            InputError: There is no such run.
+            RunMissing: There is no such run.
         """
         for path in (Path(run), runs_dir / run):
             if cls(path.absolute()).recipe_file.exists():
                 return cls(path.absolute())
-        names = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
+        names = sorted(directory.path.name for directory in cls.all(runs_dir))
         known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
-        raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
+        raise RunMissing(
+            f"no run {run!r}: neither a run folder nor a name ({known}){nearest(run, names)}"
+        )
+
+    @classmethod
+    def all(cls, runs_dir: Path) -> list["RunDirectory"]:
+        """Return every run in a folder; without it, none."""
+        return [cls(file.parent.absolute()) for file in runs_dir.glob("[!.]*/recipe.toml")]
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
-        if not self._rests():
+        if not self.rests():
             raise self._going_on()
 
     @contextmanager
@@ -143,38 +154,40 @@ class RunDirectory:
         )
 
     def config(self) -> RunConfig:
-        """Return the recipe that the run was started with, with the present `runs_dir`.
+        """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
 
         Raises:
-            InputError: The file is damaged, or of a version of Headway with other settings.
+            InputError: The file cannot be read or is not valid, as `load_recipe`.
         """
-        try:
-            config = RunConfig.model_validate_json(self.recipe_file.read_text())
-        except ValidationError as error:
-            problems = "\n".join(explain(error, RunConfig))
-            raise InputError(
-                f"{self.recipe_file} is damaged, or of another version of Headway:\n{problems}"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.recipe_file} cannot be read: {error}") from None
+        config = load_recipe(str(self.recipe_file))
         here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
         return config.model_copy(update={"deploy": here})
 
-    def status(self) -> str | None:
-        """Return the run's status as in its summary; None before the first summary.
+    def status(self) -> str:
+        """Return the run's status: "running", "done", "failed", "interrupted" or "killed".
 
-        It is "running", "done", "failed", "interrupted", or "killed" if the summary says "running"
-        and no process works on the run.
+        It is that of the summary, or "killed" if the run has not ended and no process works on it.
         """
-        if not self.summary_file.exists():
-            return None
+        written = str(self.summary("status").get("status", "running"))
+        return "killed" if written == "running" and self.rests() else written
+
+    def summary(self, *keys: str) -> dict[str, Any]:
+        """Return the content of `summary.json`, with some keys at least; empty if there is none.
+
+        Raises:
+            InputError: The file is damaged, or lacks one of the keys.
+        """
         try:
-            written = str(json.loads(self.summary_file.read_text())["status"])
+            summary: dict[str, Any] = json.loads(self.summary_file.read_text())
+            for key in keys:
+                _ = summary[key]
+        except FileNotFoundError:
+            return {}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
-        return "killed" if written == "running" and self._rests() else written
+        return summary
 
-    def _rests(self) -> bool:
+    def rests(self) -> bool:
         """Return True if no process works on the run."""
         try:
             with self._lock.open() as file:
@@ -204,20 +217,22 @@ class RunDirectory:
                 os.truncate(path, before)
             raise
 
-    def rows(self, name: str) -> list[Any]:
+    def rows(self, name: str, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
         """Read the records of a JSON-lines file, without a last line that a crash cut off.
 
+        `parse` makes an object of each record.
+
         Raises:
-            InputError: Another line is damaged; names it.
+            InputError: Another line is damaged, or `parse` lacks a key of it; names the line.
         """
         path = self.path / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         rows = []
         for number, line in enumerate(lines, start=1):
             try:
-                rows += [json.loads(line)] if line.endswith(b"\n") else []
-            except ValueError as error:
-                raise InputError(f"{path}, line {number} is damaged: {error}") from None
+                rows += [parse(json.loads(line))] if line.endswith(b"\n") else []
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InputError(f"{path}, line {number} is damaged: {error!r}") from None
         return rows
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:

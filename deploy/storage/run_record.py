@@ -1,10 +1,9 @@
 """The record of a run: everything that its driver has gathered so far, restored on resumption."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
@@ -19,6 +18,33 @@ Row = Mapping[str, Any]
 
 REWARD_MODEL = "reward-model"
 """Name of the process of the reward models in `restarts.jsonl`."""
+
+
+class Score(NamedTuple):
+    """A held-out score, with the number of results that it is a mean of."""
+
+    value: float | None
+    """None where all failed."""
+    scored: int
+    """Rollouts with a reward; of pass@k, problems with rewards of all their rollouts."""
+    failed: int
+    """Rollouts or problems that were left out, since a reward or an environment failed."""
+
+    @classmethod
+    def of(cls, row: Row) -> "Score":
+        """Return the mean reward of an evaluation, given as a row of `summary.json`."""
+        return cls(row["score"], row["scored"], row["failed"])
+
+    @classmethod
+    def pass_at_k(cls, row: Row) -> "Score":
+        """Return its pass@k."""
+        return cls(row["pass_at_k"], row["size"] - row["incomplete"], row["incomplete"])
+
+    def __str__(self) -> str:
+        """Format as "0.500 (18 of 20, 2 failed)", and as "0.500" if none failed."""
+        text = "–" if self.value is None else f"{self.value:.3f}"
+        count = self.scored + self.failed
+        return f"{text} ({self.scored} of {count}, {self.failed} failed)" if self.failed else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +97,16 @@ class Record:
         """Versions whose held-out scores are complete."""
         return {row["version"] for row in self.heldout}
 
-    def newest_scores(self) -> dict[str, float]:
+    def newest_scores(self) -> dict[str, Score]:
         """Return the newest held-out scores by kind; `pass@k` has its own entry."""
         scores = {}
         for kind, evaluations in ((GREEDY, self.heldout), (SAMPLED, self.heldout_sampled)):
-            newest: Row = evaluations[-1] if evaluations else {}
-            if newest.get("score") is not None:
-                scores[kind] = newest["score"]
-            if newest.get("pass_at_k") is not None:
-                scores[f"pass@{newest['samples']}"] = newest["pass_at_k"]
+            if not evaluations:
+                continue
+            newest = evaluations[-1]
+            scores[kind] = Score.of(newest)
+            if "pass_at_k" in newest:
+                scores[f"pass@{newest['samples']}"] = Score.pass_at_k(newest)
         return scores
 
     def add_score(self, planned: PlannedEvaluation, result: Evaluation, *, now: float) -> None:
@@ -89,6 +116,7 @@ class Record:
             "seconds": self.seconds(now),
             "score": result.score,
             "size": result.count // planned.samples,
+            "scored": result.count - result.failed,
             "failed": result.failed,
             "sampled_by": [result.lowest_version, result.highest_version],
         }
@@ -112,14 +140,14 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
     )
     if directory.ledger.exists():
         record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
-        record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
+        record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
         restarts = directory.rows("restarts.jsonl")
         record.restarts = Counter(restart["actor"] for restart in restarts)
         directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
         directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
         directory.rewrite("restarts.jsonl", restarts)
-    if directory.summary_file.exists():
-        summary = json.loads(directory.summary_file.read_text())
-        record.earlier = Earlier(**{name: summary[name] for name in Earlier.__dataclass_fields__})
+    earlier = Earlier.__dataclass_fields__
+    if summary := directory.summary(*earlier, "heldout", "heldout_sampled"):
+        record.earlier = Earlier(**{name: summary[name] for name in earlier})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record

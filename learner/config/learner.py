@@ -18,11 +18,17 @@ class TinyModelConfig(Section):
     characters: str = Field(min_length=1)
     """Every character of the task; each becomes one token after <pad>, <eos>, <bos>."""
     hidden_size: int = Field(default=128, ge=8)
+    """Width of the model."""
     layers: int = Field(default=3, ge=1)
+    """Number of transformer blocks."""
     intermediate_size: int = Field(default=320, ge=8)
+    """Width of the feed-forward layers."""
     heads: int = Field(default=4, ge=1)
+    """Attention heads; a multiple of kv_heads."""
     kv_heads: int = Field(default=2, ge=1)
+    """Heads of keys and values."""
     head_dim: int = Field(default=32, ge=8)
+    """Width of one attention head."""
     initializer_range: float = Field(default=0.06, gt=0)
     """Standard deviation of the initial weights; tiny models learn far faster above 0.02."""
     context: int = Field(default=512, ge=16)
@@ -61,12 +67,14 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     zero_stage: int = Field(default=1, ge=0, le=3)
     """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
     dtype: Dtype = "float32"
-    """Dtype of weights and activations; gradients and the optimizer's weights are float32."""
+    """Dtype of weights and activations; gradients and the optimizer's weights are float32. Commands
+    take bfloat16 on GPUs, if neither this key nor actors.dtype is given."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers and compute their insides again in the backward pass."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and step there; needs zero_stage >= 1."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Implementation of attention in transformers; flash_attention_2 needs a GPU."""
     cores: Cores | None = None
     """CPU cores of all ranks together, as "1" or "2-5,8"; None leaves it to the system. Shared
     equally; where there are fewer cores than ranks, every rank uses them all."""

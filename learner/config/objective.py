@@ -97,16 +97,20 @@ class ObjectiveConfig(Section):
     advantage: str = "grpo"
     """One of the estimators of `learner/README.md`, or "module:function"."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the advantage."""
     loss: str = "cispo"
     """One of the policy losses of `learner/README.md`, or "module:function"."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the loss."""
     correction: str | tuple[str, ...] = "none"
     """An importance weight on top of the loss, or a rejection; or a list of rejections with at most
     one weight."""
     correction_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the correction."""
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] = (
         "token_mean"
     )
+    """Weights of tokens: equal for all, for all rollouts, for all prompts, or a constant."""
     fixed_length: int | None = Field(default=None, ge=1)
     """Tokens that `fixed_length` divides every rollout by; None takes actors.max_new_tokens."""
     mask_truncated: bool = False
@@ -127,6 +131,7 @@ class ObjectiveConfig(Section):
     """Weight of the mean negative log-likelihood of the tokens of rollouts whose task gave a reward
     above `positive_reward` (VAPO); shaping does not count."""
     positive_reward: float = 0.0
+    """Rollouts with a larger reward count as positive for positive_nll."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per batch and epoch; whole groups are split into as many parts."""
     epochs: int = Field(default=1, ge=1)

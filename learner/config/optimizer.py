@@ -42,6 +42,7 @@ class OptimizerConfig(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Shares of the running means of gradient and squared gradient that a step keeps."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of the optimizer."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 switches clipping off."""
     schedule: ScheduleConfig = ScheduleConfig()

@@ -15,8 +15,11 @@ class SupervisedConfig(OptimizerConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the source's `demonstrations` or `preferences`."""
     zero_stage: int = Field(default=0, ge=0, le=2)
+    """DeepSpeed ZeRO, as learner.zero_stage."""
     dtype: Dtype = "float32"
+    """Dtype of weights and activations, as learner.dtype."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Implementation of attention in transformers, as learner.attention."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads; None leaves it to torch."""
 
@@ -33,11 +36,13 @@ class SftConfig(SupervisedConfig):
     """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
     or the name or dotted path of a prompt source that has worked examples."""
     steps: int = Field(default=1000, ge=1)
+    """Optimizer steps."""
     batch_tokens: int = Field(default=1024, ge=16)
     """Smallest number of tokens of one optimizer step, prompts included."""
     microbatch_tokens: int = Field(default=512, ge=16)
     """Capacity of one microbatch in tokens."""
     logprob_chunk: int = Field(default=1024, ge=1)
+    """Positions whose logits are held at once."""
 
 
 class RewardTrainingConfig(SupervisedConfig):

@@ -125,6 +125,10 @@ class BatchReport(OffPolicyFigures):
     """Mean over the optimizer steps, before clipping."""
     reference_kl: float | None = None
     """Nats a token, to the reference policy."""
+    learning_rate: float | None = None
+    """Of the batch's last optimizer step; None where the policy was not trained."""
+    reward_parts: Mapping[str, float | None] | None = None
+    """Mean of each part of the reward, unweighted, over the rollouts that have it."""
     critic: CriticFigures | None = None
     kl_coefficient: float | None = None
     entropy_coefficient: float | None = None

@@ -30,6 +30,8 @@ class StepTotals:
     """Before clipping, of each optimizer step of the policy."""
     critic_grad_norms: list[float] = field(default_factory=list)
     """Before clipping, of each step of a critic with an optimizer of its own."""
+    learning_rate: float | None = None
+    """Of the newest step of the policy's optimizer."""
     minibatches: int = 0
     """Minibatches trained in all epochs; fewer than configured where there are fewer groups."""
     busiest: int = 0
@@ -89,6 +91,8 @@ def batch_report(
         rank_imbalance=totals.busiest * totals.ranks / totals.workload if totals.workload else 1.0,
         optimizer_steps=steps,
         grad_norm=share(sum(totals.grad_norms), steps),
+        learning_rate=totals.learning_rate,
+        reward_parts={name: _finite_mean(part) for name, part in batch.reward_parts.items()},
         **vars(figures(sums, passes=config.epochs)),
         reference_kl=share(sums["reference_kl"], trained) if "reference_kl" in sums else None,
         critic=_critic_figures(totals, sums) if "value_loss" in sums else None,
@@ -96,6 +100,11 @@ def batch_report(
         entropy_coefficient=totals.entropy_coefficient,
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
     )
+
+
+def _finite_mean(values: torch.Tensor) -> float | None:
+    known = values[torch.isfinite(values)]
+    return share(float(known.sum()), len(known))
 
 
 def _fractions(sums: Mapping[str, float]) -> dict[str, float | None]:

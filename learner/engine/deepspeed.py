@@ -146,6 +146,13 @@ class DeepSpeedEngine:
         check_packing(self.outputs, dtype=dtype)
 
     @property
+    def learning_rate(self) -> float:
+        """See `Trainable.learning_rate`; under Muon that of the parameters that Adam updates."""
+        step = max(0, self.steps_taken - 1)
+        factor = rate_factor(self._config.schedule, step, self._total_steps)
+        return self._config.learning_rate * factor
+
+    @property
     def device(self) -> torch.device:
         """Device the module computes on."""
         return torch.device(self._engine.device)

@@ -33,6 +33,11 @@ class Trainable(Protocol):
     steps_taken: int
     """Optimizer steps since version 0."""
 
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the newest step, as scheduled; of the first, before it."""
+        ...
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar, unscaled, to the one that `step` will use. Collective.
 

@@ -146,7 +146,7 @@ class BrokerWorkQueue(WorkQueue):
             wait = group.not_before - now
             waits = new_state is State.QUEUED and wait > 0
             delay = f" for {wait:g} s at least" if waits else ""
-            log.warning("%s; now %s%s", state.last_error, new_state, delay)
+            log.warning("now %s%s: %s", new_state, delay, state.last_error)
             if waits:
                 commits.lease_polls.wake_at(group.not_before)
             if new_state is State.FAILED:

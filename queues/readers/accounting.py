@@ -32,6 +32,8 @@ class Accounting:
     trained_twice: int
     duplicates: int
     """Results that were refused: of lost leases, or of groups that have one."""
+    heldout_failed: dict[str, int]
+    """Held-out rollouts that failed for good, by reason; they are not among the train groups."""
     balanced: bool
     """The states add up to what was issued, and agree with the recorded batches and, in a running
     broker, with its memory."""
@@ -93,6 +95,7 @@ def account(counts: Counts, memory: StateCounts | None = None) -> Accounting:
         failed=states[State.FAILED],
         trained_twice=counts.trained_twice,
         duplicates=counts.duplicates,
+        heldout_failed=_by_reason(counts.states, State.FAILED, Purpose.EVALUATE),
         balanced=(
             counts.issued == sum(totals.values())
             and counts.in_batches == {False: totals[State.TAKEN], True: totals[State.TRAINED]}
@@ -110,9 +113,9 @@ def require_balanced(counts: Counts, memory: StateCounts, *, where: str) -> None
         )
 
 
-def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
+def _by_reason(states: StateCounts, wanted: State, of: Purpose = Purpose.TRAIN) -> dict[str, int]:
     return {
         reason: count
         for (purpose, state, reason), count in states.items()
-        if purpose is Purpose.TRAIN and state is wanted
+        if purpose is of and state is wanted
     }

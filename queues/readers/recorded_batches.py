@@ -50,17 +50,18 @@ class RecordedBatches(BatchQueue):
         return [x for x in self._acknowledged if x["version"] > after]
 
 
-def read_batch(run_directory: Path, version: int) -> list[bytes]:
+def read_batch(run_directory: Path, version: int, *, groups: int = -1) -> list[bytes]:
     """Return the payloads of a recorded batch, in its order; empty if it is not recorded.
 
-    A group that was removed from the journal or is damaged raises InputError.
+    With `groups`, only the first so many are read. A group that was removed from the journal or is
+    damaged raises InputError.
     """
     with open_ledger(run_directory, verify=False) as database:
         removed = removed_segments(database)
         rows = database.execute(
             "SELECT group_id, segment, offset FROM batch_groups JOIN results USING (group_id)"
-            " WHERE version = ? ORDER BY position",
-            (version,),
+            " WHERE version = ? ORDER BY position LIMIT ?",
+            (version, groups),
         ).fetchall()
     payloads = []
     for group_id, segment, offset in rows:

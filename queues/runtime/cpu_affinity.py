@@ -2,11 +2,15 @@
 
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from queues.errors import InputError
+
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""The limit of a container's CPU time, in cgroup version 2."""
 
 
 def parse_cores(text: str) -> list[int]:
@@ -19,6 +23,19 @@ def parse_cores(text: str) -> list[int]:
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return sorted(cores)
+
+
+def usable_cores(limit: Path = CPU_LIMIT) -> list[int]:
+    """Return the cores of this process, no more than its container may keep busy at once.
+
+    `limit` holds microseconds of CPU time, or "max", and the period that they are for.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        quota, period = limit.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
 
 
 def bind_process(cores: list[int], setting: str) -> None:

@@ -107,7 +107,7 @@ def existing_run(folder: Path) -> None:
     """Make a run of the same name that has trained."""
     run = RunDirectory(folder / "runs" / "bad")
     run.path.mkdir(parents=True)
-    run.recipe_file.write_text("{}")
+    run.recipe_file.write_text("")
     train(run, [{}, {}])
 
 

@@ -175,7 +175,7 @@ def copied_run(headway, finished):
     """Provide a copy of the finished run that a test may change."""
     folder = headway.run_folder("copied")
     shutil.copytree(finished.folder, folder)
-    recipe = json.loads((folder / "recipe.json").read_text())
-    (folder / "recipe.json").write_text(json.dumps({**recipe, "name": "copied"}))
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('name = "small"', 'name = "copied"', 1))
     yield folder
     shutil.rmtree(folder)

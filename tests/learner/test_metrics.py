@@ -22,6 +22,8 @@ def batch(**changes):
         "kl_fresh": 0.25,
         "kl_stale": None,
         "fractions": {"capped": 0.125, "rejected": None},
+        "learning_rate": 1e-4,
+        "reward_parts": {"style": 0.25, "judge": None},
         "wait_started_at": 100.0,
         "wait_finished_at": 101.0,
         "step_started_at": 101.0,
@@ -50,6 +52,9 @@ def test_counts_add_up_over_batches_and_figures_are_the_newest():
     assert value("origin_kl", origin="stale") is None
     assert value("token_fraction", kind="capped") == 0.125
     assert value("token_fraction", kind="rejected") is None
+    assert value("learning_rate") == 1e-4
+    assert value("reward_part", part="style") == 0.25
+    assert value("reward_part", part="judge") is None
     assert value("learner_seconds_total", phase="wait") == 2
     assert value("learner_seconds_total", phase="step") == 4
     assert value("learner_seconds_total", phase="publish") == 1

@@ -173,12 +173,14 @@ def test_statistics_describe_the_batch():
         group(
             "b",
             [
-                rollout([1, 2, 3], reward=1.0, versions=3, index=0),
-                rollout([1, 2, 3], reward=1.0, versions=5, index=1),
+                rollout([1, 2, 3], reward=1.0, versions=3, index=0, reward_parts={"task": 1.0}),
+                rollout([1, 2, 3], reward=1.0, versions=5, index=1, reward_parts={"task": 0.5}),
             ],
         ),
     ]
     _, found = train(groups, version=5, microbatch_tokens=16)
+    assert found.learning_rate == PlainEngine().learning_rate
+    assert found.reward_parts == {"task": 0.75}
     row = json.loads(json.dumps(found.to_dict()))
     assert row == found.to_dict()
     assert row["lag_histogram"] == {"0": 5, "1": 1, "2": 1}

@@ -239,6 +239,7 @@ class Model:
     def accounts(self) -> dict[str, Any]:
         """As `Accounting.to_dict`."""
         train = [g for g in self.groups if g.evaluation is None]
+        heldout = [g for g in self.groups if g.evaluation is not None]
         plain = ("queued", "leased", "ready", "taken", "trained")
         return {
             "issued": len(train),
@@ -249,5 +250,6 @@ class Model:
             },
             "trained_twice": 0,
             "duplicates": self.duplicates,
+            "heldout_failed": dict(Counter(g.reason for g in heldout if g.state == "failed")),
             "balanced": True,
         }

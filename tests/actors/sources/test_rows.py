@@ -33,10 +33,22 @@ def test_all_bad_rows_are_told_by_their_lines_in_one_message(tmp_path):
     with pytest.raises(InputError) as caught:
         texts(write(tmp_path / "x.jsonl", BAD), 1)
     message = str(caught.value)
-    for line, reason in ((2, "not JSON"), (4, "not UTF-8"), (5, "prompt is 3"), (6, "not JSON")):
-        assert f"x.jsonl:{line}: {reason}" in message
+    found = [line.partition("x.jsonl:")[2] for line in message.splitlines()[1:]]
+    reasons = (
+        (2, "not JSON: Expecting property name"),
+        (4, "not UTF-8"),
+        (5, "prompt is 3"),
+        (6, "not JSON"),
+    )
+    for line, (number, reason) in zip(found, reasons, strict=True):
+        assert line.startswith(f"{number}: {reason}")
     with pytest.raises(InputError, match="and 90 more"):
         texts(write(tmp_path / "many.jsonl", [b"{"] * 100), 1)
+
+
+def test_a_mark_of_the_byte_order_and_windows_line_ends_are_not_part_of_a_row(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'\xef\xbb\xbf{"prompt": "a"}\r', b'{"prompt": "b"}\r'])
+    assert texts(path, 2) == {"a", "b"}
 
 
 def test_bad_rows_are_left_out_and_told_where_a_recipe_says_so(tmp_path, caplog):
@@ -97,7 +109,7 @@ def test_fields_may_have_other_names_and_others_become_metadata(tmp_path):
     row = {"question": "1+1", "solution": 2, "level": 3, "metadata": {"kind": "sum"}}
     path = write(tmp_path / "x.jsonl", [row])
     named = {"path": path, "prompt_field": "question", "answer_field": "solution"}
-    with pytest.raises(InputError, match=r"unknown fields level; .*or set other_fields"):
+    with pytest.raises(InputError, match=r"unknown fields level; .*or set other_fields$"):
         load_source("files", options=named, seed=0)
     for other, metadata in (("ignore", {}), ("metadata", {"level": 3})):
         source = load_source("files", options={**named, "other_fields": other}, seed=0)
@@ -231,4 +243,10 @@ def test_an_answer_that_no_policy_can_give_is_told_by_line(tmp_path, answer):
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": answer}]
     path = write(tmp_path / "x.jsonl", rows)
     with pytest.raises(InputError, match=r"x\.jsonl:2: answer is .*, must be a string or a number"):
+        texts(path, 1)
+
+
+def test_a_misspelt_field_names_the_nearest(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answr": 3}])
+    with pytest.raises(InputError, match=r"unknown fields answr; .*did you mean 'answer'\?"):
         texts(path, 1)

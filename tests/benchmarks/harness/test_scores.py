@@ -1,11 +1,22 @@
 """Scores of checkpoints: what is evaluated, and what is kept when an evaluation fails."""
 
+import argparse
 import asyncio
 import json
 
 import pytest
 
-from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
+from benchmarks.harness.checkpoint_scores import (
+    INITIAL,
+    SCORED,
+    SCORES,
+    failures,
+    last_failed,
+    measure_variants,
+    read_scores,
+    write_scores,
+)
+from benchmarks.harness.training_runs import Variant
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
@@ -65,6 +76,29 @@ def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(s
         {0: 0.0, 5: 0.1, 10: 0.2},
         {0: 0.0, 5: 0.3, 10: 0.4},
     ]
+    assert len((runs[0].parent / SCORED).read_text().splitlines()) == 5, "progress, a line for each"
+
+
+def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
+    config, _, runs = stage
+    base = config.model_copy(update={"model": config.model.model_copy(update={"path": "model"})})
+    variants = [[Variant("0", seed, base, worker=("benchmarks.missing",))] for seed in (0, 1)]
+    given = {"recipe": "demo", "settings": [], "problems": 8, "target": 0.5, "out": runs[0].parent}
+    options = argparse.Namespace(base=base, variants=variants, **given)
+    with pytest.raises(RunFailed, match="no variant came to its end"):
+        list(measure_variants(options, lambda variant, target: {}))
+    printed = capsys.readouterr().out
+    assert "1/2  seed 0" in printed
+    assert "2/2" not in printed
+
+
+def test_a_score_is_printed_and_kept_with_the_rollouts_that_failed(stage, capsys):
+    config, inputs, runs = stage
+    asyncio.run(write_scores(config, inputs, FakeFleet(failed=9, score=1.0), runs))
+    assert "second v10: 1.000 (3 of 12, 9 failed)\n" in capsys.readouterr().out
+    assert last_failed(runs[1]) == {"scored": 3, "failed": 9}
+    arm = {"name": "2", "seed": 0, "score": 1.0, "heldout": last_failed(runs[1])}
+    assert failures([arm]) == ["held-out score, 2, seed 0: 1.000 (3 of 12, 9 failed)"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +115,6 @@ def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_
     config, inputs, runs = stage
     with pytest.raises(RunFailed, match=f"second/checkpoints/v000010: {message}"):
         asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs, seconds=0.1))
-    assert json.loads((runs[0].parent / INITIAL).read_text()) == 0.0
+    assert json.loads((runs[0].parent / INITIAL).read_text())["score"] == 0.0
     assert read_scores(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
     assert not (runs[1] / SCORES).exists()

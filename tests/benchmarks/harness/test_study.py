@@ -66,6 +66,41 @@ def test_a_missed_aim_is_named_and_is_the_exit_code(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("error", "trained", "stays"),
+    [
+        (InputError("no such module"), "", False),
+        (InputError("no such module"), "{}\n", True),
+        (RunFailed("it died"), "", True),
+    ],
+    ids=["nothing trained", "a batch trained", "failed, with its log"],
+)
+def test_a_folder_of_a_comparison_that_refuses_its_input_does_not_stay(
+    tmp_path, error, trained, stays
+):
+    out = tmp_path / "runs" / "bench"
+
+    def refuses(options):
+        (out / "eta0").mkdir()
+        (out / "eta0" / "metrics.jsonl").write_text(trained)
+        yield {"values": [1]}
+        raise error
+
+    with pytest.raises(type(error)):
+        run(study(refuses, in_folder=True), out)
+    assert [path.name for path in tmp_path.iterdir()] == (["runs"] if stays else [])
+
+
+def test_a_folder_that_was_there_before_stays_when_input_is_refused(tmp_path):
+    def refuses(options):
+        yield {"values": [1]}
+        raise InputError("no such module")
+
+    with pytest.raises(InputError):
+        run(study(refuses, in_folder=True), tmp_path)
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (InputError("no such thing"), 2, "headway: no such thing\n"),

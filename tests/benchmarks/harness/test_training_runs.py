@@ -10,16 +10,19 @@ from benchmarks.harness.study import whole_numbers
 from benchmarks.harness.training_runs import (
     TrainingRuns,
     Variant,
-    check_devices,
+    check_inputs,
     conditions,
+    describe_seconds,
     finished,
     initial_model,
     make_base,
+    seconds_left,
 )
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.storage.run_directory import RunDirectory
+from tests.deploy.conftest import RECIPE
 
 
 def make_warm_start(config):
@@ -86,17 +89,57 @@ def test_a_number_that_is_written_twice_is_one():
         whole_numbers("0,-1", "--seeds")
 
 
-def test_gpus_are_as_good_as_cores():
-    def check(**section):
-        actors, learner = base.actors.model_copy(update=section), base.learner
-        learner = learner.model_copy(update=section)
-        check_devices(base.model_copy(update={"actors": actors, "learner": learner}))
+def test_cores_are_chosen_where_the_recipe_has_none(tmp_path):
+    base = make_base(arguments(tmp_path, recipe=str(RECIPE), steps=12), "staleness")
+    assert base.actors.cores == ("0",), "the recipe's"
+    assert base.learner.cores is not None
 
-    base = load_recipe("demo")
-    check()
-    check(cores=None, gpus=1)
-    with pytest.raises(InputError, match=r"needs actors\.cores and learner\.cores"):
-        check(cores=None)
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('actors.reward=["missing_task:score"]', "cannot import missing_task"),
+        ("prompts.source=missing_task:Source", "cannot import missing_task"),
+        ("actors.environment=missing_task:Episode", "cannot import missing_task"),
+    ],
+)
+def test_user_code_is_imported_before_a_warm_start_is_made(tmp_path, setting, message):
+    options = arguments(tmp_path)
+    options.settings.append(setting)
+    with pytest.raises(Exception, match=message) as raised:
+        make_base(options, "staleness")
+    assert raised.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everything_is_checked_where_the_model_exists(tmp_path, tiny_model):
+    config = recipe(tmp_path / "runs", 'learner.cores="4000"')
+    model = config.model.model_copy(update={"path": str(tiny_model), "tiny": None})
+    with pytest.raises(InputError, match=r"learner\.cores = '4000', but this machine's cores are"):
+        check_inputs(config.model_copy(update={"model": model, "sft": None}))
+
+
+@pytest.mark.parametrize(
+    ("finished", "further", "elapsed", "share", "seconds"),
+    [
+        ([], 3, 5.0, 0.0, None),
+        ([], 3, 10.0, 0.5, 10.0 + 3 * 20.0),
+        ([30.0], 1, 0.0, 0.0, 30.0 + 30.0),
+        ([30.0], 1, 40.0, 0.0, 0.0 + 35.0),
+        ([30.0], 1, 40.0, 0.8, 10.0 + 40.0),
+    ],
+)
+def test_the_time_left_is_that_of_this_run_and_of_those_after_it(
+    finished, further, elapsed, share, seconds
+):
+    left = seconds_left(finished, further, elapsed=elapsed, share=share)
+    assert left == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_the_time_left_is_described():
+    assert describe_seconds(None) == "time left: known after the first step"
+    assert describe_seconds(42.4) == "about 42 s left"
+    assert describe_seconds(150.0) == "about 2 min left"
 
 
 @pytest.mark.parametrize(
@@ -132,11 +175,20 @@ def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
         finished(directory, config.model_copy(update={"steps": 3}))
 
 
-def test_a_run_that_fails_is_left_out_with_its_last_line_and_its_provenance_is_kept(tmp_path):
+def test_a_run_that_refuses_its_input_ends_the_comparison_with_its_message(tmp_path):
     variant = Variant("demo", 0, recipe(tmp_path))
+    with pytest.raises(InputError, match=r"^the recipe has an .sft. section, but .* not exist"):
+        TrainingRuns(tmp_path, 2).train([variant, variant])
+
+
+def test_a_run_that_fails_is_left_out_with_its_last_line_and_its_provenance_is_kept(
+    tmp_path, capsys
+):
+    variant = Variant("demo", 0, recipe(tmp_path), worker=("benchmarks.missing",))
     trained, (failed,) = TrainingRuns(tmp_path, 1).train([variant])
     assert trained == []
-    assert failed["why"].startswith("seed 0 · demo ended with exit code 2: headway: ")
+    assert "1/1  seed 0 · demo · time left: known after the first step" in capsys.readouterr().out
+    assert failed["why"].startswith("seed 0 · demo ended with exit code 1: ")
     assert str(tmp_path / "demo.log") in failed["why"]
     machine = variant.environment()["machine"]
     assert machine["cores"] == os.cpu_count()

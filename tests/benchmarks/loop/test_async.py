@@ -1,6 +1,7 @@
 """`headway bench async` from end to end, with the scripted engine."""
 
 import json
+import re
 
 import pytest
 
@@ -10,7 +11,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.slow, pytest.m
 def test_every_variant_is_compared_with_the_limit_measured_in_the_same_run(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "bench"
-    settings = ("--set", 'learner.cores="1"')
+    settings = ("--set", 'actors.reward=["varied:score"]')
     options = ("--steps", "8", "--rounds", "1", "--bounds", "0,2", "--out", out)
     result = headway("bench", "async", recipe, *settings, *options, timeout=540)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -30,4 +31,7 @@ def test_every_variant_is_compared_with_the_limit_measured_in_the_same_run(headw
     assert replayed["tokens_trained"] == recorded["tokens_trained"]
     assert document["commit"] is None or len(document["commit"]) == 40
     assert (out / "async_gain.png").read_bytes().startswith(b"\x89PNG")
+    assert "Throughput by mean lag" in (out / "async_gain.svg").read_text()
+    assert "1/6  round 1/1 · η = 0 · time left: known after the first step" in result.stdout
+    assert re.search(r"step \d/8 · round 1/1 · .* · about \d+ (s|min) left", result.stdout)
     assert "limit" in result.stdout

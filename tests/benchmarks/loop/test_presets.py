@@ -25,7 +25,7 @@ def written(folder, rows, **changes):
 
 def test_what_a_run_has_no_figure_for_is_a_dash_and_the_best_score_is_first(tmp_path):
     rows = [{"reward_mean": value, "response_length_mean": 10.0} for value in (0.25, None, 0.75)]
-    scored = [{"score": 0.125, "size": 50}, {"score": 0.5, "size": 50}]
+    scored = [{"score": 0.125, "size": 50}, {"score": 0.5, "size": 50, "failed": 7}]
     whole = figures(written(tmp_path / "whole", rows, heldout=scored, ess_mean=0.75))
     empty = figures(written(tmp_path / "empty", []))
     assert whole["reward_last"] == 0.5
@@ -35,11 +35,13 @@ def test_what_a_run_has_no_figure_for_is_a_dash_and_the_best_score_is_first(tmp_
         "steps": 3, "seed": 1, "command": "c", "commit": "0" * 40, "time": "t",
         "presets": {"empty": empty, "failed": {"status": "failed with exit code 1"}, "grpo": whole},
     }  # fmt: skip
-    table = markdown(document).splitlines()[-3:]
+    table = markdown(document).splitlines()[-5:]
     assert table == [
         "| `grpo` | 0.125 | 0.500 | – | 0.500 | 10 | 3 | – | 0.750 | – | 2 |",
         "| `empty` | – | – | – | – | – | 0 | – | – | – | 2 |",
         "| `failed` | failed with exit code 1 |",
+        "",
+        "`grpo`: 7 of 50 rollouts failed.",
     ]
 
 

@@ -147,7 +147,13 @@ def stored():
 
 
 def test_the_picture_spans_all_seeds_and_has_the_predictions(stored):
-    speed, lag, by_bound, by_correction = staleness_report.picture(stored).axes
+    speed, *tradeoffs, lag, by_bound, by_correction = staleness_report.picture(stored).axes
+    assert [axes.get_xlabel().split(",")[0] for axes in tradeoffs] == [
+        "mean lag of trained tokens", "1 − effective sample size", "KL to the policy that sampled",
+    ]  # fmt: skip
+    for axes in tradeoffs:
+        assert [text.get_text() for text in axes.texts] == ["η = 0", "η = 8"]
+        assert len(axes.collections) == 2, "bars over the seeds in both directions"
     predicted = [line.get_linestyle() for line in speed.lines if "predicted" in line.get_label()]
     assert predicted == ["--"]
     (dashed,) = [line for line in lag.lines if "predicted" in line.get_label()]
@@ -157,6 +163,21 @@ def test_the_picture_spans_all_seeds_and_has_the_predictions(stored):
     (band,) = speed.collections[0].get_paths()
     speeds = [arm["samples_per_second"] for arm in stored["arms"] if arm["kind"] == "bound"]
     assert (band.vertices[:, 1].min(), band.vertices[:, 1].max()) == (min(speeds), max(speeds))
+
+
+def test_the_picture_has_no_panel_with_nothing_in_it(stored):
+    stored["arms"] = [
+        {**arm, "kl": None} for arm in stored["arms"] if arm["kind"] == "bound" and not arm["seed"]
+    ]
+    stored["predictions"] = []
+    titles = [axes.get_title() for axes in staleness_report.picture(stored).axes]
+    assert titles == [
+        "Throughput by η", "Throughput by mean lag of trained tokens",
+        "Throughput by 1 − effective sample size", "Lag by η", "Held-out score by η",
+    ]  # fmt: skip
+    stored["arms"] = [arm for arm in stored["arms"] if arm["name"] == "0"]
+    titles = [axes.get_title() for axes in staleness_report.picture(stored).axes]
+    assert titles == ["Throughput by η", "Lag by η", "Held-out score by η"]
 
 
 def test_a_row_of_fewer_seeds_names_their_number(stored):
@@ -224,8 +245,9 @@ def trained_variant(folder, *, steps, **late):
         staleness=2,
         row=lambda version: row(version, **(fresh if version < steps - 3 else late)),
     )
-    (folder / INITIAL).write_text("0.25")
-    (directory.path / SCORES).write_text(json.dumps({steps: 0.75}))
+    (folder / INITIAL).write_text(json.dumps({"score": 0.25, "scored": 8, "failed": 0}))
+    last = {"score": 0.75, "scored": 9, "failed": 3}
+    (directory.path / SCORES).write_text(json.dumps({steps: last}))
     return Variant("2", 0, config, kind="bound"), rows
 
 
@@ -301,7 +323,7 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
             train_early(directory, steps=12, staleness=2)
         directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
         (directory.path / SCORES).write_text("{}")
-    (tmp_path / "out" / INITIAL).write_text("0.5")
+    (tmp_path / "out" / INITIAL).write_text('{"score": 0.5}')
     read, failed = read_variants(variants, 0.5, read_variant)
     assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
     assert "eta0-seed0 cannot be read: " in failed[0]["why"]
@@ -318,7 +340,8 @@ def test_a_study_is_trained_scored_and_continued(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
     paced = "actors.scripted_options.tokens_per_second=200.0"  # a plan needs the time of a token
-    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8", "--set", paced)
+    own = 'actors.reward=["varied:score"]'
+    settings = ("--set", own, "--set", "heldout.size=8", "--set", paced)
     options = ("--steps", "14", "--seeds", "0", "--problems", "12", "--score-every", "7")
     chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
     command = ("bench", "staleness", recipe, *settings, *options, *chosen)
@@ -337,6 +360,7 @@ def test_a_study_is_trained_scored_and_continued(headway):
         assert (arm["first_version"], arm["batches"] < 14 - 5) == (5, True)
     assert {each["name"] for each in document["predictions"]} == {"0", "2"}
     assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
+    assert "Throughput by mean lag" in (out / "staleness.svg").read_text()
     made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns
     again = headway(*command, timeout=100)
     assert again.returncode == 0, again.stdout + again.stderr

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -23,6 +24,7 @@ from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS, ROOT, start
 from deploy.errors import InputError
 from deploy.report.summary import WARM_UP
+from tests.deploy.conftest import RECIPE
 
 
 def rows(seconds=2.0, rollouts=10, tokens=200, count=WARM_UP + 4):
@@ -41,6 +43,7 @@ def rows(seconds=2.0, rollouts=10, tokens=200, count=WARM_UP + 4):
             "lag_mean": 1.5,
             "max_lag": 2,
             "ess": 0.9,
+            "kl": 0.25,
             "reward_mean": 0.5,
         }
         for version, end in enumerate(ends)
@@ -55,6 +58,7 @@ def test_the_warm_up_is_left_out_of_every_figure():
     assert figures["learner_other_seconds"] == pytest.approx(0.5)
     assert (figures["lag_mean"], figures["lag_max"]) == (pytest.approx(1.5), 2)
     assert figures["tokens_per_rollout"] == 20.0
+    assert figures["kl"] == 0.25
     assert len(figures["raw"]["step_finished_at"]) == WARM_UP + 4
 
 
@@ -155,8 +159,38 @@ def test_an_unknown_benchmark_names_those_there_are():
 
 
 def test_an_installed_package_says_that_benchmarks_need_a_checkout(tmp_path):
-    with pytest.raises(InputError, match=r"has no benchmarks/loop/async_gain\.py: .*checkout"):
-        start("async", [], root=tmp_path)
+    with pytest.raises(InputError, match=r"has no benchmarks/broker/queue\.py: .*checkout"):
+        start("queue", [], root=tmp_path)
+
+
+def test_comparisons_of_whole_runs_work_from_an_installed_wheel(tmp_path):
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    kept = subprocess.run(
+        ["git", "ls-files", "*.py", "*.toml", "*.typed", "README.md", "LICENSE"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in kept.stdout.splitlines():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", installed, source], check=True, timeout=300)
+    shipped = {path.name for path in (installed / "benchmarks").iterdir() if path.is_dir()}
+    assert shipped - {"__pycache__"} == {"harness", "loop"}
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    for name, code in (("async", 0), ("plan", 0), ("staleness", 0), ("queue", 2)):
+        ended = subprocess.run(
+            [sys.executable, installed / "bin" / "headway", "bench", name, "--help"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == code, ended.stderr
+        assert f"headway bench {name}" in ended.stdout or "this benchmark comes" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -166,7 +200,8 @@ def test_an_installed_package_says_that_benchmarks_need_a_checkout(tmp_path):
         (["--rounds", "0"], "--rounds 0 must be at least 1"),
         (["--bounds", "0,two"], "--bounds '0,two': give whole numbers"),
         (["--set", "actors.cors=1"], "did you mean 'cores'"),
-        (["gsm8k_qwen_8gpu"], "needs actors.cores and learner.cores"),
+        ([str(RECIPE), "--set", "deploy.ray_address=h:1"], "needs actors.cores and learner.cores"),
+        (["--set", 'actors.reward=["my_task:score"]'], "cannot import my_task"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(tmp_path, arguments, message):
@@ -181,5 +216,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(tmp_path, arg
         timeout=60,
     )
     assert (result.returncode, message in result.stderr) == (2, True), result.stderr
+    assert result.stderr.count("headway: ") == 1
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []

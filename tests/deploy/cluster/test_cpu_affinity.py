@@ -3,7 +3,8 @@
 import pytest
 
 from actors.config import ActorsConfig
-from deploy.cluster.cpu_affinity import actors_on_cores, share_out
+from deploy.cluster.cpu_affinity import actors_on_cores, learner_on_cores, share_out
+from deploy.config.run_config import RunConfig
 from queues.runtime.cpu_affinity import parse_cores
 
 TABLE = [
@@ -78,3 +79,34 @@ def test_open_cores_of_several_engines_are_filled_in():
     assert actors_on_cores(config, {0, 1, 2}, "0") == config.model_copy(
         update={"cores": ("1", "2")}
     )
+
+
+@pytest.mark.parametrize(
+    ("available", "actors", "learner", "expected"),
+    [
+        (range(2), {}, {}, "1"),
+        (range(16), {}, {}, "8,9,10,11,12,13,14,15"),
+        ([0, 2, 4, 6], {}, {}, "4,6"),
+        (range(16), {"count": 10}, {}, "10,11,12,13,14,15"),
+        (range(10), {}, {"ranks": 2}, "6,7,8,9"),
+        (range(1), {}, {}, None),
+        (range(2), {"count": 2}, {}, None),
+        (range(4), {"cores": ("0",)}, {}, None),
+        (range(4), {}, {"threads": 1}, None),
+        (range(4), {}, {"gpus": 1}, None),
+        (range(4), {"engine": "scripted"}, {}, None),
+    ],
+)
+def test_a_learner_without_cores_takes_half_of_those_that_the_actors_leave(
+    available, actors, learner, expected
+):
+    sections = {
+        "name": "mine", "steps": 2, "model": {"path": "m"}, "prompts": {"source": "files"},
+        "actors": {"reward": ["exact_match"], **actors}, "learner": learner,
+    }  # fmt: skip
+    config = learner_on_cores(RunConfig.model_validate(sections), available)
+    assert config.learner.cores == expected
+    if expected is not None:
+        assert config.learner.ranks * config.learner.threads_of_rank == len(expected.split(","))
+        engines = actors_on_cores(config.actors, available, config.learner.cores).cores
+        assert not set(expected.split(",")) & set(",".join(engines).split(","))

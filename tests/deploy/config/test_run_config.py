@@ -29,6 +29,11 @@ def test_overrides_change_typed_values_and_plain_strings():
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
+        ("learning_rate=1", "learning_rate: unknown key; did you mean 'learner.learning_rate'?"),
+        ("maxstaleness=1", "maxstaleness: unknown key; did you mean 'queues.max_staleness'?"),
+        ("critic.gae=1", "critic: unknown key; did you mean 'learner.critic'?"),
+        ("learner.max_stalness=1", "did you mean 'queues.max_staleness'?"),
+        ("actors.engine=vlm", "must be 'vllm' or 'scripted'; did you mean 'vllm'?"),
         ("learner.lerning_rate=1", "lerning_rate: unknown key; did you mean 'learning_rate'?"),
         ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
         ("steps=0", "steps = 0: must be at least 1"),

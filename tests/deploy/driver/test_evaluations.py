@@ -1,16 +1,20 @@
 """Which evaluations a run makes."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from actors.config import HeldoutConfig
-from deploy.config.evaluation_schedule import evaluator, plan, purpose
+from deploy.config.evaluation_schedule import PlannedEvaluation, evaluator, plan, purpose
 from deploy.config.run_config import RunConfig
-from deploy.driver.evaluations import initial, queue_all
-from queues.records import Prompt, Purpose
+from deploy.driver.evaluations import collect, initial, queue_all
+from deploy.driver.run_metrics import RunMetrics
+from queues.records import Evaluation, Prompt, Purpose
+from tests.deploy.driver.contexts import make_context, output
 
 
 def test_both_ends_are_larger_and_every_version_is_scored_both_ways():
@@ -92,6 +96,35 @@ def test_a_pinned_evaluation_that_leaves_no_actor_for_training_is_refused():
         RunConfig.model_validate(sections)
     sections["actors"]["count"] = 2
     assert RunConfig.model_validate(sections).heldout.pinned
+
+
+class Scored:
+    """A broker whose only evaluation has failed in nine of ten rollouts."""
+
+    async def evaluation(self, name, *, timeout):
+        return Evaluation(
+            name=name, count=10, failed=9, score=1.0, best=None, incomplete=9, lowest_version=0,
+            highest_version=0, tokens=10, seconds=1.0,
+        )  # fmt: skip
+
+    async def status(self, after):
+        return SimpleNamespace(last_error="reward: raised KeyError('[x]')\n  File task.py, line 3")
+
+
+def test_a_score_is_shown_and_measured_with_its_failures_and_the_latest_of_them(tmp_path):
+    context = make_context(tmp_path)
+    planned = [PlannedEvaluation(version=0, kind="greedy", temperature=0.0, size=10)]
+    context = replace(context, inputs=SimpleNamespace(evaluations=planned))
+    logged = []
+    trackers = SimpleNamespace(scores=lambda version, scores: logged.append((version, scores)))
+    asyncio.run(collect(context, Scored(), trackers))
+    shown = output(context)
+    assert "held-out at version 0: greedy 1.000 (1 of 10, 9 failed)\n" in shown
+    assert "reward: raised KeyError('[x]')\n  File task.py, line 3\n" in shown
+    assert logged == [(0, {"greedy": 1.0, "greedy/failed": 9.0})]
+    registry = CollectorRegistry()
+    registry.register(RunMetrics(context.record, tmp_path, list))
+    assert registry.get_sample_value("headway_heldout_failed", {"kind": "greedy"}) == 9
 
 
 class Watched:

@@ -1,15 +1,18 @@
 """The recorder of a run: what it keeps and shows, and the runs that it ends."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from deploy.driver import recorder
 from deploy.driver.recorder import Recorder, describe
 from deploy.errors import RunFailed
 from deploy.observability.trackers import Trackers
 from learner.diagnostics.batch_report import TrainedBatch
 from tests.deploy.driver.contexts import make_context, output
+from tests.deploy.trained import train
 
 BATCH = {
     "weights_checksum": "",
@@ -59,6 +62,46 @@ def test_a_batch_above_the_bound_ends_the_run(tmp_path):
     assert [row["version"] for row in context.directory.rows("metrics.jsonl")] == [0]
 
 
+COUNTS = dict.fromkeys(
+    ("optimizer_steps", "rollouts_trained", "multi_version_rollouts", "tokens_fresh",
+     "tokens_crossed", "tokens_stale"), 0,
+)  # fmt: skip
+
+
+def conclude(context, trackers):
+    """Gather two batches and the summary that ends a run."""
+    second = {**COUNTS, "version": 1, "step_finished_at": 12.0}
+    batches = [trained(**COUNTS), trained(**second)]
+    made = Recorder(context, Processes(batches=batches), trackers, accounting_seconds=0.01)
+    asyncio.run(made.conclude("done"))
+
+
+def test_two_rollouts_of_every_batch_are_kept_as_text_and_sent_to_the_trackers(
+    tmp_path, monkeypatch
+):
+    decode = SimpleNamespace(decode=lambda ids, **_: f"{len(ids)} tokens")
+    monkeypatch.setattr(recorder, "load_tokenizer", lambda path: {"m": decode}[path])
+    context = replace(make_context(tmp_path), inputs=SimpleNamespace(model_path="m"))
+    train(context.directory, [{"loss": 0.5}, {"loss": 0.25}])
+    sent = []
+    trackers = SimpleNamespace(batch=lambda row: None, samples=sent.append)
+    conclude(context, trackers)
+    rows = context.directory.rows("samples.jsonl")
+    assert [(row["version"], row["reward"]) for row in rows] == [
+        (0, 2.0), (0, 1.0), (1, 2.0), (1, 1.0),
+    ]  # fmt: skip
+    assert rows[0]["prompt"] == "3 tokens"
+    assert [sample.version for sample in sent[0]] == [1, 1]
+
+
+def test_rollouts_that_cannot_be_read_do_not_end_the_run(tmp_path, caplog):
+    context = make_context(tmp_path)
+    conclude(context, Trackers(context.config, context.directory.path, context.console.say))
+    assert context.directory.rows("samples.jsonl") == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no rollouts of batch 0 are kept as text" in caplog.text
+
+
 def test_failures_of_this_session_end_the_run_with_the_last_error(tmp_path):
     processes = Processes(depth={"failed": 5})
 
@@ -81,7 +124,7 @@ def test_a_summary_is_written_though_the_broker_keeps_its_accounting(tmp_path):
 def test_a_batch_is_shown_with_the_newest_scores_and_the_speed(tmp_path):
     context = make_context(tmp_path)
     record = context.record
-    record.heldout.append({"version": 0, "score": 0.5})
+    record.heldout.append({"version": 0, "score": 0.5, "scored": 20, "failed": 0})
     first = TrainedBatch.from_dict(BATCH)
     second = TrainedBatch.from_dict({**BATCH, "version": 1, "step_finished_at": 12.0})
     record.batches += [first, second]

@@ -8,19 +8,23 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import yaml
+from prometheus_client import CollectorRegistry
 
 from deploy.config.loader import load_recipe
-from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
-from deploy.observability.exporter import Exporter, check_address
+from deploy.observability.exporter import DEFAULT_PORT, Exporter, check_address
 from deploy.observability.waits import Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
 
+MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
 FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
 
 
@@ -132,11 +136,10 @@ def test_two_scrapes_at_once_count_an_update_once(tmp_path):
 
 
 def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "DISK_SECONDS", 0.05)
     hung = threading.Event()
     usage = shutil.disk_usage
     record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
-    metrics = RunMetrics(record, tmp_path, list)
+    metrics = RunMetrics(record, tmp_path, list, disk_seconds=0.05)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: hung.wait(30) and usage(path))
     for _ in range(2):
         assert DISK not in {each.name for each in metrics.collect()}
@@ -170,6 +173,26 @@ def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is
     others.clear()
     exporter.write()
     assert not file.exists()
+
+
+def test_the_shipped_configuration_of_prometheus_looks_where_a_run_is_by_default():
+    shipped = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    [discovery] = shipped["scrape_configs"][0]["http_sd_configs"]
+    deploy = load_recipe("demo").deploy
+    assert deploy.metrics_port is None
+    assert discovery["url"] == f"http://{deploy.metrics_host}:{DEFAULT_PORT}/targets"
+
+
+def test_a_second_run_takes_a_free_port(tmp_path):
+    def opened():
+        return Exporter(load_recipe("demo"), tmp_path, CollectorRegistry(), list, node="")
+
+    with ExitStack() as stack:
+        exporters = [opened(), opened()]
+        for made in exporters:
+            stack.callback(made.close)
+        ports = [int(made.address.rpartition(":")[2]) for made in exporters]
+    assert ports[1] not in (ports[0], DEFAULT_PORT)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):

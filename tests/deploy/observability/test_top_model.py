@@ -4,17 +4,19 @@ import io
 import json
 import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
+from deploy.config.recipe_text import recipe_text
 from deploy.errors import InputError
 from deploy.observability.exporter import Exporter
-from deploy.observability.run_client import RunClient, events, show
+from deploy.observability.run_client import RunClient, RunEnded, connect, events, show
 from deploy.observability.top_model import (
     TOKENS,
     Interval,
@@ -153,7 +155,7 @@ def test_an_update_is_shown_with_its_mean_duration_in_between():
     assert interval.rate("headway_weight_updates_total") == 1.0
 
 
-def frame():
+def frame(width=100):
     """Print a frame of a run that is going on."""
 
     def at(when, version, tokens, waited):
@@ -194,7 +196,7 @@ def frame():
 
     happened = [(850.0, "checkpoint of version 20"), (990.0, "[actor-1] was restarted")]
     interval = Interval(at(1000.0, 24, 12_000, 4.0), at(990.0, 22, 2_000, 2.0))
-    return printed(screen(interval, happened))
+    return printed(screen(interval, happened, width=width), width)
 
 
 def test_a_frame_as_it_is_printed():
@@ -202,10 +204,25 @@ def test_a_frame_as_it_is_printed():
     assert frame() == GOLDEN.read_text()
 
 
-def printed(shown):
-    console = Console(file=io.StringIO(), width=100)
+def printed(shown, width=100):
+    console = Console(file=io.StringIO(), width=width)
     console.print(shown)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def test_a_frame_of_80_columns_is_not_cut():
+    text = frame(width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "─▶ take 0.8 groups/s, 1,000 tokens/s" in text
+    assert "─▶ weights – updates/s, –/s, – to serve" in text
+    assert "─▶ ack 0.2 batches/s: 5 of 6 groups live, issued 0.8/s" in text
+
+
+def test_a_frame_of_a_run_that_starts_shows_no_troubles():
+    text = printed(screen(Interval(moment(1.0, driver=scrape(max_staleness=2))), width=80), 80)
+    assert "does not answer" not in text
+    assert "learner  v–/–" in text
 
 
 def test_of_many_actors_those_that_generate_least_are_shown():
@@ -227,7 +244,7 @@ class Fixed:
 
 @pytest.fixture
 def exporter(tmp_path):
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     recipe = load_recipe("demo", ["name=mine"])
     made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
     made.write()
@@ -251,10 +268,67 @@ def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path):
 
 
 def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
     with pytest.raises(InputError, match=r"its status is done.*headway report"):
         RunClient(str(tmp_path), tmp_path)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Provide a run folder that a command works on."""
+    (tmp_path / "recipe.toml").write_text(recipe_text(load_recipe("demo")))
+    with ExitStack() as stack:
+        stack.enter_context(RunDirectory(tmp_path).held())
+        yield SimpleNamespace(path=tmp_path, release=stack.close)
+
+
+@pytest.fixture
+def open_exporter(tmp_path):
+    """Return a function that starts the exporter of a run in the folder."""
+    with ExitStack() as stack:
+
+        def opened():
+            recipe = load_recipe("demo", ["name=mine"])
+            made = Exporter(recipe, tmp_path, Fixed(), list, node="")
+            made.write()
+            stack.callback(made.close)
+            return made
+
+        yield opened
+
+
+def test_a_run_that_has_just_been_started_is_waited_for(held, open_exporter):
+    console = Console(file=io.StringIO(), width=100)
+    threading.Timer(0.3, open_exporter).start()
+    show(str(held.path), held.path, interval=0.01, once=True, console=console)
+    text = console.file.getvalue()
+    assert "shows no metrics yet\nwaiting for it to start" in text
+    assert "version 7" in text
+
+
+def test_a_run_that_goes_on_without_metrics_says_so(held):
+    config = load_recipe("demo", ["deploy.metrics=false"])
+    (held.path / "recipe.toml").write_text(recipe_text(config))
+    with pytest.raises(InputError, match=r"goes on with deploy\.metrics = false"):
+        RunClient(str(held.path), held.path)
+
+
+def test_a_run_whose_folder_is_not_there_yet_is_waited_for(held, open_exporter):
+    open_exporter()
+    elsewhere = held.path.with_name("elsewhere")
+    held.path.rename(elsewhere)
+    threading.Timer(0.3, elsewhere.rename, [held.path]).start()
+    console = Console(file=io.StringIO(), width=100)
+    client = connect(held.path.name, held.path.parent, console, seconds=60.0)
+    assert client.look().now.value("headway_version") == 7
+    assert "waiting for it to start" in console.file.getvalue()
+
+
+def test_a_name_that_is_no_run_is_refused_at_last(tmp_path):
+    console = Console(file=io.StringIO(), width=100)
+    with pytest.raises(InputError, match="no run 'mine'"):
+        show("mine", tmp_path, interval=0.01, once=True, console=console)
 
 
 def test_an_address_where_nobody_is_says_so(tmp_path):
@@ -318,6 +392,18 @@ def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, t
     show(address, tmp_path, interval=0.01, once=False, console=console)
     assert "nothing answers at" in " ".join(console.file.getvalue().split())
     assert answers == good
+
+
+def test_a_live_view_of_a_folder_ends_with_the_status_of_the_run(answering, tmp_path):
+    address, answers = answering
+    answers += [targets(address), http("headway_version 7\n")]
+    (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
+    (tmp_path / "targets.json").write_bytes(targets(address).partition(b"\r\n\r\n")[2])
+    console = Console(file=io.StringIO(), width=100)
+    with pytest.raises(RunEnded, match="its status is done"):
+        show(str(tmp_path), tmp_path, interval=0.01, once=False, console=console)
+    assert "version 7" in console.file.getvalue()
 
 
 def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_path):

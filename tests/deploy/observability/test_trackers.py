@@ -4,13 +4,17 @@ import json
 import struct
 import sys
 import time
+from dataclasses import replace
+from html import escape
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.observability import trackers
+from deploy.observability.samples import Sample
 from deploy.observability.trackers import Trackers, check, numbers
 
 ROW = {
@@ -30,6 +34,9 @@ class Recording:
 
     def log(self, version, figures):
         self.events.append((version, dict(figures)))
+
+    def text(self, version, content):
+        self.events.append((version, content))
 
     def close(self):
         self.events.append("closed")
@@ -78,6 +85,84 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
     ]
 
 
+SAMPLE = Sample(
+    version=3, prompt_id="sums/0/7", sample_index=1, reward=0.5, reward_parts={"task": 0.5},
+    tokens=4, lag=1, finish_reason="stop", prompt="2+2=", response="4\x1b[2J <b>\n",
+)  # fmt: skip
+SHOWN = "version 3 · sums/0/7 #1 · reward 0.5 · 4 tokens · stop · lag 1\n2+2=\n──▶\n4\\x1b[2J <b>\n"
+
+
+def test_rollouts_of_the_newest_batch_are_logged_as_text_without_control_characters():
+    events = []
+    tracker = made(["one"], {"one": Recording(events)}, [])
+    tracker.samples([replace(SAMPLE, version=2), SAMPLE])
+    tracker.samples([])
+    assert events == [(4, SHOWN)]
+
+
+class FakeMlflow:
+    """A client of MLflow that writes down its calls, and knows the experiments that were made."""
+
+    events: ClassVar[list] = []
+    experiments: ClassVar[dict] = {}
+
+    def __init__(self, address):
+        self.events.append(("address", address))
+
+    def get_experiment_by_name(self, name):
+        known = self.experiments.get(name)
+        return known and SimpleNamespace(experiment_id=known)
+
+    def create_experiment(self, name):
+        return self.experiments.setdefault(name, "7")
+
+    def create_run(self, experiment, run_name):
+        self.events.append(("run", experiment, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+
+    def __getattr__(self, name):
+        return lambda run, *arguments, **options: self.events.append(
+            (name, run, *arguments, *options.values())
+        )
+
+
+def is_parameters(event):
+    return event[0] == "log_batch" and len(event[2][0]) == 2
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
+    entities = SimpleNamespace(
+        Metric=lambda key, value, at, step: (key, value, step), Param=lambda *pair: pair
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=FakeMlflow))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    monkeypatch.setattr(FakeMlflow, "events", [])
+    monkeypatch.setattr(FakeMlflow, "experiments", {})
+    for _ in range(2):
+        tracker = Trackers(recipe("mlflow"), tmp_path, pytest.fail)
+        tracker.batch(ROW)
+        tracker.scores(4, {"pass@4": 0.75})
+        tracker.samples([SAMPLE])
+        tracker.close()
+    events = [event for event in FakeMlflow.events if not is_parameters(event)]
+    address = ("address", (tmp_path / "mlflow").as_uri())
+    session = [
+        ("update_run", "abc", "RUNNING"),
+        ("log_batch", "abc", [("batch/reward_mean", 0.5, 4), ("batch/lag_histogram/0", 7.0, 4)]),
+        ("log_batch", "abc", [("heldout/pass_4", 0.75, 4)]),
+        ("log_text", "abc", SHOWN, "samples/v000004.txt"),
+        ("set_terminated", "abc"),
+    ]
+    assert events == [address, ("run", "7", "demo"), *session, address, *session]
+    batches = [event[2] for event in FakeMlflow.events if is_parameters(event)]
+    assert max(map(len, batches)) <= 100
+    params = [pair for batch in batches for pair in batch]
+    assert len(dict(params)) == len(params)
+    assert dict(params)["learner.learning_rate"] == "0.0003"
+
+
 def test_numbers_are_told_from_the_rest():
     assert numbers({"a": True, "b": "text", "c": 2, "d": {"e": None, "f": 0.5}}) == {
         "c": 2.0,
@@ -116,11 +201,12 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
         begun.append((arguments["id"], arguments["resume"]))
         return Run()
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Html=str))
     for _ in range(2):
         tracker = Trackers(recipe("wandb"), tmp_path, pytest.fail)
         tracker.batch(ROW)
         tracker.scores(2, {"greedy": 0.75})
+        tracker.samples([SAMPLE])
         tracker.close()
     assert events[: len(events) // 2] == [
         ("policy_version", {}),
@@ -130,6 +216,7 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
             None,
         ),
         ({"heldout/greedy": 0.75, "policy_version": 2}, None),
+        ({"samples": f"<pre>{escape(SHOWN)}</pre>", "policy_version": 4}, None),
         "closed",
     ]
     assert begun == [begun[0]] * 2
@@ -142,11 +229,37 @@ def test_tensorboard_has_the_figures(tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     tracker = Trackers(recipe("tensorboard"), tmp_path, pytest.fail)
     tracker.batch(ROW)
+    tracker.samples([SAMPLE])
     tracker.close()
     events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     [event] = events.Scalars("batch/reward_mean")
     assert (event.step, event.value) == (4, 0.5)
+    [text] = events.Tensors("samples/text_summary")
+    assert b"    4\\x1b[2J <b>" in text.tensor_proto.string_val[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_the_figures_and_the_texts_of_both_sessions(tmp_path, monkeypatch):
+    client = pytest.importorskip("mlflow").MlflowClient
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for version in (3, 4):
+        tracker = Trackers(recipe("mlflow"), tmp_path, pytest.fail)
+        tracker.batch({**ROW, "version": version})
+        tracker.samples([replace(SAMPLE, version=version)])
+        tracker.close()
+    store = client((tmp_path / "mlflow").as_uri())
+    [run] = store.search_runs([store.get_experiment_by_name("headway").experiment_id])
+    values = [
+        (metric.step, metric.value)
+        for metric in store.get_metric_history(run.info.run_id, "batch/reward_mean")
+    ]
+    assert values == [(4, 0.5), (5, 0.5)]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["learner.loss"] == '"cispo"'
+    texts = [file.path for file in store.list_artifacts(run.info.run_id, "samples")]
+    assert texts == ["samples/v000004.txt", "samples/v000005.txt"]
 
 
 def logged(folder):

@@ -1,12 +1,15 @@
 """`headway try`: what an episode looks like in print, and that every prompt is played."""
 
+import tempfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from actors.errors import RewardFailed
 from deploy.offline.try_recipe import describe
 from queues.records import FinishReason, Prompt, Rollout
+from tests.deploy.conftest import RECIPE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PROMPT = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
@@ -94,3 +97,51 @@ def test_the_prompts_of_a_recipe_are_played_and_nothing_is_written(headway):
     assert result.stdout.count("sampled, trains") == 2
     assert result.stdout.count("  last_answer ") == result.stdout.count("  tags ") == 2
     assert {path.name for path in (headway.folder / "runs").iterdir()} == runs
+
+
+ON_VLLM = ("name=real", "actors.engine=vllm", "actors.cores=['0']", "heldout.size=1")
+
+
+def recipe_without_memory(headway):
+    """Write the small recipe without the size of the KV cache, as a newcomer would."""
+    text = RECIPE.read_text().replace("kv_cache_gib = 1\n", "")
+    assert "kv_cache" not in text
+    (headway.folder / "plain.toml").write_text(text)
+    return "plain.toml", *(part for setting in ON_VLLM for part in ("--set", setting))
+
+
+def logs():
+    return set(Path(tempfile.gettempdir()).glob("headway-try-*.log"))
+
+
+@pytest.mark.vllm
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_a_recipe_without_memory_settings_is_played_and_vllm_is_not_heard(headway):
+    before = logs()
+    result = headway("try", *recipe_without_memory(headway), "--prompts", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("sampled, trains") == 2
+    assert result.stderr == ""
+    assert not [line for line in result.stdout.splitlines() if "vllm" in line.lower()]
+    assert logs() == before
+
+
+@pytest.mark.vllm
+@pytest.mark.deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gib", "message"),
+    [
+        ("100000", "the KV cache of an engine takes 100000.0 GiB, and "),
+        ("0.00005", "one rollout of actors.max_model_len = 256 tokens needs "),
+    ],
+)
+def test_memory_that_does_not_suffice_is_one_message_in_keys_of_the_recipe(headway, gib, message):
+    arguments = recipe_without_memory(headway)
+    result = headway("try", *arguments, "--set", f"actors.kv_cache_gib={gib}")
+    assert result.returncode == 2, result.stdout + result.stderr
+    (line,) = result.stderr.splitlines()
+    assert message in line
+    assert "actors.kv_cache_gib" in line
+    assert len(result.stdout.splitlines()) == 1

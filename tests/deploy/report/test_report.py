@@ -4,13 +4,15 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import InputError
+from deploy.observability.samples import Sample
 from deploy.report.plots import PLOTS, PlottedRun, figure_of, smooth, throughput, waiting
-from deploy.report.report import MOST, page, report
+from deploy.report.report import MOST, notes, page, report
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
@@ -24,9 +26,9 @@ PHONE = 390
 """Pixels."""
 
 
-def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
-    """Return a batch that began `took` seconds after the one before."""
-    begin = 100.0 + took * version
+def batch(version, *, session=1.0, waited=1.0, took=4.0, late=0.0, **more):
+    """Return a batch that began `took` seconds after the one before, and `late` seconds later."""
+    begin = 100.0 + took * version + late
     row = {
         "version": version,
         "weights_checksum": "",
@@ -40,6 +42,11 @@ def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
         "tokens_trained": 80,
         "optimizer_steps": 1,
         "reward_mean": 0.25 * version,
+        "loss": -0.5,
+        "grad_norm": 1.5,
+        "entropy_mean": 2.0,
+        "learning_rate": 1e-4,
+        "reward_parts": {"task": 0.25 * version, "style": None if version else 1.0},
         "lag_mean": 0.5,
         "max_lag": 1,
         "lag_histogram": {"0": 40, "1": 40},
@@ -110,6 +117,50 @@ def test_reward_shows_every_batch_and_the_scores_that_there_are():
     ]
 
 
+def test_reward_is_shown_over_the_seconds_in_which_the_run_trained():
+    run = shown(batches=4)
+    run.record.batches[2:] = [batch(n, session=2.0, late=1000.0) for n in (2, 3)]
+    run.record.heldout.append({"version": 4, "score": 1.0, "size": 9})
+    training, heldout, resumed = lines("Reward over time", run)
+    assert training == ("training", [0.0, 3.5, 7.5, 11.0], [0.0, 0.25, 0.5, 0.75])
+    assert heldout == ("held-out, greedy", [0.0, 15.0], [0.5, 1.0])
+    assert resumed[1] == [7.5, 7.5]
+
+
+def test_a_batch_whose_record_was_dropped_leaves_a_gap():
+    run = shown(batches=4)
+    del run.record.batches[1]
+    training, *_ = lines("Reward over time", run)
+    assert training == ("training", [0.0, 3.5, 11.5], [0.0, 0.5, 0.75])
+
+
+def test_a_resumption_is_marked_where_versions_or_seconds_are_and_nowhere_else():
+    run = shown(batches=4)
+    run.record.batches[2:] = [batch(n, session=2.0) for n in (2, 3)]
+    for title in ("Reward", "Learner idle", "Loss", "Weight updates", "Lag of trained tokens"):
+        assert [x for _, x, _ in lines(title, run)].count([2, 2]) == 1, title
+    assert [2, 2] not in [x for _, x, _ in lines("Throughput", run)]
+
+
+@pytest.mark.parametrize(
+    ("title", "value"),
+    [("Loss", -0.5), ("Gradient norm", 1.5), ("Entropy", 2.0), ("Learning rate", 1e-4)],
+)
+def test_figures_of_the_optimisation_are_drawn_over_versions(title, value):
+    assert lines(title, shown()) == [("mine", [0, 1, 2], [value] * 3)]
+
+
+def test_parts_of_the_reward_are_drawn_where_there_are_several():
+    assert lines("Reward by part", shown()) == [
+        ("style", [0], [1.0]),
+        ("task", [0, 1, 2], [0.0, 0.25, 0.5]),
+    ]
+    one = shown()
+    one.record.batches = [batch(0, reward_parts={"task": 1.0})]
+    assert plot("Reward by part").applies(shown())
+    assert not plot("Reward by part").applies(one)
+
+
 def test_runs_that_are_compared_are_named_in_every_plot_of_one_line_a_run():
     labels = [label for label, *_ in lines("Throughput", shown("a"), shown("b"))]
     assert labels == ["a", "b"]
@@ -145,6 +196,52 @@ def test_a_page_needs_nothing_from_elsewhere():
     assert {source.partition(",")[0] for source in sources} == {"data:image/svg+xml;base64"}
     assert "<script" not in text
     assert "url(" not in text
+
+
+def test_settings_that_differ_are_listed_when_runs_are_compared():
+    recipes = [
+        {"name": name, "steps": 9, "learner": {"loss": "cispo", "learning_rate": rate}}
+        for name, rate in (("a", 1e-4), ("b", 3e-4))
+    ]
+    recipes[1]["learner"]["loss_options"] = {"cap_high": 4.0}
+    runs = [replace(shown(r["name"]), settings=r) for r in recipes]
+    text = page("both", runs, None)
+    assert "settings that differ" in text
+    assert "<th>learner.learning_rate</th><td>0.0001</td><td>0.0003</td>" in text
+    assert "<th>learner.loss_options.cap_high</th><td>none</td><td>4.0</td>" in text
+    assert "learner.loss<" not in text
+    assert "<th>steps</th><td>9</td>" not in text
+    assert "settings that differ" not in page("one", runs[:1], None)
+
+
+def test_notes_name_resumptions_changed_settings_program_and_machine():
+    machine = {"cores": 2, "cpu": "a CPU", "memory_gib": 24.0, "gpus": []}
+    common = {
+        "headway": "0.1.0", "commit": "0123456789abcdef", "packages": {"torch": "2.13"},
+        "machine": machine,
+    }  # fmt: skip
+    sessions = [
+        {"version": 0, "recipe": {"steps": 2}, **common},
+        {"version": 2, "recipe": {"steps": 4}, **common},
+    ]
+    record = shown(batches=2).record
+    record.batches += [batch(2, session=2.0)]
+    assert notes(record, sessions) == [
+        "resumed at version 2 (dotted lines)",
+        "from version 2 on: steps = 4, was 2",
+        "Headway 0.1.0 (0123456789ab), torch 2.13, on 2 cores of a CPU, 24 GiB, no GPU",
+    ]
+
+
+def test_samples_are_text_and_never_markup():
+    sample = Sample(
+        version=3, prompt_id="<i>", sample_index=0, reward=0.5, reward_parts={"task": 0.5},
+        tokens=4, lag=1, finish_reason="stop", prompt="2+2=", response="<script>\x1b[2J</script>",
+    )  # fmt: skip
+    text = page("mine", [shown()], None, [sample])
+    assert "<script" not in text
+    assert "&lt;script&gt;\\x1b[2J" in text
+    assert "version 3 · &lt;i&gt; #0 · reward 0.5 · 4 tokens · stop · lag 1" in text
 
 
 def test_names_are_text_and_never_markup():

@@ -135,7 +135,26 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     assert (last["size"], last["samples"], last["pass_at_k"]) == (10, 4, 0.75)
     assert (last["incomplete"], last["sampled_by"]) == (1, [3, 3])
     shown = figures(summary)
-    assert shown["held-out sampled"] == "0.250 → 0.500 (10 problems), pass@4 0.500 → 0.750"
+    assert shown["held-out sampled"] == (
+        "0.250 → 0.500 (10 problems), pass@4 0.500 (9 of 10, 1 failed) → 0.750 (9 of 10, 1 failed)"
+    )
+
+
+def test_a_score_stands_with_the_rollouts_that_it_leaves_out():
+    known = record()
+    for version, failed, score in ((0, 20, None), (3, 18, 1.0)):
+        planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=20)
+        result = Evaluation(
+            name=planned.name, count=20, failed=failed, score=score, best=None, incomplete=failed,
+            lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
+        )  # fmt: skip
+        known.add_score(planned, result, now=20.0)
+    known.accounting = {"balanced": True, "failed": {}, "heldout_failed": {"reward": 38}}
+    summary = summarise(known, status="done", now=21.0)
+    assert [(row["scored"], row["failed"]) for row in summary["heldout"]] == [(0, 20), (2, 18)]
+    shown = figures(summary)
+    assert shown["held-out greedy"] == "– (0 of 20, 20 failed) → 1.000 (2 of 20, 18 failed)"
+    assert shown["failed for good"] == "38 held-out rollouts (reward 38)"
 
 
 def test_weight_sync_counts_successful_updates_of_engines_that_served():

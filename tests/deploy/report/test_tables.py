@@ -4,7 +4,8 @@ import io
 
 from rich.console import Console
 
-from deploy.report.tables import show_bias
+from deploy.report.tables import show_bias, show_failed
+from queues.readers.accounting import FailedPrompt
 from queues.readers.selection_bias import Fate, compare
 
 TRAINED = [Fate(name="trained", age=1, seconds=2.0, tokens=10.0, reward=0.5)] * 3
@@ -14,6 +15,21 @@ def shown(report):
     written = io.StringIO()
     show_bias(report, Console(file=written, width=120))
     return [" ".join(line.replace("│", " ").split()) for line in written.getvalue().splitlines()]
+
+
+def test_failed_prompts_are_shown_with_the_lines_that_raised_most_often():
+    where = '  File "/home/me/task.py", line 3, in score\n    return marks[completion]'
+    errors = [f"raised KeyError('{n}')\n{where}" for n in range(25)] + ["took longer than 30 s"]
+    failed = [
+        FailedPrompt(f"p/{n}", f"g{n}", "evaluate", 3, "reward", error)
+        for n, error in enumerate(errors)
+    ]
+    written = io.StringIO()
+    show_failed(failed, Console(file=written, width=60))
+    text = written.getvalue()
+    assert "raised KeyError('24')" in text
+    assert f"25 of 26 were raised at\n{where}\n" in text
+    assert text.count("/home/me/task.py") == 1
 
 
 def test_what_was_dropped_is_shown_beside_what_was_trained():

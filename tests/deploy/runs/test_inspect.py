@@ -28,20 +28,24 @@ def test_accounts_failed_prompts_and_rollouts_are_shown_of_a_run(
 ) -> None:
     run, parquet = tmp_path / "run", tmp_path / "rollouts.parquet"
     run.mkdir()
-    (run / "recipe.json").write_text("{}")
+    (run / "recipe.toml").write_text("")
 
     def look(folder: Path) -> None:
         accounts = json.loads(headway("inspect", folder, "--json"))
         assert (accounts["issued"], accounts["ready"], accounts["balanced"]) == (4, 2, True)
-        assert accounts["failed"] == {"reward": 1}
+        assert (accounts["failed"], accounts["heldout_failed"]) == ({"reward": 1}, {"reward": 1})
         assert accounts["failed_prompts"] == [
             {
                 "prompt_id": "sums/0/2", "group_id": "g00000003", "purpose": "train",
                 "attempts": 1, "reason": "reward", "error": ERROR,
-            }
+            },
+            {
+                "prompt_id": "sums/0/0", "group_id": "e00000005", "purpose": "evaluate",
+                "attempts": 1, "reason": "reward", "error": ERROR,
+            },
         ]  # fmt: skip
         shown = headway("inspect", folder)
-        for word in ("failed: reward", "sums/0/2", ERROR):
+        for word in ("failed: reward", "heldout_failed: reward", "sums/0/2", ERROR):
             assert word in shown
         assert "4 rollouts in" in headway("inspect", folder, "--parquet", parquet)
         assert set(pq.read_table(parquet).column("group_id").to_pylist()) == {
@@ -56,6 +60,9 @@ def test_accounts_failed_prompts_and_rollouts_are_shown_of_a_run(
         await broker.put("a", answer(first))
         await broker.put("a", answer(second))
         await broker.fail("a", third.group_id, third.attempt, reason="reward", error=ERROR)
+        await broker.evaluate("greedy@0", make_prompts(1), temperature=0.0, min_version=0)
+        (heldout,) = await broker.lease("a", 1, 0.0)
+        await broker.fail("a", heldout.group_id, 1, reason="reward", error=ERROR)
         if state == "live":
             await asyncio.to_thread(look, run)
         elif state == "killed":
@@ -76,7 +83,7 @@ def test_a_ledger_is_opened_and_checked_once(
         await broker.close()
 
     asyncio.run(main())
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text("")
     checked: list[Path] = []
     monkeypatch.setattr(open_run, "check", lambda _, path: checked.append(path))
     assert json.loads(headway("inspect", tmp_path, "--json"))["queued"] == 1

@@ -138,6 +138,23 @@ def test_a_run_that_is_done_or_does_not_exist_is_not_resumed(headway, resumed):
     assert "no run 'nowhere'" in missing.stderr
 
 
+def test_a_finished_run_whose_recipe_asks_for_more_steps_goes_on(headway, copied_run):
+    recipe = copied_run / "recipe.toml"
+    text = recipe.read_text()
+    assert text.count("steps = 6\n") == 1
+    text = text.replace("steps = 6\n", "steps = 8\n").replace("/weights\"", "/weights-8\"")
+    recipe.write_text(text)
+    run = resume(headway, "copied")
+    assert "from now on" in run.output
+    assert "steps = 8, was 6" in run.output
+    check_finished(headway, run, steps=8, heldout=2)
+    first, second = run.rows("sessions.jsonl")
+    assert (first["version"], first["recipe"]["steps"]) == (0, 6)
+    assert (second["version"], second["recipe"]["steps"]) == (6, 8)
+    again = headway.call("resume", "copied")
+    assert (again.returncode, "8 of 8 steps" in again.stdout) == (0, True)
+
+
 def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):
     process = headway.start(
         "run", "name=sudden", "steps=30", "heldout.every=15", "learner.checkpoint_every=5"
@@ -169,7 +186,7 @@ def test_twenty_interrupts_at_random_moments_are_clean_and_lose_nothing(headway)
     memory = {*SHARED_MEMORY.iterdir()}
     settings = ("actors.engine=vllm", "steps=990", "heldout.every=30", "learner.checkpoint_every=7")
     for number in range(20):
-        if (headway.run_folder("twenty") / "recipe.json").exists():
+        if (headway.run_folder("twenty") / "recipe.toml").exists():
             process = headway.start_plain("resume", "twenty")
         else:
             process = headway.start("run", "name=twenty", *settings)

@@ -1,6 +1,9 @@
 """Whole runs from the command line: what they leave behind, and how they end."""
 
+import importlib.metadata
 import json
+import re
+import os
 import signal
 import sqlite3
 import time
@@ -32,12 +35,35 @@ def test_a_run_ends_with_a_table_and_a_picture(finished):
     assert (finished.folder / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_run_prints_how_ray_can_be_looked_at(finished):
+    [line] = [line for line in finished.output.splitlines() if "ray status" in line]
+    assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip())
+
+
+def test_top_shows_the_figures_of_a_run_that_has_ended(headway, finished):
+    result = headway.call("top", "small")
+    assert result.returncode == 0, result.stderr
+    assert "small: done" in result.stdout
+    assert "6 of 6" in result.stdout
+
+
 def test_every_batch_is_recorded_in_order_with_its_times(finished):
     rows = finished.rows("metrics.jsonl")
     assert [row["version"] for row in rows] == [0, 1, 2, 3, 4, 5]
     for row in rows:
         assert row["wait_finished_at"] <= row["step_started_at"] < row["step_finished_at"]
         assert row["step_finished_at"] <= row["published_at"]
+
+
+def test_a_run_stores_its_recipe_its_program_and_its_machine(headway, finished):
+    [session] = finished.rows("sessions.jsonl")
+    assert session["packages"]["ray"] == importlib.metadata.version("ray")
+    assert session["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert session["recipe"]["learner"]["learning_rate"] == 1e-6
+    again = headway.call("try", "runs/small/recipe.toml", "--set", "name=again", "--prompts", "1")
+    assert again.returncode == 0, again.stderr
+    taken = headway.call("run", "runs/small/recipe.toml")
+    assert (taken.returncode, "a run named 'small' exists" in taken.stderr) == (2, True)
 
 
 def test_checkpoints_are_committed_and_the_newest_one_is_exported(headway, finished):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import ClassVar
 
@@ -163,7 +164,7 @@ class TestARun:
         process, folder, log = run
         process.terminate()
         assert process.wait(60) == 130
-        recipe = json.loads((folder / "recipe.json").read_text())
+        recipe = tomllib.loads((folder / "recipe.toml").read_text())
         options = recipe["actors"]["reward_options"]["llm_judge"]
         assert options["key_variable"] == "JUDGE_KEY"
         assert Marks.keys == {f"Bearer {SECRETS['JUDGE_KEY']}"}

@@ -86,8 +86,8 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("recipe.json", b"{}", "is damaged, or of another version"),
-        ("recipe.json", b"\xff\xfe", "cannot be read"),
+        ("recipe.toml", b"", "prompts: is required"),
+        ("recipe.toml", b"\xff\xfe", "cannot be read"),
         ("summary.json", b"{bad", "summary.json is damaged"),
         ("metrics.jsonl", b'{"version": 0}\n{bad\n{"version": 2}\n', "line 2 is damaged"),
     ],
@@ -95,7 +95,7 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
 def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, message):
     directory = RunDirectory(tmp_path)
     (tmp_path / name).write_bytes(text)
-    read = {"recipe.json": directory.config, "summary.json": directory.status}
+    read = {"recipe.toml": directory.config, "summary.json": directory.status}
     with pytest.raises(InputError, match=message) as refused:
         read.get(name, lambda: directory.rows(name))()
     assert "pydantic" not in str(refused.value)

@@ -103,14 +103,18 @@ def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=No
 def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, reference, zero_stage):
     weights, norms = reference
     engine = make_engine(model_path, zero_stage)
+    rates = []
     try:
         for step in range(STEPS):
             for token_ids, position_ids in microbatches():
                 engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
             assert engine.step() == pytest.approx(norms[step], rel=1e-4)
+            rates.append(engine.learning_rate)
         trained = {name: tensor.clone() for name, tensor in engine.weights()}
     finally:
         engine.close()
+    factors = [rate_factor(CONFIG.schedule, step, STEPS) for step in range(STEPS)]
+    assert rates == pytest.approx([CONFIG.learning_rate * factor for factor in factors])
     assert trained.keys() == weights.keys()
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, weights[name].detach(), rtol=1e-4, atol=2e-6)

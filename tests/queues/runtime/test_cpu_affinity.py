@@ -1,12 +1,13 @@
 """Lists of cores are read, and a process stays on the cores that it is bound to."""
 
 import os
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from queues.errors import InputError
-from queues.runtime.cpu_affinity import Cores, bind_process, parse_cores
+from queues.runtime.cpu_affinity import Cores, bind_process, parse_cores, usable_cores
 
 
 def test_a_list_of_cores_and_ranges_is_read():
@@ -31,3 +32,18 @@ def test_a_thread_that_ends_while_a_process_is_bound_is_left_out(monkeypatch):
 def test_cores_that_the_machine_lacks_are_refused():
     with pytest.raises(InputError, match=r"learner.cores names \[1023\], but there are only"):
         bind_process([1023], "learner.cores")
+
+
+def test_a_container_uses_no_more_cores_than_its_limit(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    limit = tmp_path / "cpu.max"
+    assert usable_cores(limit) == cores, "there is no limit"
+    for text, expected in (
+        ("max 100000\n", cores),
+        ("100000 100000\n", cores[:1]),
+        ("150000 100000\n", cores[:1]),
+        ("50000 100000\n", cores[:1]),
+        ("200000 100000\n", cores[:2]),
+    ):
+        limit.write_text(text)
+        assert usable_cores(limit) == expected

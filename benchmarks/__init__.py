@@ -1,0 +1,1 @@
+"""Measurements of Headway; `headway bench` starts them."""

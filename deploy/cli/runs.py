@@ -1,0 +1,83 @@
+"""The commands that show runs: `ls`, `logs` and `rollouts`."""
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from deploy.cli.options import RunName, RunsDir
+
+
+def ls(runs_dir: RunsDir = Path("runs")) -> None:
+    """List the runs of a folder, the newest first."""
+    from deploy.report.tables import show_runs
+    from deploy.storage.run_directory import RunDirectory
+
+    if runs := RunDirectory.all(runs_dir):
+        show_runs(runs, Console(highlight=False))
+    else:
+        typer.echo(f"no runs in {runs_dir}")
+
+
+def logs(
+    run: RunName,
+    process: Annotated[
+        str | None, typer.Argument(help="Its name, such as driver or actor-0; default: list them.")
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    lines: Annotated[int, typer.Option(min=1, help="Newest lines of each file.")] = 200,
+) -> None:
+    """Print the output of a process of a run, live or ended, or list what there is."""
+    from deploy.cluster.worker_logs import logs_of, newest_lines
+    from deploy.errors import InputError
+    from deploy.storage.run_directory import RunDirectory
+    from queues.runtime.nearest_name import nearest
+
+    directory = RunDirectory.open(run, runs_dir)
+    files = logs_of(directory)
+    if not files:
+        raise InputError(f"run {run!r} has no output yet, in {directory.logs} or with Ray")
+    if process is None:
+        for name, file in files:
+            typer.echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
+        return
+    chosen = [(name, file) for name, file in files if process in (name, Path(name).stem)]
+    if not chosen:
+        names = [*dict.fromkeys(Path(name).stem for name, _ in files)]
+        raise InputError(
+            f"run {run!r} has no output of {process!r}; there is {', '.join(names)}"
+            f"{nearest(process, names)}"
+        )
+    for name, file in chosen:
+        typer.echo(f"== {name}: {file}")
+        typer.echo(newest_lines(file, lines))
+
+
+def rollouts(
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    version: Annotated[
+        int | None, typer.Option(help="Version that they were trained at; default: the newest.")
+    ] = None,
+    sort: Annotated[
+        Literal["reward", "length"] | None, typer.Option(help="Show the highest first.")
+    ] = None,
+    lowest: Annotated[
+        bool, typer.Option("--lowest", help="Show the lowest first, of rewards by default.")
+    ] = False,
+    count: Annotated[int, typer.Option(min=1, help="Rollouts to print.")] = 3,
+) -> None:
+    """Print rollouts of a trained batch with prompts, rewards and lag, as text."""
+    from deploy.observability.samples import heading, text_of
+    from deploy.offline.rollouts import read_samples
+    from deploy.storage.run_directory import RunDirectory
+
+    samples = read_samples(RunDirectory.open(run, runs_dir), version)
+    if sort or lowest:
+        samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
+    for sample in samples[:count]:
+        typer.echo(f"── {heading(sample)}\n{text_of(sample)}\n")

@@ -1,0 +1,83 @@
+"""The output of Ray's workers, in files that are named after what the workers were.
+
+Ray names the files of a worker by random ids. It writes lines such as `:actor_name:actor-0` into
+them, with the `repr` of the actor, when an actor is made.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.sessions import FILE
+
+ACTOR = b":actor_name:"
+MARKS = (ACTOR, b":job_id:", b":task_name:")
+"""Beginnings of lines that are Ray's own."""
+OTHERS = "worker"
+"""Name of the output of workers that were never an actor."""
+HEAD_BYTES = 2**16
+"""Part of a file in which the actor's name is searched."""
+TAIL_BYTES = 2**20
+"""Part of a file that is shown at most."""
+
+
+def worker_logs(folder: Path) -> list[tuple[str, Path]]:
+    """Return the name that each non-empty file of a worker in a folder of Ray's gets, oldest first.
+
+    Example:
+        [("broker.out", PosixPath("…/worker-052be0b9…-01000000-11535.out")), …]
+    """
+    files = [file for file in folder.glob("worker-*") if next(_lines(file), None) is not None]
+    files.sort(key=lambda file: file.stat().st_mtime)
+    return [(f"{_role(file)}{file.suffix}", file) for file in files]
+
+
+def collect_worker_logs(source: Path, target: Path) -> None:
+    """Append the workers' output in `source` to `actor-0.out`, `actor-0.err` … in `target`."""
+    for name, file in worker_logs(source):
+        with (target / name).open("ab") as opened:
+            opened.write(f"--- {describe(file)}\n".encode())
+            opened.writelines(_lines(file))
+
+
+def logs_of(directory: RunDirectory) -> list[tuple[str, Path]]:
+    """Return name and path of every log of a run.
+
+    While it goes on, and after a kill, those of its last session are still with Ray.
+    """
+    files = [(file.name, file) for file in sorted(directory.logs.glob("[!.]*"))]
+    sessions = directory.rows(FILE)
+    kept = sessions[-1].get("ray_logs") if sessions else None
+    if kept is not None and directory.status() in ("running", "killed"):
+        files += worker_logs(Path(kept))
+    return files
+
+
+def newest_lines(file: Path, count: int) -> str:
+    """Return the last lines of a file, of the last TAIL_BYTES at most."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - TAIL_BYTES))
+        text = opened.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-count:])
+
+
+def describe(file: Path) -> str:
+    """Return the process id of a worker's file and the time of its last output."""
+    ended = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    return f"pid {file.stem.rpartition('-')[2]}, until {ended:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _role(file: Path) -> str:
+    with file.open("rb") as opened:
+        marks = [line for line in opened.read(HEAD_BYTES).splitlines() if line.startswith(ACTOR)]
+    if not marks:
+        return OTHERS
+    return re.sub(r"[^\w.-]", "_", marks[-1].removeprefix(ACTOR).decode(errors="replace"))
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that are not Ray's own."""
+    with file.open("rb") as opened:
+        yield from (line for line in opened if not line.startswith(MARKS))

@@ -1,0 +1,71 @@
+"""Settings by device: GPUs for recipes that say nothing of them, and what GPUs compute in."""
+
+import os
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from deploy.config.run_config import RunConfig
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""A folder of the NVIDIA driver with an entry for each GPU."""
+
+
+def for_this_machine(config: RunConfig) -> RunConfig:
+    """Return a recipe with GPUs and dtypes of this machine where it names none."""
+    return with_dtype(with_gpus(config, visible_gpus()))
+
+
+def visible_gpus(driver: Path = DRIVER) -> int:
+    """Return the number of NVIDIA GPUs for processes started here; 0 with vLLM's build for CPUs."""
+    try:
+        distribution("vllm")
+    except PackageNotFoundError:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device not in ("", "-1")])
+    return len(list(driver.iterdir())) if driver.is_dir() else 0
+
+
+def with_gpus(config: RunConfig, available: int) -> RunConfig:
+    """Fill in `actors.gpus` and `learner.gpus` for a run on this machine.
+
+    Every rank and every worker of an engine gets a GPU of its own, or half of a single one where
+    there are only two of them. A recipe that names either key is returned as it is, and so is one
+    for which the `available` GPUs are too few.
+    """
+    actors, learner = config.actors, config.learner
+    given = "gpus" in actors.model_fields_set | learner.model_fields_set
+    if given or not available or actors.engine != "vllm" or config.deploy.ray_address != "local":
+        return config
+    workers = actors.count * actors.tensor_parallel_size
+    if learner.ranks + workers <= available:
+        shares = 1.0, float(actors.tensor_parallel_size)
+    elif learner.ranks == workers == available == 1:
+        shares = 0.5, 0.5
+    else:
+        return config
+    return config.model_copy(
+        update={
+            "learner": learner.model_copy(update={"gpus": shares[0]}),
+            "actors": actors.model_copy(update={"gpus": shares[1]}),
+        }
+    )
+
+
+def with_dtype(config: RunConfig) -> RunConfig:
+    """Fill in bfloat16 for a learner on GPUs and its engines, where a recipe names no dtype.
+
+    It is returned as it is with `[model.tiny]`, whose weights are float32, and with
+    `learner.zero_stage` = 0, which trains in float32 alone.
+    """
+    actors, learner = config.actors, config.learner
+    named = "dtype" in actors.model_fields_set | learner.model_fields_set
+    if named or not learner.gpus or not learner.zero_stage or config.model.tiny is not None:
+        return config
+    return config.model_copy(
+        update={
+            "learner": learner.model_copy(update={"dtype": "bfloat16"}),
+            "actors": actors.model_copy(update={"dtype": "bfloat16"}),
+        }
+    )

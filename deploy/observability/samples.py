@@ -1,0 +1,110 @@
+"""Rollouts of trained batches as text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from queues.records import Payload, Rollout
+from queues.schema import decode
+
+FILE = "samples.jsonl"
+"""File of a run with a few samples of each batch, which outlive rollouts that are not kept."""
+LONGEST = 4000
+"""Characters that are kept of a prompt and of a response in that file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A trained rollout as text."""
+
+    version: int
+    """The version that its batch was trained at."""
+    prompt_id: str
+    sample_index: int
+    reward: float
+    reward_parts: Mapping[str, float]
+    tokens: int
+    """Sampled tokens."""
+    lag: int
+    """Versions between the oldest of these tokens and the training."""
+    finish_reason: str
+    prompt: str
+    """With the tokens of its chat template."""
+    response: str
+    """Everything after the prompt, with what an environment inserted."""
+
+
+def decode_samples(payloads: Sequence[Payload], version: int, tokenizer: Any) -> Iterator[Sample]:
+    """Yield every rollout of the groups of a batch, decoded by the tokenizer of its policy."""
+    for payload in payloads:
+        group = decode(payload)
+        for rollout in group.rollouts:
+            yield _sample(rollout, group.prompt_id, version, tokenizer)
+
+
+def _sample(rollout: Rollout, prompt_id: str, version: int, tokenizer: Any) -> Sample:
+    end = rollout.prompt_length
+    parts = (rollout.token_ids[:end], rollout.token_ids[end:])
+    prompt, response = (
+        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for ids in parts
+    )
+    sampled = [v for v, mask in zip(rollout.versions, rollout.loss_mask, strict=True) if mask]
+    return Sample(
+        version=version,
+        prompt_id=prompt_id,
+        sample_index=rollout.sample_index,
+        reward=rollout.reward,
+        reward_parts=dict(rollout.reward_parts),
+        tokens=len(sampled),
+        lag=version - min(sampled, default=version),
+        finish_reason=str(rollout.finish_reason),
+        prompt=prompt,
+        response=response,
+    )
+
+
+def best_and_worst(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the sample of the highest and that of the lowest reward, shortened."""
+    ordered = sorted(samples, key=lambda sample: sample.reward, reverse=True)
+    return [
+        replace(sample, prompt=_shortened(sample.prompt), response=_shortened(sample.response))
+        for sample in [*ordered[:1], *ordered[1:][-1:]]
+    ]
+
+
+def _shortened(text: str) -> str:
+    """Leave out the middle of a text that is longer than LONGEST."""
+    left_out = len(text) - LONGEST
+    if left_out <= 0:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]} […{left_out} characters…] {text[-half:]}"
+
+
+def heading(sample: Sample) -> str:
+    """Describe a sample in one line, without its text; control characters are escaped."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in sample.reward_parts.items())
+    reward = f"reward {sample.reward:g}" + (f" ({parts})" if len(sample.reward_parts) > 1 else "")
+    line = (
+        f"version {sample.version} · {sample.prompt_id} #{sample.sample_index} · {reward} · "
+        f"{sample.tokens} tokens · {sample.finish_reason} · lag {sample.lag}"
+    )
+    return printable(line).replace("\n", "\\n")
+
+
+def text_of(sample: Sample) -> str:
+    """Return prompt and response of a sample, with control characters escaped."""
+    return printable(f"{sample.prompt}\n──▶\n{sample.response}")
+
+
+def printable(text: str) -> str:
+    r"""Escape what could act on a terminal or hide: all but letters, signs, spaces and newlines.
+
+    Example:
+        >>> printable("4\x1b[2J")
+        '4\\x1b[2J'
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )

@@ -1,0 +1,81 @@
+"""Processes of a benchmark: how they begin, their errors, and their progress."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.harness.subprocesses import follow, raise_failure
+from deploy.cli.bench import ROOT
+from deploy.config.loader import load_recipe
+from deploy.errors import InputError, RunFailed
+from tests.deploy.conftest import RECIPE
+
+CHILDREN = {
+    "benchmarks.loop.run_worker": ["train"],
+    "benchmarks.harness.checkpoint_scores": [],
+}
+"""Modules that a comparison runs as processes of their own, and further arguments."""
+
+
+@pytest.mark.parametrize("module", CHILDREN)
+def test_a_module_of_the_user_is_found_in_every_process_and_its_error_is_one_message(
+    module, tmp_path, tiny_model
+):
+    (tmp_path / "my_task.py").write_text("def other(): ...\n")
+    settings = ['actors.reward=["my_task:score"]', f"deploy.runs_dir={tmp_path / 'runs'}"]
+    config = load_recipe(str(RECIPE), settings)
+    model = config.model.model_copy(update={"path": str(tiny_model), "tiny": None})
+    config = config.model_copy(update={"model": model, "sft": None})
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(config.model_dump_json())
+    ended = subprocess.run(
+        [sys.executable, "-m", module, recipe, *CHILDREN[module]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    message = "'my_task:score': my_task has no 'score', only other"
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
+    assert ended.stderr == f"headway: actors.reward = {message}\n"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "error", "message"),
+    [
+        (2, "loading\nheadway: no key\nno value\n", InputError, "no key\nno value"),
+        (2, "cannot open file\n", RunFailed, "a run ended with exit code 2: cannot open file"),
+        (1, "headway: it\ndied\n", RunFailed, "a run ended with exit code 1: died"),
+        (-9, "", RunFailed, "a run ended with exit code -9: (no output)"),
+    ],
+)
+def test_the_error_of_a_process_is_that_of_its_exit_code(tmp_path, code, log, error, message):
+    file = tmp_path / "log"
+    file.write_text(log)
+    raise_failure("a run", 0, file)
+    with pytest.raises(error) as raised:
+        raise_failure("a run", code, file)
+    logged = f"\nits log is {file}" if error is RunFailed else ""
+    assert str(raised.value) == message + logged
+
+
+class Process:
+    """A process that ends after so many looks at it."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def wait(self, timeout):
+        self.looks -= 1
+        if self.looks:
+            raise subprocess.TimeoutExpired("process", timeout)
+
+
+def test_progress_is_shown_when_it_changes_until_the_process_ends():
+    counts, shown = iter([0, 2, 2, 5]), []
+    follow(Process(looks=5), lambda: next(counts), shown.append)
+    assert shown == [2, 5]

@@ -1,0 +1,121 @@
+"""Help, completion, and what misspelt names are answered with."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from deploy.cli.app import app
+from deploy.cli.bench import BENCHMARKS, describe
+from tests.deploy.conftest import call_main
+
+HEADWAY = Path(sys.executable).parent / "headway"
+COMMANDS = sorted(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_a_flag_has_no_type_in_the_help(command, capsys):
+    app([*command, "--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert "--help" in text
+    assert "<bool>" not in text
+
+
+def test_the_help_of_bench_has_one_line_for_each_benchmark(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    app(["bench", "--help"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    for name in BENCHMARKS:
+        [line] = [line for line in lines if line.startswith(f"{name} ")]
+        assert len(line) <= 80
+        assert len(line.split()) > 3
+
+
+def test_without_a_checkout_the_help_of_bench_says_what_each_needs(tmp_path):
+    assert describe(tmp_path).count("needs a checkout") == len(BENCHMARKS)
+
+
+def complete(line, folder):
+    environment = {
+        **os.environ,
+        "_HEADWAY_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
+    result = subprocess.run([HEADWAY], cwd=folder, env=environment, capture_output=True, text=True)
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("headway insp", ["inspect"]),
+        ("headway run dem", ["demo"]),
+        ("headway validate demo --set learner.learning", ["learner.learning_rate"]),
+        ("headway resume ", ["mine"]),
+        ("headway bench sta", ["staleness"]),
+    ],
+)
+def test_the_shell_completes_commands_recipes_keys_runs_and_benchmarks(line, completions, tmp_path):
+    for name in ("mine", ".mine.replaced"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.toml").touch()
+    (tmp_path / "queues").mkdir()  # a folder that a run would be refused for
+    assert complete(line, tmp_path) == completions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["bench", "asnyc"], "did you mean 'async'?"),
+        (["presets", "gpro"], "did you mean 'grpo'?"),
+        (["validate", "dmeo"], "did you mean 'demo'?"),
+        (["validate", "demo", "--set", "preset=gpro"], "did you mean 'grpo'?"),
+        (["vaildate", "demo"], "Did you mean 'validate'?"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_one_that_is_meant(arguments, hint, tmp_path):
+    result = call_main(arguments, tmp_path)
+    assert result.returncode == 2
+    assert hint in result.stderr
+
+
+CODE = "def score(prompt, completion, answer, metadata, *, scale=1.0):\n    return scale\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["actors.reward=['mine_strict:scor']"], "actors.reward .*did you mean 'score'\\?"),
+        (["actors.reward=['absent:score']"], "actors.reward .*cannot import absent"),
+        (["deploy.trackers=['mlflow']"], r"deploy.trackers .*pip install .headway-rl\[mlflow\]"),
+        (
+            [
+                "actors.reward=['mine_strict:score']",
+                'actors.reward_options={"mine_strict:score"={scal=2}}',
+            ],
+            "actors.reward .*no option scal; known: scale; did you mean 'scale'",
+        ),
+        (
+            ["prompts.source=files", "prompts.source_options.path=rows.jsonl"],
+            r"prompts.source .*\n  rows.jsonl:1: prompt is 5",
+        ),
+        (["prompts.source=reasoning_gym:chain_sm"], "prompts.source .*mean 'chain_sum'"),
+    ],
+)
+def test_a_strict_validation_imports_what_a_recipe_names(settings, words, tmp_path):
+    (tmp_path / "mine_strict.py").write_text(CODE)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": 5}\n')
+    command = ["validate", "demo", *(part for s in settings for part in ("--set", s))]
+    assert call_main(command, tmp_path).returncode == 0
+    result = call_main([*command, "--strict"], tmp_path)
+    assert result.returncode == 2
+    assert re.search(words, result.stderr)
+
+
+def test_a_strict_validation_needs_no_model(tmp_path):
+    assert call_main(["validate", "demo", "--strict"], tmp_path).returncode == 0

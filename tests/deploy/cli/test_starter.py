@@ -1,0 +1,98 @@
+"""`headway init`: files of a task that can be checked, tried and trained as they are."""
+
+import json
+import re
+import tomllib
+
+import pytest
+
+from deploy.cli.starter import NAMES
+from tests.deploy.conftest import call_main
+
+SCRIPTED = ("--set", "actors.engine=scripted")
+SHORT = (*SCRIPTED, "--set", "steps=3", "--set", "heldout.size=8")
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Provide a folder with the files."""
+    result = call_main(["init", "task"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "cd task" in result.stdout
+    return tmp_path / "task"
+
+
+def test_the_files_are_written_and_never_over_others(task):
+    assert sorted(path.name for path in task.iterdir()) == sorted(NAMES)
+    (task / "my_task.py").unlink()
+    result = call_main(["init"], task)
+    assert (result.returncode, "my_task.toml exists" in result.stderr) == (2, True)
+    assert not (task / "my_task.py").exists()
+
+
+def test_every_section_of_the_recipe_has_a_comment(task):
+    top, *sections = re.split(r"^(?=\[)", (task / "my_task.toml").read_text(), flags=re.MULTILINE)
+    assert len(sections) > 6
+    assert [text for text in (top, *sections) if " # " not in text and "\n# " not in text] == []
+
+
+def test_the_recipe_is_valid_strictly(task):
+    result = call_main(["validate", "my_task.toml", "--strict"], task)
+    assert result.returncode == 0, result.stderr
+    assert tomllib.loads(result.stdout)["actors"]["reward"] == ["my_task:score"]
+
+
+def test_right_answers_are_rewarded_and_demonstrations_guess(task, monkeypatch):
+    monkeypatch.syspath_prepend(task)
+    import my_task
+
+    source = my_task.LastLetter(options={}, seed=0, heldout_size=50)
+    prompts = source.next(200)
+    assert all(my_task.score(p.text, p.text[-2], p.answer, {}) == 1.0 for p in prompts)
+    assert my_task.score("ab=", "a", "b", {}) == 0.0
+    heldout = my_task.LastLetter(options={}, seed=1, split="heldout", heldout_size=50).next(50)
+    assert not {p.text for p in heldout} & {p.text for p in prompts}
+    shown = source.demonstrations()
+    right = sum(text[-2] == guess for text, guess in (next(shown) for _ in range(500)))
+    assert 0.15 < right / 500 < 0.5
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+def test_the_task_is_prepared_tried_and_trained(headway):
+    """The steps that `headway init` prints, with an engine that needs no vLLM."""
+    folder = headway.folder / "starter"
+    assert headway("init", folder).returncode == 0
+    headway.folder, before = folder, headway.folder
+    try:
+        for command in (
+            ("sft", "my_task.toml", "--set", "sft.steps=5"),
+            ("try", "my_task.toml", *SCRIPTED, "--set", "sft.steps=5"),
+            ("run", "my_task.toml", *SHORT, "--set", "sft.steps=5"),
+        ):
+            result = headway(*command)
+            assert result.returncode == 0, result.stdout + result.stderr
+        summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
+    finally:
+        headway.folder = before
+    assert (summary["status"], summary["version"]) == ("done", 3)
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_policy_learns_the_task(headway):
+    folder = headway.folder / "learns"
+    assert headway("init", folder).returncode == 0
+    headway.folder, before = folder, headway.folder
+    try:
+        for command in ("sft", "run"):
+            result = headway(command, "my_task.toml")
+            assert result.returncode == 0, result.stdout + result.stderr
+        summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
+    finally:
+        headway.folder = before
+    first, last = summary["heldout"][0], summary["heldout"][-1]
+    assert first["score"] < 0.7
+    assert last["score"] > 0.9

@@ -1,0 +1,104 @@
+"""Recipes that say nothing of GPUs, on machines with some."""
+
+import json
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from deploy.config import devices
+from deploy.config.devices import visible_gpus, with_dtype, with_gpus
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from deploy.preflight.inputs import check_gpus
+
+
+def recipe(actors=None, learner=None, **more):
+    sections = {
+        "name": "mine",
+        "steps": 2,
+        "model": {"path": "m"},
+        "prompts": {"source": "files"},
+        "actors": {"reward": ["exact_match"], **(actors or {})},
+        "learner": learner or {},
+    }
+    return RunConfig.model_validate(sections | more)
+
+
+@pytest.mark.parametrize(
+    ("available", "settings", "expected"),
+    [
+        (0, {}, (0, 0)),
+        (2, {}, (1, 1)),
+        (8, {"actors": {"count": 6}, "learner": {"ranks": 2}}, (1, 1)),
+        (8, {"actors": {"count": 2, "tensor_parallel_size": 2}, "learner": {"ranks": 4}}, (1, 2)),
+        (1, {}, (0.5, 0.5)),
+        (1, {"actors": {"count": 2}}, (0, 0)),
+        (8, {"actors": {"gpus": 0}}, (0, 0)),
+        (8, {"learner": {"gpus": 1}}, (1, 0)),
+        (8, {"actors": {"engine": "scripted"}}, (0, 0)),
+        (8, {"deploy": {"ray_address": "auto"}}, (0, 0)),
+    ],
+)
+def test_a_recipe_that_names_no_gpus_takes_those_of_the_machine(available, settings, expected):
+    config = with_gpus(recipe(**settings), available)
+    assert (config.learner.gpus, config.actors.gpus) == expected
+
+
+def test_the_gpus_that_a_run_took_are_in_its_recipe():
+    config = with_gpus(recipe(), 1)
+    stored = type(config).model_validate_json(json.dumps(config.model_dump(mode="json")))
+    assert with_gpus(stored, 8).actors.gpus == 0.5
+    assert stored.actors.gpu_memory_share == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"learner": {"gpus": 1}}, ("bfloat16", "bfloat16")),
+        ({}, ("float32", "auto")),
+        ({"learner": {"gpus": 1, "dtype": "float32"}}, ("float32", "auto")),
+        ({"learner": {"gpus": 1}, "actors": {"dtype": "float32"}}, ("float32", "float32")),
+        ({"learner": {"gpus": 1, "zero_stage": 0}}, ("float32", "auto")),
+        ({"learner": {"gpus": 1}, "model": {"tiny": {"characters": "ab"}}}, ("float32", "auto")),
+    ],
+)
+def test_gpus_compute_in_bfloat16_unless_the_recipe_names_a_dtype(settings, expected):
+    config = with_dtype(recipe(**settings))
+    assert (config.learner.dtype, config.actors.dtype) == expected
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """Let vLLM for GPUs be installed, and no variable hide any."""
+    monkeypatch.setattr(devices, "distribution", lambda name: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_gpus_are_those_of_the_driver_that_are_visible(vllm, tmp_path, monkeypatch):
+    assert visible_gpus(tmp_path / "none") == 0
+    for name in ("0000:3b:00.0", "0000:5e:00.0"):
+        (tmp_path / name).mkdir()
+    assert visible_gpus(tmp_path) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert visible_gpus(tmp_path) == 1
+    for nothing in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
+        assert visible_gpus(tmp_path) == 0
+
+
+def test_no_gpu_is_taken_where_vllm_is_built_for_cpus(vllm, tmp_path, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    (tmp_path / "0000:3b:00.0").mkdir()
+    monkeypatch.setattr(devices, "distribution", missing)
+    assert visible_gpus(tmp_path) == 0
+
+
+def test_a_recipe_for_which_there_are_too_few_gpus_is_refused_with_what_to_set():
+    config = with_gpus(recipe({"count": 3}), 2)
+    with pytest.raises(InputError, match=r"has 2 GPU\(s\).* would take 1 and 3; set learner.gpus"):
+        check_gpus(config, 2)
+    check_gpus(config, 0)
+    check_gpus(with_gpus(recipe(), 2), 2)
+    check_gpus(recipe({"count": 3, "gpus": 0}), 2)

@@ -1,0 +1,86 @@
+"""The keys of a recipe in deploy/README.md, which are generated from the models.
+
+Written anew by `python tests/deploy/docs/test_key_reference.py`.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from deploy.config.messages import section_of
+from deploy.config.run_config import RunConfig
+
+PAGE = Path(__file__).parents[3] / "deploy" / "README.md"
+HEADING = "## Keys of a recipe\n"
+
+
+def cell(text):
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "\\<")
+
+
+def default(field):
+    """Return the default of a key as in a recipe; "" for a key without one, which is required."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return (
+        "" if value in (None, PydanticUndefined) else f"`{json.dumps(to_jsonable_python(value))}`"
+    )
+
+
+def allowed(field):
+    """Return the choices and bounds of a key, or "" if it has none."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+    bounds = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+        if isinstance(getattr(bound, name, None), int | float)
+    ]
+    return ", ".join([f"`{json.dumps(choice)}`" for choice in choices] + bounds)
+
+
+def tables(model, section=""):
+    """Yield the table of a section, and those of the sections in it."""
+    inner = {name: section_of(model, name) for name in model.model_fields}
+    keys = {name: field for name, field in model.model_fields.items() if inner[name] is None}
+    about = cell((model.__doc__ or "").partition("\n\n")[0])
+    yield f"### {f'[{section}]' if section else 'Top level'}\n\n{about}\n"
+    if keys:
+        rows = (
+            f"| `{name}` | {cell(default(field))} | {cell(allowed(field))} | "
+            f"{cell(field.description or '')} |\n"
+            for name, field in keys.items()
+        )
+        yield "| key | default | allowed | meaning |\n|---|---|---|---|\n" + "".join(rows)
+    for name, part in inner.items():
+        if part is not None:
+            yield from tables(part, f"{section}.{name}".lstrip("."))
+
+
+def reference():
+    return (
+        f"{HEADING}\nGenerated from the models of the configuration. An empty default is none.\n\n"
+        + "\n".join(tables(RunConfig))
+    )
+
+
+def test_the_reference_is_that_of_the_models():
+    text = PAGE.read_text()
+    assert text[text.index(HEADING) :] == reference(), f"run python {__file__}"
+
+
+def test_every_key_has_its_place_and_most_a_meaning():
+    rows = [line.split(" | ") for line in reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    assert [row[0] for row in rows if "max_staleness" in row[0]] == ["| `max_staleness`"]
+    without = [row[0] for row in rows if row[3].strip() == "|"]
+    assert without == []
+
+
+if __name__ == "__main__":
+    before, _, _ = PAGE.read_text().partition(HEADING)
+    PAGE.write_text(before.rstrip() + "\n\n" + reference())

@@ -1,0 +1,65 @@
+"""The log of a command: everything printed and logged, and the error that ends it."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from deploy.runtime.console import Terminal, log_to
+
+
+def test_lines_steps_warnings_and_the_error_are_in_the_log_but_only_lines_are_printed(tmp_path):
+    printed = io.StringIO()
+    terminal = Terminal(Console(file=printed, force_terminal=False))
+    file = tmp_path / "driver.log"
+
+    def command():
+        terminal.say("starting 100% of Ray")
+        with terminal.bar(3, "waiting"):
+            for step in (1, 2, 3):
+                terminal.advance(step, f"reward {step / 10}")
+        logging.getLogger("elsewhere").warning("slow disk")
+        raise OSError("no network")
+
+    with pytest.raises(OSError, match="no network"), log_to(file):
+        command()
+    terminal.say("after the end")
+    lines = file.read_text().splitlines()
+    said = [line.split(" ", 2)[2] for line in lines[:5]]
+    assert said == [
+        "INFO starting 100% of Ray",
+        "INFO step 1/3 · reward 0.1",
+        "INFO step 2/3 · reward 0.2",
+        "INFO step 3/3 · reward 0.3",
+        "WARNING slow disk",
+    ]
+    assert "ERROR ended by OSError" in lines[5]
+    assert lines[-1] == "OSError: no network"
+    assert "step 2/3" not in printed.getvalue()
+    assert "Traceback" not in printed.getvalue()
+
+
+def test_brackets_are_printed_and_logged_as_they_are(tmp_path):
+    printed = io.StringIO()
+    terminal = Terminal(Console(file=printed, force_terminal=False))
+    with log_to(tmp_path / "driver.log"), terminal.bar(1, "[/waiting]"):
+        terminal.say("cannot read runs/[bold]mine[/]")
+        terminal.advance(1, "[red]reward")
+    for text in (printed.getvalue(), (tmp_path / "driver.log").read_text()):
+        assert "cannot read runs/[bold]mine[/]\n" in text
+        assert "[red]reward\n" in text
+
+
+def test_a_second_command_goes_on_in_the_same_file(tmp_path):
+    for text in ("first", "second"):
+        with log_to(tmp_path / "driver.log"):
+            Terminal(Console(file=io.StringIO())).say(text)
+    texts = [line.rpartition(" ")[2] for line in (tmp_path / "driver.log").read_text().splitlines()]
+    assert texts == ["first", "second"]
+
+
+def test_a_full_disk_neither_ends_a_command_nor_clutters_its_output(capfd):
+    with log_to("/dev/full"):
+        Terminal(Console(file=io.StringIO())).say("text")
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,23 @@
+"""The known name that a misspelt one stands for."""
+
+import pytest
+
+from queues.runtime.nearest_name import nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("gpro", ["gspo", "grpo", "dr_grpo"], "grpo"),
+        ("asnyc", ["async", "queue"], "async"),
+        ("colour", ["color", "collar"], "color"),
+        ("GRPO", ["gspo", "grpo"], "grpo"),
+        ("lastletter", ["score", "LastLetter"], "LastLetter"),
+    ],
+)
+def test_a_similar_name_is_suggested_and_swapped_letters_come_first(name, known, meant):
+    assert nearest(name, known) == f"; did you mean {meant!r}?"
+
+
+def test_nothing_is_suggested_where_nothing_is_similar():
+    assert nearest("foo", ["bar", "demo"]) == ""
