@@ -68,7 +68,8 @@ class RunResults:
 class TrainingRun(RunResults):
     """A run whose process this one has started.
 
-    It is stopped, as by Ctrl-C, when this Python process exits.
+    It is stopped, as by Ctrl-C, when this Python process exits. One that is killed leaves it
+    running: `results` finds it by its name.
     """
 
     def __init__(self, folder: Path, commands: list[list[str]], replaced: int | None) -> None:
