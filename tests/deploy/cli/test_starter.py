@@ -70,7 +70,7 @@ def test_the_task_is_prepared_tried_and_trained(headway):
             (("try", "my_task.toml", *SCRIPTED, *shorter), "headway sft my_task.toml --set"),
             (("sft", "my_task.toml", *shorter), "headway run my_task.toml --set sft.steps=5"),
             (("try", "my_task.toml", *SCRIPTED, *shorter), "headway run my_task.toml --set"),
-            (("run", "my_task.toml", *SHORT, *shorter), "headway rollouts runs/mine"),
+            (("run", "my_task.toml", *SHORT, *shorter), f"headway rollouts {folder}/runs/mine"),
         ):
             result = headway(*command)
             assert result.returncode == 0, result.stdout + result.stderr
