@@ -26,6 +26,8 @@ from deploy.errors import InputError, Interrupted, RunFailed
 from deploy.storage.run_directory import RunDirectory
 
 COMMAND = (sys.executable, "-P", "-c", "from deploy.cli import main; main()")
+INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)
+"""Exit codes of a run that was stopped, during its preparations too."""
 POLL_SECONDS = 0.2
 OF_NOTEBOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "MPLBACKEND")
 """Variables that Jupyter sets for its kernel, and that are wrong for a process without a screen."""
@@ -149,9 +151,6 @@ class TrainingRun(RunResults):
 
     def _has_folder(self) -> bool:
         return super()._has_folder() and self.folder.stat().st_ino != self._replaced
-
-
-INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)
 
 
 def run(
