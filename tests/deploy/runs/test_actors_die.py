@@ -175,9 +175,10 @@ def narrowest_binding(pid):
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines on cores of their own")
 def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights_again(headway):
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
     with going(
         headway, "real-killed", "steps=100000", "heldout.every=100000", "actors.engine=vllm",
-        "learner.checkpoint_every=100000",
+        "learner.checkpoint_every=100000", f"actors.cores={cores}",
     ) as (process, folder):  # fmt: skip
         metrics = folder / "metrics.jsonl"
         until(lambda: len(rows(metrics)) >= 3, process)

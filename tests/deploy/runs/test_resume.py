@@ -142,7 +142,7 @@ def test_a_finished_run_whose_recipe_asks_for_more_steps_goes_on(headway, copied
     recipe = copied_run / "recipe.toml"
     text = recipe.read_text()
     assert text.count("steps = 6\n") == 1
-    text = text.replace("steps = 6\n", "steps = 8\n").replace("/weights\"", "/weights-8\"")
+    text = text.replace("steps = 6\n", "steps = 8\n").replace('/weights"', '/weights-8"')
     recipe.write_text(text)
     run = resume(headway, "copied")
     assert "from now on" in run.output

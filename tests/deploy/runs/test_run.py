@@ -37,7 +37,9 @@ def test_a_run_ends_with_a_table_and_a_picture(finished):
 
 def test_a_run_prints_how_ray_can_be_looked_at(finished):
     [line] = [line for line in finished.output.splitlines() if "ray status" in line]
-    assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip())
+    assert re.search(
+        r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip()
+    )
 
 
 def test_top_shows_the_figures_of_a_run_that_has_ended(headway, finished):
