@@ -18,7 +18,7 @@ ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 
 @contextmanager
 def going(headway, name, *settings):
-    """Start the small recipe with two actors on cores that it chooses; yields process and folder."""
+    """Start the small recipe with two actors, and yield its process and folder."""
     runs, recipe = headway.folder / "runs", headway.folder / "several.toml"
     text = RECIPE.read_text()
     assert 'cores = ["0"]' in text
@@ -43,7 +43,7 @@ def until(happened, process):
 
 
 def rows(path):
-    """What a JSON-lines file holds so far."""
+    """Return the records of a JSON-lines file so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -63,7 +63,7 @@ def check_finished(headway, run, *, steps, heldout):
 
 @pytest.fixture(scope="module")
 def interrupted(headway):
-    """A run that Ctrl-C ended while rollouts of a second were running: its output and folder."""
+    """Return output and folder of a run that Ctrl-C ended while rollouts of a second ran."""
     process = headway.start(
         "run", "name=paused", "steps=12", "heldout.every=6", "learner.checkpoint_every=7",
         "actors.scripted_options={tokens_per_second=24.0}",
@@ -80,7 +80,7 @@ def interrupted(headway):
 
 @pytest.fixture(scope="module")
 def resumed(headway, interrupted):
-    """The same run, resumed and trained to its end."""
+    """Resume the same run, and return it trained to its end."""
     return resume(headway, "paused")
 
 

@@ -2,8 +2,8 @@
 
 import importlib.metadata
 import json
-import re
 import os
+import re
 import signal
 import sqlite3
 import time

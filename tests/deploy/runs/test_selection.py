@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
 @pytest.fixture(scope="module")
 def tied(headway):
-    """A run over the object store; no answer of its engine is right, so every group is tied."""
+    """Return a run over the object store; no answer of its engine is right: all groups tie."""
     return headway.finish(
         "tied", "steps=2", "queues.filter_tied=true", "queues.max_filtered_batches=1",
         "actors.scripted_options={median_length = 14, length_sigma = 0.3}",
