@@ -6,10 +6,13 @@ also logged, every step included, which `log_to` writes to a file.
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from logging.handlers import QueueHandler
 from pathlib import Path
+from queue import SimpleQueue
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,15 +22,34 @@ from deploy.errors import InputError, Interrupted, exit_code_of
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
+FINISH_SECONDS = 2.0
+"""Deadline for the last lines of a log to be written; the disk may hang."""
 
 log = logging.getLogger(__name__)
 
 
-class _LogFile(logging.FileHandler):
-    """A log file that drops what a full disk does not take."""
+class _LogFile(QueueHandler):
+    """Appends to a file in a thread of its own, so that a disk that hangs stops nobody else.
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own name)
-        pass
+    Lines that a full disk does not take are dropped.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(SimpleQueue())
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._thread = threading.Thread(target=self._write, args=(file,), daemon=True, name="log")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until everything is written, before a deadline."""
+        self.queue.put_nowait(None)
+        self._thread.join(FINISH_SECONDS)
+
+    def _write(self, file: Path) -> None:
+        with suppress(OSError), file.open("ab", buffering=0) as output:
+            for record in iter(self.queue.get, None):
+                with suppress(OSError):
+                    output.write(f"{record.getMessage()}\n".encode(errors="backslashreplace"))
 
 
 @contextmanager
@@ -38,7 +60,6 @@ def log_to(file: Path) -> Iterator[None]:
     input only with the message that the user sees.
     """
     root, handler = logging.getLogger(), _LogFile(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers = [handler] if root.handlers else [handler, logging.lastResort or handler]
     level = log.level
     for added in handlers:
@@ -58,8 +79,7 @@ def log_to(file: Path) -> Iterator[None]:
         log.setLevel(level)
         for added in handlers:
             root.removeHandler(added)
-        with suppress(OSError):  # a full disk
-            handler.close()
+        handler.finish()
 
 
 class Terminal:

@@ -2,6 +2,8 @@
 
 import io
 import logging
+import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -79,7 +81,18 @@ def test_a_second_command_goes_on_in_the_same_file(tmp_path):
     assert texts == ["first", "second"]
 
 
+def test_a_disk_that_hangs_stops_nobody_and_gets_the_lines_later(tmp_path):
+    printed = io.StringIO()
+    os.mkfifo(tmp_path / "driver.log")
+    with log_to(tmp_path / "driver.log"):
+        Terminal(Console(file=printed)).say("text")
+        assert "text" in printed.getvalue()
+        reading = os.open(tmp_path / "driver.log", os.O_RDONLY)
+    assert os.read(reading, 4096).endswith(b"INFO text\n")
+    os.close(reading)
+
+
 def test_a_full_disk_neither_ends_a_command_nor_clutters_its_output(capfd):
-    with log_to("/dev/full"):
+    with log_to(Path("/dev/full")):
         Terminal(Console(file=io.StringIO())).say("text")
     assert capfd.readouterr().err == ""
