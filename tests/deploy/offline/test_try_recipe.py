@@ -123,7 +123,9 @@ def test_a_recipe_without_memory_settings_is_played_and_vllm_is_not_heard(headwa
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("sampled, trains") == 2
     assert result.stderr == ""
-    assert not [line for line in result.stdout.splitlines() if "vllm" in line.lower()]
+    *lines, next_command = result.stdout.splitlines()
+    assert next_command.startswith("go on with: headway run")
+    assert not [line for line in lines if "vllm" in line.lower()]
     assert logs() == before
 
 

@@ -18,7 +18,7 @@ ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 
 @contextmanager
 def going(headway, name, *settings):
-    """Start the small recipe with two actors on cores that it chooses; yields process and folder."""
+    """Start the small recipe with two actors, and yield its process and folder."""
     runs, recipe = headway.folder / "runs", headway.folder / "several.toml"
     text = RECIPE.read_text()
     assert 'cores = ["0"]' in text
@@ -43,7 +43,7 @@ def until(happened, process):
 
 
 def rows(path):
-    """What a JSON-lines file holds so far."""
+    """Return the records of a JSON-lines file so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -175,9 +175,10 @@ def narrowest_binding(pid):
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines on cores of their own")
 def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights_again(headway):
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
     with going(
         headway, "real-killed", "steps=100000", "heldout.every=100000", "actors.engine=vllm",
-        "learner.checkpoint_every=100000",
+        "learner.checkpoint_every=100000", f"actors.cores={cores}",
     ) as (process, folder):  # fmt: skip
         metrics = folder / "metrics.jsonl"
         until(lambda: len(rows(metrics)) >= 3, process)

@@ -28,6 +28,12 @@ def run(recipe, folder):
     return summary, sorted(rows, key=lambda row: row["trained_version"])
 
 
+def injected_tokens(row):
+    """Return the tokens of a rollout after its prompt that the policy did not sample."""
+    tokens = zip(row["token_ids"], row["versions"], strict=True)
+    return [token for token, version in tokens if version < 0][row["prompt_length"] :]
+
+
 def test_a_model_learns_to_ask_the_calculator(tmp_path):
     summary, rows = run("tools", tmp_path)
     asked = [float(row["turns"] > 1) for row in rows]
@@ -36,10 +42,10 @@ def test_a_model_learns_to_ask_the_calculator(tmp_path):
     sampled = summary["heldout_sampled"]
     assert sampled[0]["score"] <= 0.4
     assert sampled[-1]["score"] >= 0.75
-    for row in rows[-256:]:
-        injected = [token for token, version in zip(row["token_ids"], row["versions"], strict=True)
-                    if version < 0][row["prompt_length"]:]  # fmt: skip
-        assert bool(injected) == (row["turns"] > 1)
+    answered = [bool(injected_tokens(row)) for row in rows[-256:]]
+    assert statistics.mean(answered) >= 0.7
+    for row, replied in zip(rows[-256:], answered, strict=True):
+        assert row["turns"] > 1 or not replied, "the reply to a malformed call is empty"
 
 
 def test_a_mix_of_three_tasks_learns_all_of_them_by_two_rewards(tmp_path):

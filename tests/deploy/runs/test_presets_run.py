@@ -5,11 +5,11 @@ import math
 
 import pyarrow.parquet
 import pytest
-from tests.deploy.conftest import Headway
 
 from deploy.config.presets import preset_names
 from queues.readers.parquet import export_parquet
 from queues.records import BASELINE_REWARD
+from tests.deploy.conftest import Headway
 
 pytestmark = [
     pytest.mark.slow,

@@ -74,7 +74,7 @@ def check_finished(headway, run, *, steps, heldout):
 
 @pytest.fixture(scope="module")
 def interrupted(headway):
-    """A run from Python, stopped while rollouts of a second were running; its output and folder."""
+    """Return output and folder of a run from Python, stopped while rollouts of a second ran."""
     settings = {
         "name": "paused", "steps": 12, "heldout.every": 6, "learner.checkpoint_every": 7,
         "actors.scripted_options": {"tokens_per_second": 24.0},
@@ -104,7 +104,7 @@ def interrupted(headway):
 
 @pytest.fixture(scope="module")
 def resumed(headway, interrupted):
-    """The same run, made longer in its recipe and resumed from Python to its end."""
+    """Make the same run longer in its recipe, resume it from Python, and return it at its end."""
     recipe = headway.run_folder("paused") / "recipe.toml"
     text = recipe.read_text()
     assert text.count("steps = 12\n") == 1
@@ -175,7 +175,7 @@ def test_a_finished_run_whose_recipe_asks_for_more_steps_goes_on(headway, copied
     recipe = copied_run / "recipe.toml"
     text = recipe.read_text()
     assert text.count("steps = 6\n") == 1
-    text = text.replace("steps = 6\n", "steps = 8\n").replace("/weights\"", "/weights-8\"")
+    text = text.replace("steps = 6\n", "steps = 8\n").replace('/weights"', '/weights-8"')
     recipe.write_text(text)
     run = resume(headway, "copied")
     assert "from now on" in run.output

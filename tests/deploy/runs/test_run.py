@@ -2,8 +2,8 @@
 
 import importlib.metadata
 import json
-import re
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -49,7 +49,9 @@ def test_a_finished_run_is_read_from_python(finished):
 
 def test_a_run_prints_how_ray_can_be_looked_at(finished):
     [line] = [line for line in finished.output.splitlines() if "ray status" in line]
-    assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip())
+    assert re.search(
+        r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip()
+    )
 
 
 def test_top_shows_the_figures_of_a_run_that_has_ended(headway, finished):
@@ -141,9 +143,7 @@ def test_a_run_over_a_shared_folder_sends_small_deltas_in_bfloat16(headway, fini
 
 @pytest.mark.parametrize("sort", ["reward", "length"])
 @pytest.mark.parametrize("order", [[], ["--lowest"]])
-def test_rollouts_of_a_version_are_shown_by_reward_or_length(
-    headway, finished, sort, order
-):
+def test_rollouts_of_a_version_are_shown_by_reward_or_length(headway, finished, sort, order):
     samples = read_samples(RunDirectory(finished.folder), 2)
     assert len(samples) == 4
     choose = min if order else max

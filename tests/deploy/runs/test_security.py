@@ -88,7 +88,7 @@ def judge():
 
 @pytest.fixture(scope="module")
 def run(headway, judge):
-    """A run that has trained some batches: its process, folder and output so far."""
+    """Yield process, folder and output so far of a run that has trained some batches."""
     folder = headway.folder / "runs" / "kept"
     settings = ("name=kept", "sft.name=small", "steps=100000", "heldout.every=100000")
     command = headway.arguments("run", *settings, "learner.ranks=2", "actors.cpus=0", *judge)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.deploy.processes import processes_of
 
 pytestmark = [
