@@ -20,7 +20,10 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     closest = min(close, key=lambda other: sorted(other) != sorted(small), default=None)
     if closest is not None:
         return names[closest]
-    words = {word: other for lower, other in names.items() for word in re.findall("[a-z]+", lower)}
+    words: dict[str, str] = {}
+    for lower, other in names.items():
+        for word in re.findall("[a-z]+", lower):
+            words.setdefault(word, other)
     similar = difflib.get_close_matches(small, words, n=1, cutoff=WORD_CUTOFF)
     return words[similar[0]] if similar else None
 
