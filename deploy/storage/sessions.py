@@ -23,8 +23,9 @@ def recipe_of(row: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """
     version, recipe = row["version"], row["recipe"]
     if not (isinstance(version, int) and isinstance(recipe["steps"], int)):
-        raise TypeError(f"version = {version!r} and recipe.steps must be whole numbers")
-    recipe["learner"].get("cores")
+        raise TypeError("version and recipe.steps must be whole numbers")
+    if not isinstance(recipe["learner"], dict):
+        raise TypeError("recipe.learner must be a table")
     return version, recipe
 
 
