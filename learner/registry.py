@@ -90,7 +90,8 @@ class Registry(Generic[Entry]):
             raise InputError(f"cannot load {self._kind} {path!r}: {error!r}") from error
         if not hasattr(module, attribute):
             hint = nearest(attribute, vars(module))
-            raise InputError(f"cannot load {self._kind} {path!r}: {name} has no {attribute!r}{hint}")
+            problem = f"{name} has no {attribute!r}{hint}"
+            raise InputError(f"cannot load {self._kind} {path!r}: {problem}")
         entry = getattr(module, attribute)
         if not isinstance(entry, self._entry_type):
             raise InputError(

@@ -78,7 +78,6 @@ def test_the_shell_completes_commands_recipes_keys_runs_and_benchmarks(line, com
         (["vaildate", "demo"], "did you mean 'validate'?"),
         (["asnyc"], "no command 'asnyc'; `headway --help` lists them; did you mean 'bench async'?"),
         (["raport"], "did you mean 'report'?"),
-        (["bench", "async", "--bouns", "1"], "did you mean 'bounds'?"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_one_that_is_meant(arguments, hint, tmp_path):
