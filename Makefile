@@ -19,16 +19,18 @@ help:  ## Show what there is
 setup: $(STAMP)  ## Create .venv from the lock file
 
 # The public Python index has CUDA builds of torch only; uv knows PyTorch's own index of CPU builds.
-# The trap keeps Ctrl-C during the first attempt from starting the second.
+# The trap keeps Ctrl-C during the first attempt from starting the second. pip compiles on one core,
+# compileall on all of them; a file that does not compile stays as it is.
 $(STAMP): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@trap 'exit 130' INT; echo "Installing $(TORCH) from pip's indexes"; \
-	$(BIN)/pip install --quiet --no-deps "$(TORCH)" || { \
+	$(BIN)/pip install --quiet --no-deps --no-compile "$(TORCH)" || { \
 		echo "pip could not install $(TORCH); installing it with uv from PyTorch's index of CPU builds" \
 		&& $(BIN)/pip install --quiet "$(UV)" \
 		&& $(BIN)/uv pip install --python $(BIN)/python --no-deps --torch-backend cpu "$(TORCH)"; }
-	$(BIN)/pip install --quiet --no-deps -r $(LOCK)
+	$(BIN)/pip install --quiet --no-deps --no-compile -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(STAMP)
 
 demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)

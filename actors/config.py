@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from actors.options import Options
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
 from queues.runtime.cpu_affinity import Cores
+from queues.runtime.nearest_name import nearest
 
 
 def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -200,7 +201,7 @@ class ActorsConfig(Options):
             if unused:
                 raise ValueError(
                     f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
-                    f"recipe; it has {', '.join(used)}"
+                    f"recipe; it has {', '.join(used)}{nearest(unused[0], used)}"
                 )
         return self
 

@@ -59,21 +59,23 @@ class Registry:
             f'"{self._dotted}"{nearest(name, self.names)}'
         )
 
-    def load(self, name: str) -> Callable[..., Any]:
-        """Import the class or function behind a name; raise InputError if that is impossible."""
+    def load(self, name: str, setting: str | None = None) -> Callable[..., Any]:
+        """Import the class or function behind a name; raise InputError if that is impossible.
+
+        Messages name `setting`, the key of the name in a recipe, by default the registry's own.
+        """
+        setting = setting or self._setting
         try:
             self.check(name)
         except ValueError as error:
-            raise InputError(f"{self._setting} = {error}") from None
+            raise InputError(f"{setting} = {error}") from None
         entry = self.find(name)
         path = name if entry is None else f"actors.{entry.path}"
         kinds = [name.partition(":")[0] for name in self.names if ":" in name]
-        loaded = load_dotted(path, setting=self._setting, kinds=kinds)
+        loaded = load_dotted(path, setting=setting, kinds=kinds)
         if not callable(loaded):
             kind = self._dotted.partition(":")[2].lower()
-            raise InputError(
-                f"{self._setting} = {name!r} is a {type(loaded).__name__}, not a {kind}"
-            )
+            raise InputError(f"{setting} = {name!r} is a {type(loaded).__name__}, not a {kind}")
         return loaded  # type: ignore[no-any-return]
 
 

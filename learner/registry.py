@@ -83,11 +83,16 @@ class Registry(Generic[Entry]):
         raise InputError(unknown_name(self._kind, name, self))
 
     def _load(self, path: str) -> Entry:
-        module, _, attribute = path.partition(":")
+        name, _, attribute = path.partition(":")
         try:
-            entry = getattr(importlib.import_module(module), attribute)
+            module = importlib.import_module(name)
         except (Exception, SystemExit) as error:  # a module of the user's raises what it likes
             raise InputError(f"cannot load {self._kind} {path!r}: {error!r}") from error
+        if not hasattr(module, attribute):
+            hint = nearest(attribute, vars(module))
+            problem = f"{name} has no {attribute!r}{hint}"
+            raise InputError(f"cannot load {self._kind} {path!r}: {problem}")
+        entry = getattr(module, attribute)
         if not isinstance(entry, self._entry_type):
             raise InputError(
                 f"{path!r} is a {type(entry).__name__}, not a registered {self._kind}; "

@@ -43,12 +43,21 @@ atexit.register(silence_errors)  # registered before the libraries', so that it 
 class WholeRunsTogether(LoadScopeScheduling):
     """Scheduler that gives one worker all tests of whole runs, which share their runs.
 
-    Of the other tests each file goes to the worker that is free.
+    Of the other tests each file goes to the worker that is free, the longest files first.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         shares_runs = nodeid.startswith(("tests/deploy/runs/", "tests/deploy/offline/"))
         return "whole runs" if shares_runs else nodeid.split("::", 1)[0]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        recorded = read_durations()
+
+        def seconds(scope: str) -> float:
+            return sum(recorded.get(nodeid, 0.0) for nodeid in self.workqueue[scope])
+
+        self.workqueue.move_to_end(max(self.workqueue, key=seconds), last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:

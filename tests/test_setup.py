@@ -1,8 +1,8 @@
 """Tests of `make setup`: the lock file, and where torch comes from.
 
-The real Makefile runs on a stand-in for Python, whose environments hold a `pip` and a `uv` that
-write their arguments down and fail as a test wants; one test takes the real ones and a
-stand-in for the public index.
+The real Makefile runs on a stand-in for Python, whose environments hold a `pip`, a `uv` and a
+`python` that write their arguments down and fail as a test wants; one test takes the real ones and
+a stand-in for the public index.
 """
 
 import os
@@ -20,11 +20,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TORCH = "torch==2.13.0+cpu"
 FALLBACK = f"uv pip install --python .venv/bin/python --no-deps --torch-backend cpu {TORCH}"
-REST = "pip install --quiet --no-deps -r deploy/locks/cpu.txt"
+REST = "pip install --quiet --no-deps --no-compile -r deploy/locks/cpu.txt"
 
 PYTHON = """#!/bin/sh
 mkdir -p .venv/bin
-for name in pip uv; do
+for name in pip uv python; do
     cat > .venv/bin/$name << 'END'
 #!/bin/sh
 echo "$(basename $0) $*" >> calls
@@ -69,12 +69,12 @@ def setup(checkout, fails):
 def test_torch_comes_from_the_indexes_of_pip_where_they_have_it(checkout):
     finished, calls = setup(checkout, fails="^uv")
     assert finished.returncode == 0, finished.stderr
-    assert calls[:2] == [f"pip install --quiet --no-deps {TORCH}", REST]
+    assert calls[:2] == [f"pip install --quiet --no-deps --no-compile {TORCH}", REST]
     assert not any("uv" in call for call in calls)
 
 
 def test_torch_comes_from_the_index_of_pytorch_where_pip_does_not_find_it(checkout):
-    finished, calls = setup(checkout, fails=r"^pip .*--no-deps torch==")
+    finished, calls = setup(checkout, fails=r"^pip .* torch==")
     assert finished.returncode == 0, finished.stderr
     assert calls[0].endswith(TORCH)
     assert calls[1].startswith("pip install --quiet uv==")
@@ -85,7 +85,7 @@ def test_torch_comes_from_the_index_of_pytorch_where_pip_does_not_find_it(checko
 @pytest.mark.parametrize(
     ("fails", "last"),
     [
-        (r"^uv|--no-deps torch==", FALLBACK),
+        (r"^uv|pip .* torch==", FALLBACK),
         (r"-r deploy/locks/cpu\.txt", REST),
     ],
     ids=["torch", "rest"],

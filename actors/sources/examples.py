@@ -92,7 +92,12 @@ def load_examples(
     options = dict(options)
     source_options = options.pop("source_options", {})
     source = load_source(
-        name, options=source_options, seed=seed, split="train", heldout_size=len(heldout)
+        name,
+        options=source_options,
+        seed=seed,
+        split="train",
+        heldout_size=len(heldout),
+        setting=kind.setting,
     )
     method = getattr(source, kind.method, None)
     if not callable(method):

@@ -55,8 +55,8 @@ def _rows(name: str, part: str, options: DatasetOptions) -> Iterable[dict[str, A
         import datasets
     except ImportError as error:
         raise InputError(
-            f"prompts.source = 'datasets:{name}' needs the library datasets, which cannot be "
-            f"imported ({error}); install it with: pip install 'headway-rl[datasets]'"
+            f"it needs the library datasets, which cannot be imported ({error}); install it with: "
+            "pip install 'headway-rl[datasets]'"
         ) from None
     path = Path(name).expanduser()
     saved = any((path / mark).exists() for mark in ("dataset_dict.json", "state.json"))

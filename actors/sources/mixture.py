@@ -180,4 +180,11 @@ def weight_at(weight: float | Points, position: int) -> float:
 
 
 def _load(part: Part, seed: int, split: Split, size: int) -> PromptSource:
-    return load_source(part.source, options=part.options, seed=seed, split=split, heldout_size=size)
+    return load_source(
+        part.source,
+        options=part.options,
+        seed=seed,
+        split=split,
+        heldout_size=size,
+        setting="parts.source",
+    )

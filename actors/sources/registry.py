@@ -16,6 +16,7 @@ def load_source(
     seed: int,
     split: Split = "train",
     heldout_size: int = 0,
+    setting: str = "prompts.source",
 ) -> PromptSource:
     """Build a prompt source.
 
@@ -25,25 +26,26 @@ def load_source(
         seed: Decides the training prompts. The held-out prompts are the same for every seed.
         split: Problems to draw.
         heldout_size: Number of held-out problems; must be the same for both splits.
+        setting: Key of the recipe that names the source, for messages.
 
     Raises:
         InputError: No such source, or one that refuses its options.
     """
-    build = SOURCES.load(name)
+    build = SOURCES.load(name, setting)
     if SOURCES.find(name) is not None and ":" in name:
         build = partial(build, name.partition(":")[2])
     try:
         source: PromptSource = build(
             options=options, seed=seed, split=split, heldout_size=heldout_size
         )
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{setting} = {name!r}: {error}") from error
     except Exception as error:
         reason = f"{error}" if isinstance(error, (TypeError, ValueError)) else f"{error!r}"
         raise InputError(
-            f"source {name!r} with options {options}: {reason}{where_raised(error)}"
+            f"{setting} = {name!r} with options {options}: {reason}{where_raised(error)}"
         ) from error
     missing = [method for method in ("next", "cursor", "restore") if not hasattr(source, method)]
     if missing:
-        raise InputError(f"source {name!r} has no method {', '.join(missing)}")
+        raise InputError(f"{setting} = {name!r} has no method {', '.join(missing)}")
     return source

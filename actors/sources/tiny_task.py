@@ -15,6 +15,7 @@ from typing import Any
 from actors.errors import InputError
 from actors.sources.examples import TURN
 from actors.sources.resumable import Problem, ProceduralSource
+from queues.runtime.nearest_name import nearest
 
 LETTERS = "abcdefghijklmnopqr"
 TASKS = ("product", "distance", "twice")
@@ -47,7 +48,7 @@ class TinyTask(ProceduralSource):
         if task not in TASKS or options:
             raise InputError(
                 f"source 'tiny:{task}' with options {options}: the tasks are "
-                f"{', '.join(TASKS)}, and have no options"
+                f"{', '.join(TASKS)}, and have no options{nearest(task, TASKS)}"
             )
         self._task, self._seed = task, seed
         super().__init__(

@@ -28,11 +28,7 @@ def with_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
         of_learner = ",".join(map(str, learner_share(config, every) or every[-1:]))
     taken = named_cores(of_learner, reward_model_cores(actors))
     of_actors = actors.cores or share_out(actors.count, every, taken)
-    sections = {
-        "actors": actors.model_copy(update={"cores": of_actors}),
-        "learner": learner.model_copy(update={"cores": of_learner}),
-    }
-    return config.model_copy(update=sections)
+    return config.updated(actors={"cores": of_actors}, learner={"cores": of_learner})
 
 
 def shareable(cores: Sequence[int], ranks: int) -> str:

@@ -136,7 +136,13 @@ class Study:
 
     def parse(self, arguments: Sequence[str] | None = None) -> Options:
         """Read the command line; an option that is wrong ends the process with exit code 2."""
-        return self.parser().parse_args(arguments)
+        parser = self.parser()
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            names = ["out", *(described.flag.lstrip("-") for described in self.options)]
+            hint = nearest(unknown[0].lstrip("-"), names)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options
 
     def run(self, options: Options) -> int:
         """Measure, conclude, print and store.

@@ -79,10 +79,7 @@ def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
     Raises:
         InputError: The changes do not go together.
     """
-    sections = {
-        section: getattr(base, section).model_copy(update=keys) for section, keys in changes.items()
-    }
-    changed = base.model_copy(update={"name": name, **sections})
+    changed = base.updated(**changes).model_copy(update={"name": name})
     try:
         return RunConfig.model_validate(changed.model_dump())
     except ValidationError as error:
@@ -274,15 +271,9 @@ def make_base(options: Options, name: str) -> RunConfig:
     if recipe.heldout is None:
         raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
     size = min(options.problems, recipe.heldout.size)
-    base = start_from(recipe, options, name, steps).model_copy(
-        update={
-            "heldout": recipe.heldout.model_copy(
-                update={"size": size, "final_size": options.problems}
-            ),
-            "learner": recipe.learner.model_copy(
-                update={"checkpoint_every": options.score_every, "keep_checkpoints": steps}
-            ),
-        }
+    base = start_from(recipe, options, name, steps).updated(
+        heldout={"size": size, "final_size": options.problems},
+        learner={"checkpoint_every": options.score_every, "keep_checkpoints": steps},
     )
     check_inputs(base)
     return base
@@ -293,14 +284,9 @@ def start_from(recipe: RunConfig, options: Options, name: str, steps: int) -> Ru
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     out = (options.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}").absolute()
     options.out = out
-    return recipe.model_copy(
-        update={
-            "steps": steps,
-            "model": ModelConfig(path=initial_model(recipe, out)),
-            "sft": None,
-            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
-        }
-    )
+    model = ModelConfig(path=initial_model(recipe, out))
+    changed = recipe.model_copy(update={"steps": steps, "model": model, "sft": None})
+    return changed.updated(deploy={"runs_dir": out})
 
 
 def initial_model(recipe: RunConfig, out: Path) -> str:
@@ -316,8 +302,7 @@ def initial_model(recipe: RunConfig, out: Path) -> str:
         for file in sorted(folder.glob(f"*-sft/model/{ORIGIN_FILE}")):
             if file.read_text() == origin:
                 return str(file.parent.absolute())
-    deploy = recipe.deploy.model_copy(update={"runs_dir": out})
-    warm_start = recipe.model_copy(update={"deploy": deploy}).warm_start
+    warm_start = recipe.updated(deploy={"runs_dir": out}).warm_start
     if warm_start.exists():
         refuse_another_origin(warm_start, origin, "name another --out")
     return str(warm_start)

@@ -17,10 +17,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.cli.bench import BENCHMARKS, BenchCommand, start
+from deploy.cli.bench import BENCHMARKS, BenchCommand, Group, start
 from deploy.cli.options import (
     Command,
-    Group,
     Overrides,
     Recipe,
     Replace,

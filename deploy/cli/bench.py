@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from deploy.cli.options import Command
+from deploy.cli.options import Command, WithoutFlagTypes
 from deploy.errors import InputError
+from queues.runtime.nearest_name import nearest, nearest_name
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = {
@@ -48,6 +50,24 @@ def describe(root: Path = ROOT) -> str:
     return "\n".join(lines)
 
 
+class Group(WithoutFlagTypes, TyperGroup):
+    """The commands of `headway`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that `args` begin with, by name and as an object, and its arguments.
+
+        Raises:
+            InputError: There is none; names the nearest, which may be a benchmark.
+        """
+        name = args[0]
+        if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close = nearest_name(name, [*self.commands, *BENCHMARKS])
+        benchmark = close in BENCHMARKS and close not in self.commands
+        hint = f"; did you mean '{'bench ' if benchmark else ''}{close}'?" if close else ""
+        raise InputError(f"no command {name!r}; `headway --help` lists them{hint}")
+
+
 class BenchCommand(Command):
     """The command `headway bench`, whose help lists the benchmarks."""
 
@@ -64,8 +84,6 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
         InputError: There is no such benchmark, or it is not installed.
     """
     if name not in BENCHMARKS:
-        from queues.runtime.nearest_name import nearest
-
         names = sorted(BENCHMARKS)
         raise InputError(
             f"no benchmark {name!r}; there are {', '.join(names)}{nearest(name, names)}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from deploy.config.run_config import RunConfig
@@ -25,10 +25,6 @@ class WithoutFlagTypes:
 
 class Command(WithoutFlagTypes, TyperCommand):
     """A command."""
-
-
-class Group(WithoutFlagTypes, TyperGroup):
-    """The commands of `headway`."""
 
 
 def complete_recipes(incomplete: str) -> list[str]:

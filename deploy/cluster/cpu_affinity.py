@@ -27,8 +27,7 @@ def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
     cores = learner_share(config, available)
     if not cores:
         return config
-    text = ",".join(map(str, cores))
-    return config.model_copy(update={"learner": learner.model_copy(update={"cores": text})})
+    return config.updated(learner={"cores": ",".join(map(str, cores))})
 
 
 def supervised_threads(

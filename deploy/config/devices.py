@@ -1,4 +1,4 @@
-"""Settings by device: GPUs for recipes that say nothing of them, and what GPUs compute in."""
+"""Defaults from this machine: GPUs where a recipe names none, and the dtype on GPUs."""
 
 import os
 from importlib.metadata import PackageNotFoundError, distribution
@@ -45,12 +45,7 @@ def with_gpus(config: RunConfig, available: int) -> RunConfig:
         shares = 0.5, 0.5
     else:
         return config
-    return config.model_copy(
-        update={
-            "learner": learner.model_copy(update={"gpus": shares[0]}),
-            "actors": actors.model_copy(update={"gpus": shares[1]}),
-        }
-    )
+    return config.updated(learner={"gpus": shares[0]}, actors={"gpus": shares[1]})
 
 
 def with_dtype(config: RunConfig) -> RunConfig:
@@ -63,9 +58,4 @@ def with_dtype(config: RunConfig) -> RunConfig:
     named = "dtype" in actors.model_fields_set | learner.model_fields_set
     if named or not learner.gpus or not learner.zero_stage or config.model.tiny is not None:
         return config
-    return config.model_copy(
-        update={
-            "learner": learner.model_copy(update={"dtype": "bfloat16"}),
-            "actors": actors.model_copy(update={"dtype": "bfloat16"}),
-        }
-    )
+    return config.updated(learner={"dtype": "bfloat16"}, actors={"dtype": "bfloat16"})

@@ -117,14 +117,17 @@ def section_of(model: type[BaseModel], key: int | str) -> type[BaseModel] | None
 
 
 def _nearest(location: Location, root: type[BaseModel]) -> str:
-    """Return a hint: the same key elsewhere, a similar key, or all keys of the section."""
+    """Return a hint: a key of the section with this word, the same key elsewhere, a similar key.
+
+    Without any of them it lists all keys of the section.
+    """
     section, name = location[:-1], str(location[-1])
     name = ALIASES.get(name, name)
     model = root
     for part in section:
         model = section_of(model, part) or model
-    if name in model.model_fields:
-        return f"; did you mean {name!r}?"
+    if any(name in (field, *field.split("_")) for field in model.model_fields):
+        return nearest(name, model.model_fields)
     elsewhere: dict[str, str] = {}
     for path in sorted(key_paths(root), key=lambda path: path.count(".")):
         elsewhere.setdefault(path.rpartition(".")[2], path)

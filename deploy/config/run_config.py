@@ -3,8 +3,9 @@
 Rules that need the model or the data on disk are checked by `deploy.preflight`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -165,6 +166,11 @@ class RunConfig(BaseModel):
         held = actors.count * (actors.max_concurrent_rollouts // self.rollouts_per_group)
         window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
         return self.queues.model_copy(update={"window": window})
+
+    def updated(self, **sections: Mapping[str, Any]) -> "RunConfig":
+        """Return a copy with other values of keys of some sections, which are not validated."""
+        copies = {name: getattr(self, name).model_copy(update=sections[name]) for name in sections}
+        return self.model_copy(update=copies)
 
     def with_model_names(self) -> "RunConfig":
         """Return the recipe with the names of its warm start and of its reward models filled in.

@@ -182,9 +182,7 @@ async def _by_processes(
     from queues.ray_broker import BrokerClient
     from weight_sync.ray_broadcaster import create_broadcaster
 
-    learner_only = config.model_copy(
-        update={"actors": config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})}
-    )
+    learner_only = config.updated(actors={"cpus": 0.0, "gpus": 0.0})
     with (
         tempfile.TemporaryDirectory(prefix="headway-replay-") as scratch,
         cluster(learner_only, Path(scratch)),

@@ -113,12 +113,7 @@ def setting_of(
     config: RunConfig, *, staleness: int, actors: int, steps: int, beyond: int = 0
 ) -> Setting:
     """Return the setting of a recipe with another bound, other actors and other steps."""
-    shaped = config.model_copy(
-        update={
-            "actors": config.actors.model_copy(update={"count": actors}),
-            "queues": config.queues.model_copy(update={"max_staleness": staleness}),
-        }
-    )
+    shaped = config.updated(actors={"count": actors}, queues={"max_staleness": staleness})
     return Setting(
         queues=shaped.flow,
         spec=RunSpec(

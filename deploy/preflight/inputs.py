@@ -3,18 +3,16 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.environments.registry import load_environment
-from actors.errors import InputError as ActorsInputError
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
+from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource
@@ -122,31 +120,20 @@ def load_training_source(config: RunConfig, problems: list[Prompt]) -> PromptSou
     """Build the source of training prompts, which leaves out the held-out `problems` if its own."""
     prompts = config.prompts
     own = config.heldout is not None and config.heldout.source is None
-    with _settings_named("prompts", prompts.source):
-        return load_source(
-            prompts.source,
-            options=prompts.source_options,
-            seed=config.seed,
-            split="train",
-            heldout_size=len(problems) if own else 0,
-        )
-
-
-@contextmanager
-def _settings_named(section: str, source: str) -> Iterator[None]:
-    """Name the section of a source in its errors."""
-    try:
-        yield
-    except (ActorsInputError, SourceFailed) as error:
-        if str(error).startswith("prompts.source"):
-            raise
-        raise InputError(f"{section}.source = {source!r}: {error}") from error
+    return load_source(
+        prompts.source,
+        options=prompts.source_options,
+        seed=config.seed,
+        split="train",
+        heldout_size=len(problems) if own else 0,
+    )
 
 
 def check_code(config: RunConfig) -> None:
     """Check what a recipe names and no model is needed for: `headway validate --strict`.
 
-    Rewards, environment, sources, trackers and objective are found, and their options checked.
+    Rewards, environment, sources, examples, trackers and objective are found, and their options
+    checked.
 
     Raises:
         InputError: One of them cannot be imported, or does not take its options.
@@ -154,12 +141,19 @@ def check_code(config: RunConfig) -> None:
     load_scoring(config)
     trackers.check(config.deploy.trackers)
     _, problems = load_heldout(config)
-    source = load_training_source(config, problems)
-    actors = config.actors
+    source = without_heldout(load_training_source(config, problems), frozenset())
+    actors, texts = config.actors, frozenset(problem.text for problem in problems)
     check_scorable(actors.heldout_reward or actors.reward, problems)
-    with _settings_named("prompts", config.prompts.source):
+    try:
         first = source.next(config.prompts.groups_per_batch)
+    except SourceFailed as error:
+        raise InputError(str(error)) from error
     check_scorable(actors.reward, first)
+    sft, learned = config.sft, config.reward_model
+    kinds = [(DEMONSTRATIONS, sft.demonstrations, sft.options)] if sft else []
+    kinds += [(PREFERENCES, learned.pairs, learned.options)] if learned else []
+    for kind, name, options in kinds:
+        next(load_examples(kind, name, options=options, seed=config.seed, heldout=texts))
     _check_objective(config)
 
 
@@ -258,14 +252,18 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
         return [], []
     planned = plan(section, steps=config.steps, temperature=config.actors.temperature)
     size = max(evaluation.size for evaluation in planned)
-    source_name, options, owner = section.source, section.source_options, "heldout"
+    source_name, options, setting = section.source, section.source_options, "heldout.source"
     if source_name is None:
-        source_name, owner = config.prompts.source, "prompts"
+        source_name, setting = config.prompts.source, "prompts.source"
         options = options or config.prompts.source_options
-    with _settings_named(owner, source_name):
-        source = load_source(
-            source_name, options=options, seed=config.seed, split="heldout", heldout_size=size
-        )
+    source = load_source(
+        source_name,
+        options=options,
+        seed=config.seed,
+        split="heldout",
+        heldout_size=size,
+        setting=setting,
+    )
     try:
         problems = without_heldout(source, frozenset()).next(size)
     except SourceFailed as error:

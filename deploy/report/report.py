@@ -21,7 +21,7 @@ from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from deploy.storage.sessions import FILE as SESSIONS
-from deploy.storage.sessions import settings
+from deploy.storage.sessions import recipe_of, settings
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
@@ -121,7 +121,7 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     ):
         with open_ledger(directory.path) as database:
             bias = report_bias(database)
-        sessions = directory.rows(SESSIONS)
+        sessions = directory.rows(SESSIONS, read_session)
         runs.append(
             PlottedRun(
                 label,
@@ -141,24 +141,26 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     return page(title, runs, _timeline(first, directories[0]), newest[::-1])
 
 
-def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
+def read_session(row: Mapping[str, Any]) -> tuple[int, dict[str, Any], str]:
+    """Return version, recipe and program of a session, a row of the file; raises as `recipe_of`."""
+    machine, packages = row["machine"], row["packages"]
+    versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
+    program = (
+        f"Headway {row['headway']} ({(row['commit'] or 'no checkout')[:12]}), "
+        f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
+        f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
+    )
+    return (*recipe_of(row), program)
+
+
+def notes(record: Record, sessions: Sequence[tuple[int, dict[str, Any], str]]) -> list[str]:
     """Describe where a run was resumed, with the settings that were changed, and its program."""
     notes = []
     if resumed := resumptions(record.batches):
         notes.append(f"resumed at version {', '.join(map(str, resumed))} (dotted lines)")
-    for before, session in pairwise(sessions):
-        changed = changes(before["recipe"], session["recipe"])
-        notes += [f"from version {session['version']} on: {change}" for change in changed]
-    if sessions:
-        newest = sessions[-1]
-        machine, packages = newest["machine"], newest["packages"]
-        versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
-        notes.append(
-            f"Headway {newest['headway']} ({(newest['commit'] or 'no checkout')[:12]}), "
-            f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
-            f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
-        )
-    return notes
+    for (_, before, _), (version, after, _) in pairwise(sessions):
+        notes += [f"from version {version} on: {change}" for change in changes(before, after)]
+    return notes + [program for _, _, program in sessions[-1:]]
 
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A task to start from: which letter of a word is the last? Replace it by your own.
+"""A task to start from: which letter of a word is the last? Replace it with your own.
 
 `my_task.toml` names both parts: the class is the source of prompts, the function is the reward.
 """

@@ -159,9 +159,7 @@ class RunDirectory:
         Raises:
             InputError: The file cannot be read or is not valid, as `load_recipe`.
         """
-        config = load_recipe(str(self.recipe_file))
-        here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
-        return config.model_copy(update={"deploy": here})
+        return load_recipe(str(self.recipe_file)).updated(deploy={"runs_dir": self.path.parent})
 
     def status(self) -> str:
         """Return the run's status: "running", "done", "failed", "interrupted" or "killed".

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
@@ -141,11 +142,10 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
     if directory.ledger.exists():
         record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
         record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-        restarts = directory.rows("restarts.jsonl")
-        record.restarts = Counter(restart["actor"] for restart in restarts)
+        record.restarts = Counter(directory.rows("restarts.jsonl", itemgetter("actor")))
         directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
         directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
-        directory.rewrite("restarts.jsonl", restarts)
+        directory.rewrite("restarts.jsonl", directory.rows("restarts.jsonl"))
     earlier = Earlier.__dataclass_fields__
     if summary := directory.summary(*earlier, "heldout", "heldout_sampled"):
         record.earlier = Earlier(**{name: summary[name] for name in earlier})

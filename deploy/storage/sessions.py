@@ -15,6 +15,20 @@ from deploy.storage.run_directory import RunDirectory
 FILE = "sessions.jsonl"
 
 
+def recipe_of(row: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the version and the recipe that a session, a row of the file, began with.
+
+    Raises:
+        KeyError, TypeError: A key is missing, or its value has another type.
+    """
+    version, recipe = row["version"], row["recipe"]
+    if not (isinstance(version, int) and isinstance(recipe["steps"], int)):
+        raise TypeError("version and recipe.steps must be whole numbers")
+    if not isinstance(recipe["learner"], dict):
+        raise TypeError("recipe.learner must be a table")
+    return version, recipe
+
+
 def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
 ) -> None:
@@ -32,10 +46,10 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
     Raises:
         InputError: The run cannot go on with a change; names each, and what can be changed.
     """
-    sessions = directory.rows(FILE)
+    sessions = directory.rows(FILE, recipe_of)
     if not sessions:
         return []
-    before = sessions[-1]["recipe"]
+    _, before = sessions[-1]
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session
     edits = changes(before, settings(config))
@@ -58,12 +72,15 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
 
 def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
     """Return the recipe of the session that trained the batch of a version."""
-    began = [row["recipe"] for row in directory.rows(FILE) if row["version"] <= version]
-    if not began:
-        return directory.config()
-    recipe = began[-1]
-    deploy = {**recipe["deploy"], "runs_dir": str(directory.path.parent)}
-    return RunConfig.model_validate_json(json.dumps({**recipe, "deploy": deploy}), strict=True)
+
+    def read(row: Mapping[str, Any]) -> tuple[int, RunConfig]:
+        first, recipe = recipe_of(row)
+        deploy = {**recipe["deploy"], "runs_dir": str(directory.path.parent)}
+        text = json.dumps({**recipe, "deploy": deploy})
+        return first, RunConfig.model_validate_json(text, strict=True)
+
+    began = [config for first, config in directory.rows(FILE, read) if first <= version]
+    return began[-1] if began else directory.config()
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

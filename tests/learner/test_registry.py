@@ -32,7 +32,8 @@ def test_a_dotted_path_finds_a_decorated_function():
     ("path", "message"),
     [
         ("a_users_module:plain", "is a function, not a registered advantage; put the decorator"),
-        ("a_users_module:absent", "has no attribute 'absent'"),
+        ("a_users_module:absent", "a_users_module has no 'absent'$"),
+        ("a_users_module:rav", "a_users_module has no 'rav'; did you mean 'raw'"),
         ("no_such_module:raw", "No module named 'no_such_module'"),
         (":raw", "cannot load advantage ':raw'"),
     ],

@@ -16,89 +16,81 @@ CONFIG = RewardModelConfig(batch_size=4, max_wait_ms=2.0)
 TEXTS = [(f"{i}+{i}=", "1" * (i % 7)) for i in range(30)]
 
 
-@pytest.fixture(params=["fake", "process", pytest.param("ray", marks=pytest.mark.ray)])
-def make(request, tmp_path):
-    """Build a judge inside a running loop."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-
-    def build():
-        if request.param == "fake":
-            return FakeScorer()
-        paths = [build_classifier(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-        if request.param == "process":
-            return load_reward_models(paths, CONFIG)
-        from actors.ray_reward_model import create_reward_model
-
-        return create_reward_model(paths, CONFIG, timeout=60.0)
-
-    return build
+async def everybody_gets_the_score_of_his_own_text(scorer):
+    together = await asyncio.gather(*(scorer.score(*text) for text in TEXTS))
+    alone = [await scorer.score(*text) for text in TEXTS[:5]]
+    assert together[:5] == pytest.approx(alone, abs=1e-5)
+    assert all(isinstance(score, float) and math.isfinite(score) for score in together)
+    assert len({round(score, 4) for score in together}) > 20
 
 
-def play(make, scenario):
-    async def within():
-        scorer = make()
-        try:
-            await scenario(scorer)
-        finally:
-            if hasattr(scorer, "stop"):
-                scorer.stop()
-
-    asyncio.run(asyncio.wait_for(within(), 120))
-
-
-def test_everybody_gets_the_score_of_his_own_text(make):
-    async def scenario(scorer):
-        together = await asyncio.gather(*(scorer.score(*text) for text in TEXTS))
-        alone = [await scorer.score(*text) for text in TEXTS[:5]]
-        assert together[:5] == pytest.approx(alone, abs=1e-5)
-        assert all(isinstance(score, float) and math.isfinite(score) for score in together)
-        assert len({round(score, 4) for score in together}) > 20
-
-    play(make, scenario)
+async def a_text_that_cannot_be_read_is_refused_alone(scorer):
+    fine, foreign, long = await asyncio.gather(
+        scorer.score("1+1=", "2"),
+        scorer.score("1€1=", "2"),
+        scorer.score("1+1=", "2" * CONTEXT),
+        return_exceptions=True,
+    )
+    assert isinstance(fine, float)
+    assert isinstance(foreign, PromptRefused)
+    assert "'€'" in str(foreign)
+    assert isinstance(long, PromptRefused)
+    assert str(CONTEXT) in str(long)
 
 
-def test_a_text_that_cannot_be_read_is_refused_alone(make):
-    async def scenario(scorer):
-        fine, foreign, long = await asyncio.gather(
-            scorer.score("1+1=", "2"),
-            scorer.score("1€1=", "2"),
-            scorer.score("1+1=", "2" * CONTEXT),
-            return_exceptions=True,
-        )
-        assert isinstance(fine, float)
-        assert isinstance(foreign, PromptRefused)
-        assert "'€'" in str(foreign)
-        assert isinstance(long, PromptRefused)
-        assert str(CONTEXT) in str(long)
-
-    play(make, scenario)
+async def a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(scorer):
+    prompt = "1+1="
+    full, closed = [await scorer.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
+    assert math.isfinite(full)
+    assert full != closed
+    with pytest.raises(PromptRefused):
+        await scorer.score(prompt, "2" * (CONTEXT - 3))
 
 
-def test_a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(make):
-    async def scenario(scorer):
-        prompt = "1+1="
-        full, closed = [await scorer.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
-        assert math.isfinite(full)
-        assert full != closed
-        with pytest.raises(PromptRefused):
-            await scorer.score(prompt, "2" * (CONTEXT - 3))
+async def it_is_one_reward_among_others(scorer):
+    rewards = load_rewards(["exact_match", "reward_model"], reward_model_client=scorer)
+    prompt = Prompt(prompt_id="a/0/0", text="1+1=", answer="2")
+    score = await rewards.score(prompt, "2")
+    learned = await scorer.score("1+1=", "2")
+    assert score.parts == pytest.approx({"exact_match": 1.0, "reward_model": learned}, abs=1e-5)
+    assert score.total == pytest.approx(1.0 + learned, abs=1e-5)
+    with pytest.raises(RewardFailed, match=r"'reward_model' of prompt 'a/0/0'.*€"):
+        await rewards.score(prompt, "€")
 
-    play(make, scenario)
+
+CONTRACT = [
+    everybody_gets_the_score_of_his_own_text,
+    a_text_that_cannot_be_read_is_refused_alone,
+    a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed,
+    it_is_one_reward_among_others,
+]
 
 
-def test_it_is_one_reward_among_others(make):
-    async def scenario(scorer):
-        rewards = load_rewards(["exact_match", "reward_model"], reward_model_client=scorer)
-        prompt = Prompt(prompt_id="a/0/0", text="1+1=", answer="2")
-        score = await rewards.score(prompt, "2")
-        learned = await scorer.score("1+1=", "2")
-        assert score.parts == pytest.approx({"exact_match": 1.0, "reward_model": learned}, abs=1e-5)
-        assert score.total == pytest.approx(1.0 + learned, abs=1e-5)
-        with pytest.raises(RewardFailed, match=r"'reward_model' of prompt 'a/0/0'.*€"):
-            await rewards.score(prompt, "€")
+@pytest.fixture
+def paths(tmp_path):
+    """Provide the folders of two reward models."""
+    return [build_classifier(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
 
-    play(make, scenario)
+
+@pytest.mark.parametrize("scenario", CONTRACT)
+@pytest.mark.parametrize("kind", ["fake", "process"])
+def test_a_scorer_keeps_the_contract(kind, scenario, paths):
+    scorer = FakeScorer() if kind == "fake" else load_reward_models(paths, CONFIG)
+    asyncio.run(asyncio.wait_for(scenario(scorer), 120))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_scorer_in_a_process_of_its_own_keeps_the_contract(paths):
+    from actors.ray_reward_model import create_reward_model
+
+    async def scenario():
+        scorer = create_reward_model(paths, CONFIG, timeout=60.0)
+        for part in CONTRACT:
+            await part(scorer)
+        scorer.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_without_a_judge_the_reward_fails_and_is_no_zero():

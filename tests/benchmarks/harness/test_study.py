@@ -165,3 +165,10 @@ def test_columns_of_a_table_are_aligned():
         "0           5",
         "16       12.5",
     ]
+
+
+def test_an_option_that_is_not_known_is_answered_with_the_one_that_is_meant(capsys):
+    with pytest.raises(SystemExit) as ended:
+        study(values).parse(["--vaules", "3"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --vaules 3; did you mean 'values'?" in capsys.readouterr().err

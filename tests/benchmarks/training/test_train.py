@@ -105,6 +105,7 @@ def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
     assert shares == pytest.approx({"gap": 1 / 2, "publish": 1 / 6, "ack": 1 / 12, "take": 1 / 12})
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_the_learner_is_measured(tmp_path):

@@ -13,11 +13,9 @@ from deploy.api.training_run import (
     TrainingRun,
     override_settings,
     preparations,
-    results,
     run,
 )
 from deploy.config.loader import load_recipe
-from tests.deploy.conftest import ENVIRONMENT, RECIPE
 
 
 def test_the_package_is_installed_under_its_name():
@@ -159,62 +157,3 @@ def test_variables_of_a_notebook_do_not_reach_the_run(started, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     made = started('echo "$MPLBACKEND$FORCE_COLOR."')
     assert list(made.lines()) == ["."]
-
-
-@pytest.mark.ray
-@pytest.mark.deepspeed
-def test_results_of_a_finished_run(finished):
-    read = results("small", finished.folder.parent)
-    assert (read.status, read.summary) == ("done", finished.summary)
-    assert read.rows() == finished.rows("metrics.jsonl")
-    assert read.table()["version"].to_pylist() == list(range(6))
-    assert repr(read) == "<RunResults small: done>"
-
-
-PROGRAM = """
-import asyncio, headway, os, subprocess, sys, time
-
-os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
-
-recipe, runs = sys.argv[1:]
-
-def status(command):
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-async def cell():
-    overrides = {"name": "from-python", "steps": 200, "deploy": {"runs_dir": runs}}
-    run = headway.run(recipe, overrides)
-    line = next(line for line in run.lines() if "ray status" in line)
-    deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
-    while "Total Usage" not in (shown := status(line.partition(": ")[2])):
-        assert time.monotonic() < deadline, shown
-        await asyncio.sleep(0.5)
-    for batch in run.metrics():
-        if batch["version"] == 1:
-            run.stop()
-    assert any("learner is ready" in line for line in run.lines())
-    summary = run.wait()
-    assert (run.status, summary["status"]) == ("interrupted", "interrupted"), summary
-    trained = summary["version"]
-    assert 1 < trained < 200
-    assert run.table()["version"].to_pylist() == list(range(trained))
-    resumed = headway.resume("from-python", runs)
-    while len(resumed.rows()) <= trained:
-        assert resumed.status == "running", list(resumed.lines())
-        await asyncio.sleep(0.1)
-    resumed.stop()
-    assert resumed.wait()["version"] > trained
-
-asyncio.run(cell())
-"""
-
-
-@pytest.mark.ray
-@pytest.mark.deepspeed
-def test_a_run_inside_an_event_loop_is_followed_stopped_and_resumed(headway):
-    command = [sys.executable, "-P", "-c", PROGRAM, RECIPE, headway.folder / "runs"]
-    result = subprocess.run(
-        command, cwd=headway.folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=400
-    )
-    assert result.returncode == 0, result.stdout + result.stderr

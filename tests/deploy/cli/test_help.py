@@ -75,7 +75,9 @@ def test_the_shell_completes_commands_recipes_keys_runs_and_benchmarks(line, com
         (["presets", "gpro"], "did you mean 'grpo'?"),
         (["validate", "dmeo"], "did you mean 'demo'?"),
         (["validate", "demo", "--set", "preset=gpro"], "did you mean 'grpo'?"),
-        (["vaildate", "demo"], "Did you mean 'validate'?"),
+        (["vaildate", "demo"], "did you mean 'validate'?"),
+        (["asnyc"], "no command 'asnyc'; `headway --help` lists them; did you mean 'bench async'?"),
+        (["raport"], "did you mean 'report'?"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_one_that_is_meant(arguments, hint, tmp_path):

@@ -2,10 +2,6 @@
 
 import json
 
-import pytest
-
-from deploy.observability.samples import heading, text_of
-from deploy.offline.rollouts import read_samples
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import call_main
 
@@ -55,50 +51,3 @@ def test_a_log_is_chosen_by_the_process_and_an_unknown_one_names_those_that_are(
     refused = call_main(["logs", "mine", "actor-1"], tmp_path)
     assert refused.returncode == 2
     assert "no output of 'actor-1'; there is actor-0, driver" in refused.stderr
-
-
-@pytest.mark.ray
-@pytest.mark.deepspeed
-class TestOfAFinishedRun:
-    @pytest.mark.parametrize("sort", ["reward", "length"])
-    @pytest.mark.parametrize("order", [[], ["--lowest"]])
-    def test_rollouts_of_a_version_are_shown_by_reward_or_length(
-        self, headway, finished, sort, order
-    ):
-        found = read_samples(RunDirectory(finished.folder), 2)
-        assert len(found) == 4
-        choose = min if order else max
-        best = choose(found, key=lambda one: one.reward if sort == "reward" else one.tokens)
-        shown = headway.call(
-            "rollouts", "small", "--version", "2", "--sort", sort, "--count", "1", *order
-        )
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout == f"── {heading(best)}\n{text_of(best)}\n\n"
-        assert "lettered_chain_sum/0/" in shown.stdout
-
-    def test_all_rollouts_of_the_newest_version_are_shown_and_no_others(self, headway, finished):
-        every = headway.call("rollouts", "small", "--count", "99").stdout
-        assert every.count("── version 5 ·") == 4
-        missing = headway.call("rollouts", "small", "--version", "6")
-        assert (missing.returncode, "there are 0 to 5" in missing.stderr) == (2, True)
-
-    def test_two_rollouts_of_every_batch_are_kept_as_text(self, finished):
-        rows = finished.rows("samples.jsonl")
-        assert [row["version"] for row in rows] == [n for n in range(6) for _ in range(2)]
-        assert all(row["prompt"].endswith("=") and row["response"] for row in rows)
-
-    def test_batches_have_the_learning_rate_and_the_parts_of_the_reward(self, finished):
-        for row in finished.rows("metrics.jsonl"):
-            assert row["learning_rate"] == 1e-6
-            assert row["reward_parts"] == {"varied:score": pytest.approx(row["reward_mean"])}
-
-    def test_the_driver_and_the_learner_have_a_log(self, headway, finished):
-        log = headway.call("logs", "small", "driver").stdout
-        assert "INFO starting Ray" in log
-        assert "INFO step 6/6 · reward" in log
-        assert "Traceback" not in log
-        names = {file.name for file in (finished.folder / "logs").iterdir()}
-        assert "driver.log" in names
-        assert names - {"driver.log"}
-        roles = {"learner-0", "actor-0", "broker", "broadcaster", "worker", "driver"}
-        assert {name.rpartition(".")[0] for name in names} <= roles

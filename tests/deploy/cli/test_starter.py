@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from deploy.cli.starter import NAMES
-from tests.deploy.conftest import call_main
+from tests.deploy.conftest import Headway, call_main
 
 SCRIPTED = ("--set", "actors.engine=scripted")
 SHORT = (*SCRIPTED, "--set", "steps=3", "--set", "heldout.size=8")
@@ -57,31 +57,23 @@ def test_right_answers_are_rewarded_and_demonstrations_guess(task, monkeypatch):
     assert 0.15 < right / 500 < 0.5
 
 
-@pytest.fixture
-def starter(headway, tmp_path):
-    """Provide the folder that `headway init` wrote; until the test ends `headway` works in it."""
-    before, folder = headway.folder, tmp_path / "starter"
-    assert headway("init", folder).returncode == 0
-    headway.folder = folder
-    yield folder
-    headway.folder = before
-
-
 @pytest.mark.ray
 @pytest.mark.deepspeed
-def test_the_task_is_prepared_tried_and_trained(headway, starter):
+def test_the_task_is_tried_prepared_and_trained(task):
     """The steps that `headway init` prints, with an engine that needs no vLLM."""
+    headway = Headway(task)
     shorter = ("--set", "sft.steps=5")
-    for command, goes_on in (
-        (("try", "my_task.toml", *SCRIPTED, *shorter), "headway sft my_task.toml --set"),
-        (("sft", "my_task.toml", *shorter), "headway run my_task.toml --set sft.steps=5"),
-        (("try", "my_task.toml", *SCRIPTED, *shorter), "headway run my_task.toml --set"),
-        (("run", "my_task.toml", *SHORT, *shorter), f"headway rollouts {starter}/runs/mine"),
+    for start, command, goes_on in (
+        (headway.call, ("try", *SCRIPTED), "headway sft my_task.toml --set"),
+        (headway, ("sft",), "headway run my_task.toml --set sft.steps=5"),
+        (headway.call, ("try", *SCRIPTED), "headway run my_task.toml --set"),
+        (headway, ("run", *SHORT), f"headway rollouts {task}/runs/mine"),
     ):
-        result = headway(*command)
+        name, *settings = command
+        result = start(name, "my_task.toml", *settings, *shorter)
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"go on with: {goes_on}" in result.stdout
-    summary = json.loads((starter / "runs" / "mine" / "summary.json").read_text())
+    summary = json.loads((task / "runs" / "mine" / "summary.json").read_text())
     assert (summary["status"], summary["version"]) == ("done", 3)
 
 
@@ -89,11 +81,11 @@ def test_the_task_is_prepared_tried_and_trained(headway, starter):
 @pytest.mark.deepspeed
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_the_policy_learns_the_task(headway, starter):
+def test_the_policy_learns_the_task(task):
     for command in ("sft", "run"):
-        result = headway(command, "my_task.toml")
+        result = Headway(task)(command, "my_task.toml")
         assert result.returncode == 0, result.stdout + result.stderr
-    summary = json.loads((starter / "runs" / "mine" / "summary.json").read_text())
+    summary = json.loads((task / "runs" / "mine" / "summary.json").read_text())
     first, last = summary["heldout"][0], summary["heldout"][-1]
     assert first["score"] < 0.7
     assert last["score"] > 0.9

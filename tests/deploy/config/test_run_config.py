@@ -35,6 +35,8 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("maxstaleness=1", "maxstaleness: unknown key; did you mean 'queues.max_staleness'?"),
         ("critic.gae=1", "critic: unknown key; did you mean 'learner.critic'?"),
         ("learner.max_stalness=1", "did you mean 'queues.max_staleness'?"),
+        ("prompts.options={x=1}", "prompts.options: unknown key; did you mean 'source_options'?"),
+        ("model.tiny.size=8", "did you mean 'hidden_size'?"),
         ("actors.engine=vlm", "must be 'vllm' or 'scripted'; did you mean 'vllm'?"),
         ("learner.lerning_rate=1", "lerning_rate: unknown key; did you mean 'learning_rate'?"),
         ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),

@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
+from actors.errors import InputError as ActorsInputError
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.inputs import load_inputs
+from deploy.preflight.inputs import check_code, load_inputs
 from deploy.preflight.models import model_path
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
@@ -244,3 +245,36 @@ def test_a_checkpoint_weighs_what_it_holds():
     assert parameter_bytes(LearnerConfig(**critic)) == 40
     assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 20
     assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 24
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("prompts.source=tinny:twice", "prompts.source = 'tinny:twice': .*mean 'tiny'"),
+        ("prompts.source=tiny:twise", "prompts.source = 'tiny:twise': .*mean 'twice'"),
+        ("heldout.source=tiny:twise", "heldout.source = 'tiny:twise': .*mean 'twice'"),
+        (
+            "sft.demonstrations=letered_chain_sum",
+            "sft.demonstrations = .*mean 'lettered_chain_sum'",
+        ),
+        ("sft.options.worked_shar=1", "sft.demonstrations = .*mean 'worked_share'"),
+        ("reward_model.pairs=tiny:twise", "reward_model.pairs = .*mean 'twice'"),
+        ("actors.environment_options.x=1", "actors.environment = .* has no option x"),
+    ],
+)
+def test_what_a_recipe_names_is_checked_under_its_own_key(setting, named):
+    with pytest.raises(ActorsInputError, match=f"^{named}"):
+        check_code(load_recipe("demo", [setting]))
+
+
+def test_a_source_that_raises_is_named_without_a_model(tmp_path, monkeypatch):
+    (tmp_path / "mine_raises.py").write_text(
+        "class Source:\n"
+        "    def __init__(self, **settings): pass\n"
+        "    def next(self, count): raise OSError('no rows')\n"
+        "    cursor = restore = next\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_recipe("demo", ["prompts.source=mine_raises:Source", "heldout.source=tiny:twice"])
+    with pytest.raises(InputError, match=r"prompts.source: next\(16\) raised OSError"):
+        check_code(config)

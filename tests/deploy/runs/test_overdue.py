@@ -14,17 +14,26 @@ STRAGGLERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         pytest.param("drop", marks=pytest.mark.slow),
         "mask",
         pytest.param("train", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_past_its_stragglers_and_tells_what_became_of_them(headway, policy):
+def policy(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(headway, policy):
+    """Provide a run that has stragglers, and sends weights over the object store."""
     settings = (f"queues.on_overdue={policy}", "queues.ess_target=0.5", *STRAGGLERS)
-    run = headway.finish(policy, *settings)
+    return headway.finish(policy, "weight_sync.transport=object_store", *settings)
+
+
+def test_a_run_goes_on_past_its_stragglers_and_tells_what_became_of_them(run, policy):
     summary, rows = run.summary, run.rows("metrics.jsonl")
     accounts = summary["accounting"]
     assert (summary["version"], accounts["trained"], accounts["balanced"]) == (10, 20, True)
@@ -42,3 +51,10 @@ def test_a_run_goes_on_past_its_stragglers_and_tells_what_became_of_them(headway
     too_old = sum(row.get("tokens_too_old", 0) for row in rows)
     assert (too_old > 0) == (policy == "mask")
     assert {row["staleness_window"] for row in rows} <= {0, 1}
+
+
+def test_a_run_over_the_object_store_sends_all_weights_of_every_version(run):
+    assert run.summary["weight_sync"]["failed"] == 0
+    swaps = run.rows("swaps.jsonl")
+    assert {swap["codec"] for swap in swaps} == {"full"}
+    assert swaps[-1]["bytes"] == swaps[-1]["full_bytes"] > 0

@@ -1,17 +1,21 @@
 """Runs that are stopped at any moment, and resumed."""
 
+import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
 import time
+from unittest import mock
 
 import pytest
 
+from deploy.api import training_run
 from deploy.cluster.cleanup import SHARED_MEMORY
 from queues.readers.open_run import open_ledger
 from queues.schema import decode
-from tests.deploy.conftest import FinishedRun
+from tests.deploy.conftest import RECIPE, FinishedRun
 from tests.deploy.processes import leaked_shared_memory, open_shared_memory, processes_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
@@ -23,6 +27,13 @@ def wait_for_end(headway, seconds):
     while remains := [*open_shared_memory(headway.folder), *processes_of(headway.folder)]:
         assert time.monotonic() < deadline, remains
         time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def working_in(headway):
+    """Run the block where the commands run, for `import headway`."""
+    with contextlib.chdir(headway.folder), mock.patch.dict(os.environ, headway.environment):
+        yield
 
 
 def interrupt(process):
@@ -63,14 +74,27 @@ def check_finished(headway, run, *, steps, heldout):
 
 @pytest.fixture(scope="module")
 def interrupted(headway):
-    """Return output and folder of a run that Ctrl-C ended while rollouts of a second ran."""
-    process = headway.start(
-        "run", "name=paused", "steps=12", "heldout.every=6", "learner.checkpoint_every=7",
-        "actors.scripted_options={tokens_per_second=24.0}",
-    )  # fmt: skip
-    headway.wait_for_batches("paused", 3, process)
-    assert open_shared_memory(headway.folder)
-    output = interrupt(process)
+    """Return output and folder of a run from Python, stopped while rollouts of a second ran."""
+    settings = {
+        "name": "paused", "steps": 12, "heldout.every": 6, "learner.checkpoint_every": 7,
+        "actors.scripted_options": {"tokens_per_second": 24.0},
+    }  # fmt: skip
+
+    async def follow():
+        run = training_run.run(RECIPE, settings)
+        next(batch for batch in run.metrics() if batch["version"] == 2)
+        assert open_shared_memory(headway.folder)
+        began = time.monotonic()
+        run.stop()
+        summary = run.wait(timeout=180)
+        assert time.monotonic() - began < 20
+        assert (run.status, summary["status"]) == ("interrupted", "interrupted")
+        assert run.table()["version"].to_pylist() == list(range(summary["version"]))
+        return "\n".join(run.lines())
+
+    with working_in(headway):
+        output = asyncio.run(follow())  # in an event loop, as in a notebook
+    assert "Traceback" not in output
     wait_for_end(headway, seconds=20)
     run = FinishedRun(headway.run_folder("paused"), output)
     with open_ledger(run.folder) as ledger:
@@ -80,8 +104,15 @@ def interrupted(headway):
 
 @pytest.fixture(scope="module")
 def resumed(headway, interrupted):
-    """Resume the same run, and return it trained to its end."""
-    return resume(headway, "paused")
+    """Make the same run longer in its recipe, resume it from Python, and return it at its end."""
+    recipe = headway.run_folder("paused") / "recipe.toml"
+    text = recipe.read_text()
+    assert text.count("steps = 12\n") == 1
+    recipe.write_text(text.replace("steps = 12\n", "steps = 13\n"))
+    with working_in(headway):
+        run = training_run.resume("paused")
+    assert run.wait(timeout=600)["status"] == "done"
+    return FinishedRun(run.folder, "\n".join(run.lines()))
 
 
 def test_an_interrupted_run_leaves_a_checkpoint_and_balanced_accounts(interrupted):
@@ -96,7 +127,8 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_balanced_accounts(interrupte
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint_to_its_end(headway, interrupted, resumed):
-    check_finished(headway, resumed, steps=12, heldout=6)
+    assert "steps = 13, was 12" in resumed.output
+    check_finished(headway, resumed, steps=13, heldout=6)
     _, before, _, _ = interrupted
     after = resumed.summary
     assert after["seconds"] > before["seconds"]
@@ -138,6 +170,7 @@ def test_a_run_that_is_done_or_does_not_exist_is_not_resumed(headway, resumed):
     assert "no run 'nowhere'" in missing.stderr
 
 
+@pytest.mark.slow
 def test_a_finished_run_whose_recipe_asks_for_more_steps_goes_on(headway, copied_run):
     recipe = copied_run / "recipe.toml"
     text = recipe.read_text()
@@ -157,14 +190,14 @@ def test_a_finished_run_whose_recipe_asks_for_more_steps_goes_on(headway, copied
 
 def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):
     process = headway.start(
-        "run", "name=sudden", "steps=30", "heldout.every=15", "learner.checkpoint_every=5"
+        "run", "name=sudden", "steps=14", "heldout.every=7", "learner.checkpoint_every=5"
     )
     headway.wait_for_batches("sudden", 8, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=180)
     wait_for_end(headway, seconds=180)
     assert headway.accounting("sudden")["trained"] >= 8 * 2
-    check_finished(headway, resume(headway, "sudden"), steps=30, heldout=15)
+    check_finished(headway, resume(headway, "sudden"), steps=14, heldout=7)
 
 
 @pytest.mark.slow

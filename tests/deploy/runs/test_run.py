@@ -10,6 +10,10 @@ import time
 
 import pytest
 
+from deploy.api.training_run import results
+from deploy.observability.samples import heading, text_of
+from deploy.offline.rollouts import read_samples
+from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import RECIPE
 from tests.deploy.processes import open_shared_memory, processes_of
 
@@ -33,6 +37,14 @@ def test_a_run_ends_with_a_table_and_a_picture(finished):
     assert "small: done" in finished.output
     assert "report.html" in finished.output
     assert (finished.folder / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_finished_run_is_read_from_python(finished):
+    read = results("small", finished.folder.parent)
+    assert (read.status, read.summary) == ("done", finished.summary)
+    assert read.rows() == finished.rows("metrics.jsonl")
+    assert read.table()["version"].to_pylist() == list(range(6))
+    assert repr(read) == "<RunResults small: done>"
 
 
 def test_a_run_prints_how_ray_can_be_looked_at(finished):
@@ -127,6 +139,52 @@ def test_a_run_over_a_shared_folder_sends_small_deltas_in_bfloat16(headway, fini
         assert swap["bytes"] < swap["full_bytes"]
     (newest,) = (entry for entry in (headway.folder / "weights").iterdir() if entry.is_dir())
     assert newest.name.startswith("00000006-")
+
+
+@pytest.mark.parametrize("sort", ["reward", "length"])
+@pytest.mark.parametrize("order", [[], ["--lowest"]])
+def test_rollouts_of_a_version_are_shown_by_reward_or_length(headway, finished, sort, order):
+    samples = read_samples(RunDirectory(finished.folder), 2)
+    assert len(samples) == 4
+    choose = min if order else max
+    best = choose(samples, key=lambda sample: sample.reward if sort == "reward" else sample.tokens)
+    shown = headway.call(
+        "rollouts", "small", "--version", "2", "--sort", sort, "--count", "1", *order
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == f"── {heading(best)}\n{text_of(best)}\n\n"
+    assert "lettered_chain_sum/0/" in shown.stdout
+
+
+def test_all_rollouts_of_the_newest_version_are_shown_and_no_others(headway, finished):
+    every = headway.call("rollouts", "small", "--count", "99").stdout
+    assert every.count("── version 5 ·") == 4
+    missing = headway.call("rollouts", "small", "--version", "6")
+    assert (missing.returncode, "there are 0 to 5" in missing.stderr) == (2, True)
+
+
+def test_two_rollouts_of_every_batch_are_kept_as_text(finished):
+    rows = finished.rows("samples.jsonl")
+    assert [row["version"] for row in rows] == [n for n in range(6) for _ in range(2)]
+    assert all(row["prompt"].endswith("=") and row["response"] for row in rows)
+
+
+def test_batches_have_the_learning_rate_and_the_parts_of_the_reward(finished):
+    for row in finished.rows("metrics.jsonl"):
+        assert row["learning_rate"] == 1e-6
+        assert row["reward_parts"] == {"varied:score": pytest.approx(row["reward_mean"])}
+
+
+def test_the_driver_and_the_learner_have_a_log(headway, finished):
+    log = headway.call("logs", "small", "driver").stdout
+    assert "INFO starting Ray" in log
+    assert "INFO step 6/6 · reward" in log
+    assert "Traceback" not in log
+    names = {file.name for file in (finished.folder / "logs").iterdir()}
+    assert "driver.log" in names
+    assert names - {"driver.log"}
+    roles = {"learner-0", "actor-0", "broker", "broadcaster", "worker", "driver"}
+    assert {name.rpartition(".")[0] for name in names} <= roles
 
 
 @pytest.mark.slow

@@ -1,16 +1,38 @@
 """A whole run on real parts: vLLM generates while DeepSpeed trains."""
 
+import os
+import subprocess
+import time
+
 import pytest
+
+from tests.deploy.conftest import HEADWAY, FinishedRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
 
 
 @pytest.fixture(scope="module")
 def run(headway):
-    """Summary, rollouts and weight updates of a run whose rollouts outlast several updates."""
+    """Summary, rollouts and weight updates of a run whose rollouts outlast several updates.
+
+    While its engine starts, Ray is looked at as the run says.
+    """
     settings = ("steps=8", "heldout.every=8", "actors.engine=vllm", "actors.max_new_tokens=160")
-    done = headway.finish("real", *settings)
+    process = headway.start("run", "name=real", *settings)
+    line = next(line for line in process.stdout if "ray status" in line)
+    deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
+    while "Total Usage" not in (shown := ray_status(line.partition(": ")[2])):
+        assert time.monotonic() < deadline, shown
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    done = FinishedRun(headway.run_folder("real"), output)
     return done.summary, headway.rollouts("real"), done.rows("swaps.jsonl")
+
+
+def ray_status(command):
+    environment = {**os.environ, "PATH": f"{HEADWAY.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
+    return done.stdout + done.stderr
 
 
 def sampled_versions(row):

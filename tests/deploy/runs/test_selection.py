@@ -4,28 +4,15 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed]
 
 
-@pytest.fixture(scope="module")
-def tied(headway):
-    """Return a run over the object store; no answer of its engine is right: all groups tie."""
-    return headway.finish(
+def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_trained(headway):
+    tied = headway.finish(
         "tied", "steps=2", "queues.filter_tied=true", "queues.max_filtered_batches=1",
         "actors.scripted_options={median_length = 14, length_sigma = 0.3}",
         "actors.overlong.buffer=20", "actors.greedy_baseline=true",
-        "weight_sync.transport=object_store",
     )  # fmt: skip
-
-
-def test_a_run_over_the_object_store_sends_all_weights_of_every_version(tied):
-    assert tied.summary["weight_sync"]["failed"] == 0
-    swaps = tied.rows("swaps.jsonl")
-    assert {swap["codec"] for swap in swaps} == {"full"}
-    assert swaps[-1]["bytes"] == swaps[-1]["full_bytes"] > 0
-
-
-def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_trained(headway, tied):
     summary = tied.summary
     assert (summary["status"], summary["version"]) == ("done", 2)
     filtered = summary["accounting"]["dropped"]["filtered"]
@@ -45,7 +32,6 @@ def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_train
         assert -1.0 <= json.loads(row["metadata"])["baseline_reward"] <= 0.0
 
 
-@pytest.mark.slow
 def test_a_run_whose_prompts_are_all_mastered_ends_early_and_well(headway):
     lines = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) for n in range(7)]
     (headway.folder / "sums.jsonl").write_text("\n".join(lines))

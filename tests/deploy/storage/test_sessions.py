@@ -5,9 +5,10 @@ import pytest
 from deploy.config.changes import APPLIED
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
 from deploy.preflight.provenance import environment
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.sessions import begin_session, recipe_at, recipe_changes
+from deploy.storage.sessions import FILE, begin_session, recipe_at, recipe_changes
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
 
@@ -119,3 +120,27 @@ def test_the_environment_names_program_packages_and_machine():
     assert found["packages"]["headway-rl"] == found["headway"]
     assert found["machine"]["cpu"]
     assert found["machine"]["memory_gib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", None), ("version", "0"), ("recipe", None), ("recipe", []), ("recipe", {}),
+        ("recipe", {"steps": "2", "learner": {}}), ("recipe", {"steps": 2, "learner": []}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("read", [recipe_changes, lambda run, config: recipe_at(run, 0)])
+def test_a_session_with_wrong_keys_is_named_by_file_and_line(directory, read, key, value):
+    config = directory.config()
+    [row] = directory.rows(FILE)
+    wrong = {name: content for name, content in row.items() if name != key}
+    directory.rewrite(FILE, [row, wrong if value is None else {**row, key: value}])
+    with pytest.raises(InputError, match=f"{FILE}, line 2 is damaged: "):
+        read(directory, config)
+
+
+def test_a_recipe_of_a_session_that_is_not_valid_is_named_by_file_and_line(directory):
+    [row] = directory.rows(FILE)
+    directory.rewrite(FILE, [{**row, "recipe": {**row["recipe"], "seeds": 1}}])
+    with pytest.raises(InputError, match=f"{FILE}, line 1 is damaged: .*\n?.*seeds"):
+        recipe_at(directory, 0)

@@ -231,6 +231,7 @@ def test_a_follower_that_is_killed_ends_the_run_with_its_name(session):
     assert asyncio.run(main()) < 15
 
 
+@pytest.mark.slow
 def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(session):
     item = session(ranks=1, checkpoint_every=1000)
 

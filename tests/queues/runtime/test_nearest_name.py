@@ -13,6 +13,8 @@ from queues.runtime.nearest_name import nearest
         ("colour", ["color", "collar"], "color"),
         ("GRPO", ["gspo", "grpo"], "grpo"),
         ("lastletter", ["score", "LastLetter"], "LastLetter"),
+        ("exat", ["code", "exact_match", "last_answer"], "exact_match"),
+        ("math", ["exact_match", "math_verify"], "math_verify"),
     ],
 )
 def test_a_similar_name_is_suggested_and_swapped_letters_come_first(name, known, meant):
