@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 
 from deploy.cli.options import Command, WithoutFlagTypes
 from deploy.errors import InputError
-from queues.runtime.nearest_name import nearest, nearest_name
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = {
@@ -62,6 +61,8 @@ class Group(WithoutFlagTypes, TyperGroup):
         name = args[0]
         if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
+        from queues.runtime.nearest_name import nearest_name  # a user's `queues` may hide ours
+
         close = nearest_name(name, [*self.commands, *BENCHMARKS])
         benchmark = close in BENCHMARKS and close not in self.commands
         hint = f"; did you mean '{'bench ' if benchmark else ''}{close}'?" if close else ""
@@ -84,6 +85,8 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
         InputError: There is no such benchmark, or it is not installed.
     """
     if name not in BENCHMARKS:
+        from queues.runtime.nearest_name import nearest
+
         names = sorted(BENCHMARKS)
         raise InputError(
             f"no benchmark {name!r}; there are {', '.join(names)}{nearest(name, names)}"
