@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from learner.disk_wait import write_whole
+from learner.model.forward_check import check_forward
 from learner.model.policy import Policy
 
 REFERENCE_FOLDER = "reference"
@@ -23,13 +24,16 @@ class Reference:
         self._policy = policy.to(device).requires_grad_(requires_grad=False)
         self._device = device
         self._refreshed = refreshed
+        check_forward(policy, self._on_device, device=device)
 
     @torch.no_grad()
     def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the log-probabilities [N] float32 of packed tokens; see `Policy.forward`."""
-        columns = (token_ids, position_ids, wanted)
+        return self._on_device(token_ids, position_ids, wanted)[0]
+
+    def _on_device(self, *columns: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = self._policy(*(one.to(self._device) for one in columns))
-        return outputs[0]
+        return outputs
 
     @torch.no_grad()
     def refresh(self, weights: Iterator[tuple[str, Tensor]], mix: float) -> None:

@@ -8,7 +8,7 @@ from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
 from learner.errors import InputError, TrainingDiverged
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import build_tiny, check_packing, load_policy
+from learner.model.policy import build_tiny, load_policy
 from learner.model.scalar_model import load_scalar_model
 
 pytestmark = pytest.mark.deepspeed
@@ -181,7 +181,8 @@ def test_muon_leaves_heads_to_adamw_at_their_own_rate(model_path, zero_stage):
     config = OptimizerConfig(
         optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4, gradient_clipping=0.0
     )
-    shared = policy(model_path, value_head=True)
+    shared = policy(model_path)
+    shared.add_value_head()
     engine = make_engine(model_path, zero_stage, config, model=shared, rates={"value_head": 5e-3})
     try:
         assert not shared.value_head.weight.use_muon
@@ -234,18 +235,6 @@ def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage
         finally:
             engine.close()
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
-
-
-class Blind(torch.nn.Module):
-    """Log-probabilities from a running sum over the whole row, as linear attention would give."""
-
-    def __call__(self, token_ids, position_ids):
-        return -token_ids.cumsum(0) / 10, torch.zeros(len(token_ids))
-
-
-def test_a_model_whose_packed_sequences_see_each_other_is_refused():
-    with pytest.raises(InputError, match="see each other"):
-        check_packing(Blind(), dtype="float32")
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -362,9 +351,9 @@ def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
     model_path, zero_stage
 ):
     rate = {"value_head": 10 * CONFIG.learning_rate}
-    engine = make_engine(
-        model_path, zero_stage, model=policy(model_path, value_head=True), rates=rate
-    )
+    shared = policy(model_path)
+    shared.add_value_head()
+    engine = make_engine(model_path, zero_stage, model=shared, rates=rate)
     try:
         names = [name for name, _ in engine.weights()]
         assert names == [name for name, _ in policy(model_path).model.named_parameters()]
