@@ -1,5 +1,6 @@
 """Policies: building a tiny one from scratch, loading, and log-probabilities of packed tokens."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import attend_packed, hidden_states
 from learner.model.rope import pin_rope
+
+log = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
 
@@ -182,6 +185,14 @@ def load_policy(
     except Exception as error:  # a configuration raises whatever its author chose
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(f"no language model can be loaded from {path!r}: {reason}") from error
+    balance = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0)
+    if balance:
+        log.warning(
+            "%s: router_aux_loss_coef = %g has no effect; the loss has no term that balances the "
+            "load of experts",
+            path,
+            balance,
+        )
     prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
     return Policy(model, options)
 

@@ -10,6 +10,7 @@ from learner.errors import InputError, TrainingDiverged
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import build_tiny, load_policy
 from learner.model.scalar_model import load_scalar_model
+from tests.learner.model.architectures import write
 
 pytestmark = pytest.mark.deepspeed
 
@@ -235,6 +236,51 @@ def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage
         finally:
             engine.close()
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (3, "float32")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("cohere", "changes its logits"), ("lfm2", "see each other")]
+)
+def test_a_model_that_is_not_computed_as_by_itself_is_refused(
+    tmp_path, name, reason, zero_stage, dtype
+):
+    write(name, str(tmp_path))
+    with pytest.raises(InputError, match=reason):
+        make_engine(str(tmp_path), zero_stage, model=policy(str(tmp_path), dtype), dtype=dtype)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_stage, monkeypatch):
+    """Where rounding moves the second sequence, as on a GPU; training goes on as it would."""
+    from learner.model import forward_check
+
+    derivatives = []
+    original = forward_check._Check._derivative
+
+    def derivative(check):
+        derivatives.append(original(check))
+        return derivatives[-1]
+
+    monkeypatch.setattr(forward_check._Check, "_derivative", derivative)
+    write("qwen3_moe", str(tmp_path))
+    module = policy(str(tmp_path))
+    forward = module.forward
+
+    def rounded(token_ids, position_ids, wanted=None):
+        logprobs, entropies = forward(token_ids, position_ids, wanted)
+        return logprobs + 1e-6 * (token_ids[0] % 7) * (position_ids > 0), entropies
+
+    module.forward = rounded
+    engine = make_engine(str(tmp_path), zero_stage, model=module)
+    try:
+        assert [bool(each.any()) for each in derivatives] == [False]
+        for step in range(2):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            assert engine.step() > 0
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
