@@ -145,7 +145,7 @@ class _Check:
 
     def packed(self) -> None:
         """Compare sequences packed into one row with each alone."""
-        parts = self._row.split([len(self._first), len(self._second)])
+        parts = torch.split(self._row, [len(self._first), len(self._second)])
         for part, own in zip(parts, self._own, strict=True):
             self._compare(part, own, f"one of two sequences in a row of {len(self._row)} tokens")
 
@@ -153,7 +153,7 @@ class _Check:
         differences = computed[len(computed) - len(own) :] - own
         dtype = self._module.model.dtype
         largest = differences.abs().max()
-        medians = [block.median() for block in differences.abs().split(BLOCK)]
+        medians = [block.median() for block in torch.split(differences.abs(), BLOCK)]
         typical = largest if dtype == torch.float32 else torch.stack(medians).max()
         if not float(typical) <= TOLERANCE[dtype]:
             raise _Unfit(
@@ -178,7 +178,7 @@ class _Check:
                 "attention can be trained"
             )
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def _derivative(self) -> Tensor:
         """Return the derivative [n, H] of the second sequence's outputs by the first's tokens."""
         embedded: list[Tensor] = []

@@ -142,8 +142,8 @@ class Policy(nn.Module):
         logits = self.model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
         chosen = []
         for some, ids in zip(
-            logits.split(self.options.chunk),
-            token_ids[1:, None].split(self.options.chunk),
+            torch.split(logits, self.options.chunk),
+            torch.split(token_ids[1:, None], self.options.chunk),
             strict=True,
         ):
             scores = (some.float() / self.options.temperature).log_softmax(-1)
