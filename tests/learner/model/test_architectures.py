@@ -3,7 +3,6 @@
 `python -m tests.learner.model.test_architectures` writes the table of them into the learner's page.
 """
 
-import logging
 import tempfile
 from pathlib import Path
 
@@ -94,13 +93,6 @@ def outcome(name, folder):
     return largest_difference(policy, str(folder))
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    logging.disable()
-    yield {name: outcome(name, tmp_path_factory.mktemp("model")) for name in ARCHITECTURES}
-    logging.disable(logging.NOTSET)
-
-
 def table(outcomes):
     """Return the table of architectures, as the learner's page has it."""
     rows = []
@@ -113,7 +105,10 @@ def table(outcomes):
     return "| model type | with | |\n|---|---|---|\n" + "".join(rows)
 
 
-def test_an_architecture_is_computed_as_by_itself_or_refused_with_one_line(outcomes):
+def test_an_architecture_is_computed_as_by_itself_or_refused_as_the_table_of_the_page_says(
+    tmp_path_factory,
+):
+    outcomes = {name: outcome(name, tmp_path_factory.mktemp("model")) for name in ARCHITECTURES}
     for name, result in outcomes.items():
         if isinstance(result, str):
             assert "\n" not in result, name
@@ -121,9 +116,6 @@ def test_an_architecture_is_computed_as_by_itself_or_refused_with_one_line(outco
         else:
             assert result < 1e-4, name
     assert sum(not isinstance(result, str) for result in outcomes.values()) >= 30
-
-
-def test_the_table_is_that_of_the_page(outcomes):
     page = PAGE.read_text()
     assert page.partition(MARKS[0])[2].partition(MARKS[1])[0] == table(outcomes)
 
