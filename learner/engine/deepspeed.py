@@ -145,7 +145,8 @@ class DeepSpeedEngine:
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self.full_rates = [group["lr"] for group in self._optimizer.param_groups]
-        check_forward(module, self.outputs, device=self.device)
+        # At stage 0 DeepSpeed refuses to have its outputs differentiated by others.
+        check_forward(module, self.outputs if zero_stage else module, device=self.device)
 
     @property
     def learning_rate(self) -> float:

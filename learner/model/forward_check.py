@@ -53,7 +53,7 @@ class Checked(Protocol):
 def check_forward(module: Checked, run: Run, *, device: torch.device) -> None:
     """Compare a model's outputs with those of its own forward pass. Collective.
 
-    `run` computes the module for token_ids [N] and position_ids [N].
+    `run` computes the module for token_ids [N] and position_ids [N], which lie on `device`.
 
     Raises:
         InputError: They differ, or sequences in a row depend on each other, or it cannot be run.
@@ -109,7 +109,8 @@ class _Check:
         positions = [torch.arange(len(sequence)) for sequence in sequences]
         if last is not None:
             positions[0][1:] += last - len(sequences[0]) + 1
-        return self._run(torch.cat(sequences), torch.cat(positions))[0]
+        columns = torch.cat(sequences), torch.cat(positions)
+        return self._run(*(column.to(self._device) for column in columns))[0]
 
     def head(self) -> None:
         """Compare large logits with the products of the output embedding, if there is one."""

@@ -24,16 +24,14 @@ class Reference:
         self._policy = policy.to(device).requires_grad_(requires_grad=False)
         self._device = device
         self._refreshed = refreshed
-        check_forward(policy, self._on_device, device=device)
+        check_forward(self._policy, self._policy, device=device)
 
     @torch.no_grad()
     def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the log-probabilities [N] float32 of packed tokens; see `Policy.forward`."""
-        return self._on_device(token_ids, position_ids, wanted)[0]
-
-    def _on_device(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        columns = (token_ids, position_ids, wanted)
         outputs: tuple[Tensor, ...] = self._policy(*(one.to(self._device) for one in columns))
-        return outputs
+        return outputs[0]
 
     @torch.no_grad()
     def refresh(self, weights: Iterator[tuple[str, Tensor]], mix: float) -> None:
