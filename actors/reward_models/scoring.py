@@ -67,6 +67,11 @@ class Member:
         head = getattr(model, "score", None)
         if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
             raise InputError(f"reward model {model_path!r} has no head `score` of one row")
+        if any(getattr(module, "rope_type", None) == "longrope" for module in model.modules()):
+            raise InputError(
+                f"reward model {model_path!r} has longrope, whose factors follow the longest text "
+                "of a batch; the score of a text must not depend on others"
+            )
         self._model: Any = model.to(device).eval()
 
     @torch.inference_mode()

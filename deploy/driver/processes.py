@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from actors.engines.model_folder import context_length
 from actors.ray_actor import ActorSpec, create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
@@ -69,6 +70,7 @@ class Processes:
                 seed=config.seed,
                 steps=config.steps,
                 temperature=config.actors.temperature,
+                context=config.actors.max_model_len or context_length(context.inputs.model_path),
                 checkpoint=str(folder) if folder else None,
                 version=version,
                 checkpoints=str(context.directory.checkpoints),

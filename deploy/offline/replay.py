@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from actors.engines.model_folder import context_length
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.models import model_path
@@ -130,6 +131,7 @@ def train_again(
         seed=config.seed,
         steps=config.steps,
         temperature=config.actors.temperature,
+        context=config.actors.max_model_len or context_length(model),
         checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
         version=plan.start,
         last_version=plan.end,

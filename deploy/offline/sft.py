@@ -123,7 +123,13 @@ def train_model(
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)
     options = LogprobOptions(chunk=sft.logprob_chunk)
-    policy = load_policy(origin, options, dtype=sft.dtype, attention=sft.attention)
+    policy = load_policy(
+        origin,
+        options,
+        dtype=sft.dtype,
+        attention=sft.attention,
+        context=config.actors.max_model_len or context_length(origin),
+    )
     tokenizer = load_tokenizer(origin)
     examples = (
         tokenize(tokenizer, prompt.replace(TURN, tokenizer.eos_token), completion)

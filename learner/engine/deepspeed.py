@@ -21,7 +21,9 @@ from learner.engine.lr_schedule import rate_factor
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.errors import InputError, TrainingDiverged
-from learner.model.policy import Policy, before_each, check_packing, load_tokenizer
+from learner.model.forward_check import check_forward
+from learner.model.policy import Policy, before_each, load_tokenizer
+from learner.model.scalar_model import ScalarModel
 
 OPTIMIZER_FOLDER = "optimizer"
 GATHER_BYTES = 64 * 2**20
@@ -90,12 +92,12 @@ def _wait_for_space(writer: Any) -> None:
 class DeepSpeedEngine:
     """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
 
-    The module has a transformers model as `model`, and is called with columns of a microbatch.
+    The module is called with columns of a microbatch.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Policy | ScalarModel,
         config: OptimizerConfig,
         *,
         model_path: str,
@@ -143,7 +145,8 @@ class DeepSpeedEngine:
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self.full_rates = [group["lr"] for group in self._optimizer.param_groups]
-        check_packing(self.outputs, dtype=dtype)
+        # At stage 0 DeepSpeed refuses to have its outputs differentiated by others.
+        check_forward(module, self.outputs if zero_stage else module, device=self.device)
 
     @property
     def learning_rate(self) -> float:

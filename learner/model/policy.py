@@ -1,6 +1,6 @@
 """Policies: building a tiny one from scratch, loading, and log-probabilities of packed tokens."""
 
-from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,12 @@ from torch import Tensor, nn
 from learner.config.learner import TinyModelConfig
 from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
-from learner.model.packed_attention import attend_packed
+from learner.model.packed_attention import attend_packed, hidden_states
+from learner.model.rope import pin_rope
+
+log = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
-
-RESHAPED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of models whose logits are not plainly hidden states times the output embedding."""
-
-PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest difference in a log-probability that rounding explains."""
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
@@ -94,6 +91,8 @@ class Policy(nn.Module):
     hidden state that the token is drawn from.
     """
 
+    output = "log-probabilities"
+
     def __init__(
         self, model: Any, options: LogprobOptions, value_head: nn.Linear | None = None
     ) -> None:
@@ -116,9 +115,7 @@ class Policy(nn.Module):
             there is a value head. Entries of first tokens are 0, and so are, except for values,
             those of tokens that are not wanted.
         """
-        hidden = self.model.base_model(
-            input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
-        ).last_hidden_state[0]
+        hidden = hidden_states(self.model, token_ids, position_ids)
         states, targets = hidden[:-1], token_ids[1:]
         if wanted is not None:
             # Also if none is wanted: the loss must reach every parameter on every rank.
@@ -133,6 +130,25 @@ class Policy(nn.Module):
         if self.value_head is not None:
             outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
         return tuple(before_each(values, position_ids) for values in outputs)
+
+    def add_value_head(self) -> None:
+        """Add a head for values, whose output is 0 at first."""
+        weight = self.model.get_output_embeddings().weight
+        self.value_head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+
+    def own(self, token_ids: Tensor) -> Tensor:
+        """Compute the log-probabilities [N − 1] of one sequence from the model's own logits."""
+        logits = self.model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        chosen = []
+        for some, ids in zip(
+            torch.split(logits, self.options.chunk),
+            torch.split(token_ids[1:, None], self.options.chunk),
+            strict=True,
+        ):
+            scores = (some.float() / self.options.temperature).log_softmax(-1)
+            chosen.append(scores.gather(-1, ids)[:, 0])
+        return torch.cat(chosen)
 
 
 def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
@@ -150,77 +166,63 @@ def load_policy(
     dtype: str,
     attention: str,
     activation_checkpointing: bool = False,
-    value_head: bool = False,
+    context: int | None = None,
 ) -> Policy:
     """Load a causal language model for training on packed sequences.
 
-    `value_head` adds a head for values, whose output is 0 at first.
+    `context` is the longest sequence of the engines in tokens, which `pin_rope` needs.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
     """
     quiet()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attention
         )
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"no language model can be loaded from {path!r}: {error}") from error
-    reshaped = [name for name in RESHAPED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
-    if reshaped or getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise InputError(
-            f"{path!r} changes its logits after the output embedding "
-            f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
+    except Exception as error:  # a configuration raises whatever its author chose
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise InputError(f"no language model can be loaded from {path!r}: {reason}") from error
+    balance = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0)
+    if balance:
+        log.warning(
+            "%s: router_aux_loss_coef = %g has no effect; the loss has no term that balances the "
+            "load of experts",
+            path,
+            balance,
         )
-    attend_packed(model)
-    if activation_checkpointing:
-        checkpoint_activations(model, path)
-    return Policy(model, options, _value_head(model) if value_head else None)
+    prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
+    return Policy(model, options)
 
 
-def _value_head(model: Any) -> nn.Linear:
-    weight = model.get_output_embeddings().weight
-    head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
-    nn.init.zeros_(head.weight)
-    return head
-
-
-def checkpoint_activations(model: Any, path: str) -> None:
-    """Have transformers compute the insides of layers again in the backward pass.
+def prepare(model: Any, path: str, *, context: int | None, activation_checkpointing: bool) -> None:
+    """Make a loaded model fit for packed sequences, if it can be; `check_forward` decides.
 
     Raises:
-        InputError: The model cannot.
+        InputError: Its positions differ from those of the engines, or it cannot checkpoint.
     """
+    pin_rope(model, path, context)
+    attend_packed(model)
+    if activation_checkpointing:
+        _checkpoint_activations(model, path)
+
+
+def _checkpoint_activations(model: Any, path: str) -> None:
+    """Have transformers compute the insides of layers again in the backward pass."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     try:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
-        raise InputError(f"learner.activation_checkpointing with {path!r}: {error}") from error
+        raise InputError(f"activation_checkpointing with {path!r}: {error}") from error
     for module in model.modules():
-        if hasattr(module, "gradient_checkpointing"):
-            # transformers checkpoints layers in training mode only; what is inside of them stays
-            # in evaluation mode, so that no dropout comes in.
+        if isinstance(module, GradientCheckpointingLayer):
+            # It is checkpointed in training mode only. While it computes it is in evaluation mode,
+            # as the whole model is, so that no dropout comes in.
             module.training = True
-
-
-@torch.no_grad()
-def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
-    """Compare the first output for two short sequences packed together with each alone.
-
-    Raises:
-        InputError: The sequences see each other: linear attention, convolutions, or an attention
-            implementation that ignores where position_ids restart.
-    """
-    sequences = [torch.tensor([5, 3, 7, 4]), torch.tensor([4, 7, 3, 5, 6])]
-    positions = [torch.arange(len(sequence)) for sequence in sequences]
-    packed = forward(torch.cat(sequences), torch.cat(positions))[0]
-    alone = torch.cat([forward(*one)[0] for one in zip(sequences, positions, strict=True)])
-    difference = float((packed - alone).abs().max())
-    if difference > PACKING_TOLERANCE[dtype]:
-        raise InputError(
-            f"sequences packed together see each other (log-probabilities differ by "
-            f"{difference:.3g}): this model's layers ignore position_ids, as linear attention and "
-            "convolutions do; only models with plain attention can be trained"
-        )
+            module.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
+            module.register_forward_hook(
+                lambda layer, *_: setattr(layer, "training", True), always_call=True
+            )

@@ -49,6 +49,7 @@ class Rank:
             "dtype": config.dtype,
             "attention": config.attention,
             "activation_checkpointing": config.activation_checkpointing,
+            "context": spec.context,
         }
         self._options = LogprobOptions(
             chunk=config.logprob_chunk,
@@ -75,7 +76,9 @@ class Rank:
         config, critic = self.config, self.config.critic
         shared = critic if critic is not None and critic.shared else None
         options = replace(self._options, entropy_gradient=config.entropy is not None)
-        policy = load_policy(path, options, **self._model, value_head=shared is not None)
+        policy = load_policy(path, options, **self._model)
+        if shared is not None:
+            policy.add_value_head()
         self._names = HuggingFaceNames(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
         trained = self._spec.steps - (critic.pretrain_batches if critic else 0)

@@ -20,6 +20,8 @@ class LearnerSpec:
     """Batches of the whole run, which the learning rate is scheduled over."""
     temperature: float = 1.0
     """Sampling temperature of the actors."""
+    context: int | None = None
+    """Longest sequence of the engines in tokens; None: there are none."""
     checkpoint: str | None = None
     """Folder of a checkpoint to go on from exactly."""
     version: int = 0

@@ -8,8 +8,9 @@ from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
 from learner.errors import InputError, TrainingDiverged
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import build_tiny, check_packing, load_policy
+from learner.model.policy import build_tiny, load_policy
 from learner.model.scalar_model import load_scalar_model
+from tests.learner.model.architectures import write
 
 pytestmark = pytest.mark.deepspeed
 
@@ -181,7 +182,8 @@ def test_muon_leaves_heads_to_adamw_at_their_own_rate(model_path, zero_stage):
     config = OptimizerConfig(
         optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4, gradient_clipping=0.0
     )
-    shared = policy(model_path, value_head=True)
+    shared = policy(model_path)
+    shared.add_value_head()
     engine = make_engine(model_path, zero_stage, config, model=shared, rates={"value_head": 5e-3})
     try:
         assert not shared.value_head.weight.use_muon
@@ -236,16 +238,49 @@ def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
 
 
-class Blind(torch.nn.Module):
-    """Log-probabilities from a running sum over the whole row, as linear attention would give."""
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (3, "float32")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("cohere", "changes its logits"), ("opt", "see each other")]
+)
+def test_a_model_that_is_not_computed_as_by_itself_is_refused(
+    tmp_path, name, reason, zero_stage, dtype
+):
+    write(name, str(tmp_path))
+    with pytest.raises(InputError, match=reason):
+        make_engine(str(tmp_path), zero_stage, model=policy(str(tmp_path), dtype), dtype=dtype)
 
-    def __call__(self, token_ids, position_ids):
-        return -token_ids.cumsum(0) / 10, torch.zeros(len(token_ids))
 
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_stage, monkeypatch):
+    """Where rounding moves the second sequence, as on a GPU; training goes on as it would."""
+    from learner.model import forward_check
 
-def test_a_model_whose_packed_sequences_see_each_other_is_refused():
-    with pytest.raises(InputError, match="see each other"):
-        check_packing(Blind(), dtype="float32")
+    derivatives = []
+    original = forward_check._Check._derivative
+
+    def derivative(check):
+        derivatives.append(original(check))
+        return derivatives[-1]
+
+    monkeypatch.setattr(forward_check._Check, "_derivative", derivative)
+    write("qwen3_moe", str(tmp_path))
+    module = policy(str(tmp_path))
+    forward = module.forward
+
+    def rounded(token_ids, position_ids, wanted=None):
+        logprobs, entropies = forward(token_ids, position_ids, wanted)
+        return logprobs + 1e-6 * (token_ids[0] % 7) * (position_ids > 0), entropies
+
+    module.forward = rounded
+    engine = make_engine(str(tmp_path), zero_stage, model=module)
+    try:
+        assert [bool(each.any()) for each in derivatives] == [False]
+        for step in range(2):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            assert engine.step() > 0
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -362,9 +397,9 @@ def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
     model_path, zero_stage
 ):
     rate = {"value_head": 10 * CONFIG.learning_rate}
-    engine = make_engine(
-        model_path, zero_stage, model=policy(model_path, value_head=True), rates=rate
-    )
+    shared = policy(model_path)
+    shared.add_value_head()
+    engine = make_engine(model_path, zero_stage, model=shared, rates=rate)
     try:
         names = [name for name, _ in engine.weights()]
         assert names == [name for name, _ in policy(model_path).model.named_parameters()]

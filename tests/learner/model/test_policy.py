@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import Policy
+from learner.model.policy import Policy, load_policy
+from tests.learner.model.architectures import write
 
 LENGTHS = [5, 1, 7, 3]
 TOKENS = sum(LENGTHS)
@@ -63,3 +64,10 @@ def test_a_row_of_which_no_token_is_wanted_reaches_every_parameter(policy):
     assert not said[0].any()
     assert not said[1].any()
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize(("name", "said"), [("qwen3_moe", True), ("qwen3", False)])
+def test_the_log_says_that_the_load_of_experts_is_not_balanced(tmp_path, caplog, name, said):
+    write(name, str(tmp_path))
+    load_policy(str(tmp_path), LogprobOptions(chunk=4), dtype="float32", attention="sdpa")
+    assert ("router_aux_loss_coef = 0.001 has no effect" in caplog.text) == said
