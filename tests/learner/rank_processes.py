@@ -110,6 +110,7 @@ def muon_weights(rank, model_path, file):
     for stage in (0, 1, 2):
         config = LearnerConfig(
             optimizer="muon",
+            muon_learning_rate=0.02,
             gradient_clipping=0.0,
             zero_stage=stage,
             ranks=dist.get_world_size(),
