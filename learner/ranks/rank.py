@@ -76,6 +76,7 @@ class Rank:
         shared = critic if critic is not None and critic.shared else None
         options = replace(self._options, entropy_gradient=config.entropy is not None)
         policy = load_policy(path, options, **self._model, value_head=shared is not None)
+        policy.values_after = shared is not None and config.bootstraps
         self._names = HuggingFaceNames(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
         trained = self._spec.steps - (critic.pretrain_batches if critic else 0)

@@ -63,3 +63,17 @@ def test_a_row_of_which_no_token_is_wanted_reaches_every_parameter(policy):
     assert not said[0].any()
     assert not said[1].any()
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_the_value_after_a_token_is_that_before_the_next(policy):
+    tokens, places = torch.arange(9) * 7 % 40, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    policy.values_after = True
+    try:
+        *_, before, after = policy(tokens, places)
+    finally:
+        policy.values_after = False
+    cut = [1, 2, 3, 5, 6, 7, 8]
+    torch.testing.assert_close(before[cut], after[[at - 1 for at in cut]])
+    assert before[0] == before[4] == 0
+    longer = torch.cat([tokens, torch.tensor([11])]), torch.cat([places, torch.tensor([5])])
+    torch.testing.assert_close(policy(*longer)[2][-1], after[8], msg="the value after the last")
