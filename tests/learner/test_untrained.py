@@ -1,15 +1,11 @@
 """A minibatch without a token that has a part in the loss takes no optimizer step."""
 
-import dataclasses
-import math
-
 import pytest
 import torch
-from rollouts import PlainEngine, group, random_groups, rollout
+from rollouts import PlainEngine, cut_off, group, random_groups, rollout, unexplained
 
 from learner.config.learner import LearnerConfig
 from learner.update import Updater
-from queues.records import FinishReason
 
 
 class Momentum(PlainEngine):
@@ -28,33 +24,8 @@ class Critic(Momentum):
         return 3 + self.forward(token_ids, position_ids).logprobs
 
 
-def cut_off(groups):
-    """Return the groups with every rollout cut off, so that mask_truncated masks them."""
-    return [
-        group(
-            item.group_id,
-            [dataclasses.replace(one, finish_reason=FinishReason.LENGTH) for one in item.rollouts],
-        )
-        for item in groups
-    ]
-
-
 def weights(engine):
     return torch.cat([tensor.detach().flatten().clone() for _, tensor in engine.weights()])
-
-
-def impossible(groups):
-    """Return the groups as sampled by a policy that excludes every token."""
-    return [
-        group(
-            item.group_id,
-            [
-                rollout(list(one.token_ids), reward=one.reward, logprobs=-math.inf, index=i)
-                for i, one in enumerate(item.rollouts)
-            ],
-        )
-        for item in groups
-    ]
 
 
 CASES = {
@@ -64,7 +35,7 @@ CASES = {
         random_groups(),
         {"correction": "lag_mask", "correction_options": {"max_lag": 1}},
     ),
-    "not finite": (impossible(random_groups()), {}),
+    "not finite": (unexplained(random_groups()), {}),
     "tied": ([group("a", [rollout([1, 2, 3, 4], index=i) for i in range(2)])], {"drop_tied": True}),
 }
 

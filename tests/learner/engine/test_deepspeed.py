@@ -1,11 +1,8 @@
 """The real engine against plain torch: same gradient, same steps, whatever the ZeRO stage."""
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
-from rollouts import random_groups
+from rollouts import cut_off, random_groups, unexplained
 
 from learner.config.learner import LearnerConfig, TinyModelConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
@@ -15,7 +12,6 @@ from learner.model.logprobs import LogprobOptions
 from learner.model.policy import build_tiny, check_packing, load_policy
 from learner.model.scalar_model import load_scalar_model
 from learner.update import Updater
-from queues.records import FinishReason
 
 pytestmark = pytest.mark.deepspeed
 
@@ -199,23 +195,7 @@ def test_weight_decay_leaves_norms_and_embeddings_alone_unless_told(
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_a_batch_without_a_token_to_train_leaves_the_optimizer_as_it_is(model_path, zero_stage):
     """The same batches with and without one whose rollouts are all masked, or not finite."""
-    lost = [
-        replace(
-            item,
-            rollouts=[
-                replace(one, behavior_logprobs=[-math.inf] * len(one.token_ids))
-                for one in item.rollouts
-            ],
-        )
-        for item in random_groups(seed=8)
-    ]
-    cut = [
-        replace(
-            item,
-            rollouts=[replace(one, finish_reason=FinishReason.LENGTH) for one in item.rollouts],
-        )
-        for item in random_groups(seed=9)
-    ]
+    lost, cut = unexplained(random_groups(seed=8)), cut_off(random_groups(seed=9))
     config = LearnerConfig(
         zero_stage=zero_stage,
         weight_decay=0.1,
