@@ -193,32 +193,30 @@ def test_weight_decay_leaves_norms_and_embeddings_alone_unless_told(
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_batch_without_a_token_to_train_leaves_the_optimizer_as_it_is(model_path, zero_stage):
-    """The same batches with and without one whose rollouts are all masked, or not finite."""
-    lost, cut = unexplained(random_groups(seed=8)), cut_off(random_groups(seed=9))
+@pytest.mark.parametrize(("untrained", "critic"), [(cut_off, True), (unexplained, False)])
+def test_a_batch_without_a_token_to_train_leaves_the_optimizer_as_it_is(
+    model_path, zero_stage, untrained, critic
+):
+    """The same batches with one whose tokens are all masked, or not finite, and without it."""
+    rates = {"learning_rate": 1e-2, "weight_decay": 0.1}
+    settings = {"advantage": "gae", "critic": rates} if critic else {}
+    schedule = ScheduleConfig(kind="linear")
     config = LearnerConfig(
-        zero_stage=zero_stage,
-        weight_decay=0.1,
-        learning_rate=1e-2,
-        mask_truncated=True,
-        advantage="gae",
-        critic={"learning_rate": 1e-2},
-        schedule=ScheduleConfig(kind="linear"),
+        zero_stage=zero_stage, mask_truncated=True, schedule=schedule, **rates, **settings
     )
     trained = []
-    for batches in ([0, 1], [0, lost, cut, 1]):
-        engine = make_engine(model_path, zero_stage, config)
-        critic = make_critic(model_path, zero_stage, config=config.critic)
-        updater = Updater(engine, config, critic=critic)
-        for batch in batches:
-            groups = random_groups(seed=batch) if isinstance(batch, int) else batch
-            report = updater.update(groups, 0)
-            assert report.optimizer_steps == isinstance(batch, int)
-        assert engine.steps_taken == 2
-        assert critic.steps_taken == (2 if len(batches) == 2 else 3)
-        trained.append({name: tensor.clone() for name, tensor in engine.weights()})
-        engine.close()
-        critic.close()
+    for between in ([], [untrained(random_groups(seed=8))]):
+        engines = [make_engine(model_path, zero_stage, config)]
+        if critic:
+            engines.append(make_critic(model_path, zero_stage, config=config.critic))
+        updater = Updater(engines[0], config, critic=engines[1] if critic else None)
+        batches = [random_groups(seed=0), *between, random_groups(seed=1)]
+        steps = [updater.update(groups, 0).optimizer_steps for groups in batches]
+        assert steps == [1, *[0 for _ in between], 1]
+        assert [engine.steps_taken for engine in engines] == [2] * len(engines)
+        trained.append({name: tensor.clone() for name, tensor in engines[0].weights()})
+        for engine in engines:
+            engine.close()
     for name, tensor in trained[0].items():
         assert torch.equal(tensor, trained[1][name]), name
 
