@@ -133,6 +133,7 @@ def without_tokens(rank, model_path, file):
             ranks=dist.get_world_size(),
             learning_rate=1e-3,
             weight_decay=0.1,
+            epsilon=1e-3,  # else the rounding of tiny gradients grows to steps of their own
             mask_truncated=True,
             advantage="reinforce",
             advantage_options={"baseline": "ema"},
