@@ -53,7 +53,8 @@ class RewardModelConfig(Options):
 class OverlongConfig(Options):
     """Soft penalty on rollouts that come close to their length limit (DAPO).
 
-    The limit is actors.max_new_tokens, or what the context has left after the prompt.
+    There are two limits, and the nearer counts: sampled tokens reach actors.max_new_tokens, or all
+    tokens after the prompt, those of tools included, fill the context.
     """
 
     buffer: int | None = Field(default=None, ge=1)

@@ -24,4 +24,4 @@ class SingleTurn:
 
     async def step(self, message: Message) -> Turn:
         """See `Environment.step`."""
-        return Turn([], 0.0, done=True)
+        return Turn([], None, done=True)

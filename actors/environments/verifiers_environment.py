@@ -169,7 +169,7 @@ class Conversation:
                 "earlier messages can be trained token by token"
             )
         self._messages = messages
-        return Turn([_message(plain) for plain in messages[known:]], 0.0, done=False)
+        return Turn([_message(plain) for plain in messages[known:]], None, done=False)
 
     async def _wants_message(self) -> bool:
         """Return True once the environment wants a message, False at its end; raise its error."""

@@ -3,7 +3,12 @@
 from typing import TYPE_CHECKING
 
 from deploy.errors import InputError
-from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
+from learner.config.objective_rules import (
+    behavior_comparison,
+    corrects_off_policyness,
+    dropping_refused,
+    what_ties_teach,
+)
 from learner.config.traits import ObjectiveTraits
 
 if TYPE_CHECKING:
@@ -15,10 +20,13 @@ def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> Non
 
     Raises:
         InputError: Stale rollouts that nothing corrects, a truncated behaviour policy that a ratio
-            compares with, groups of one that are compared, or a baseline that nobody samples.
+            compares with, groups of one that are compared, a baseline that nobody samples, or
+            groups that are dropped although they teach something.
     """
     _check_staleness(config, traits)
     learner, actors = config.learner, config.actors
+    if config.queues.filter_tied and (reason := what_ties_teach(learner, traits)):
+        raise InputError(dropping_refused("queues.filter_tied", reason))
     truncated = actors.top_p < 1 or actors.top_k > 0
     if truncated and (setting := behavior_comparison(learner, traits)):
         raise InputError(

@@ -14,6 +14,8 @@ class SupervisedConfig(OptimizerConfig):
     """Name of what is trained; None takes the run's. Recipes with one name share it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the source's `demonstrations` or `preferences`."""
+    muon_learning_rate: float | None = Field(default=0.02, gt=0)
+    """Full rate of Muon; without effect under `adamw`."""
     zero_stage: int = Field(default=0, ge=0, le=2)
     """DeepSpeed ZeRO, as learner.zero_stage."""
     dtype: Dtype = "float32"

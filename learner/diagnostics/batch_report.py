@@ -22,15 +22,15 @@ class OriginFigures:
     kl: float | None
     """KL(behaviour ‖ current) in nats a token, by k3."""
     tokens: int
-    """Sampled tokens that were trained."""
+    """Tokens that were trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyFigures:
     """Distance of a batch from the policy that is trained; None where there is nothing to measure.
 
-    ρ is current / behaviour policy over tokens; of the proximal instead of the current policy where
-    it is computed.
+    Everything is over trained tokens, and rollouts count by theirs. ρ is current / behaviour policy
+    over tokens; of the proximal instead of the current policy where it is computed.
     """
 
     ess: float | None
@@ -79,40 +79,46 @@ class BatchReport(OffPolicyFigures):
     """
 
     loss: float
-    """With penalties; a mean over minibatches, as `policy_loss` is."""
+    """With penalties; a mean over the minibatches that had a token to train, as `policy_loss` is,
+    and 0 where none had."""
     policy_loss: float
     """Without penalties."""
     reward_mean: float | None
-    """Whole rewards, with what turns earned."""
+    """Whole rewards, with what turns earned, over all rollouts whose reward is finite."""
     reward_std: float | None
+    """Over the same."""
     groups: float
+    """Groups of the batch."""
     tied_groups: float
-    """Groups whose rewards are all equal."""
+    """Groups whose rollouts all earned the same task reward: without shaping, with what turns
+    earned."""
     unscored: float
-    """Rollouts without a finite reward."""
+    """Rollouts whose reward, or what else the advantage needs of it, is not finite."""
     truncated_rollouts: int
-    """Cut off at their length limit."""
+    """Cut off at their limit of tokens or turns."""
     dropped_rollouts: int
     """Left out of every minibatch."""
     tokens_trained: int
+    """Sampled tokens in the loss: neither masked out nor dropped."""
     rollouts_trained: int
+    """Rollouts with such a token."""
     multi_version_rollouts: int
-    """Rollouts with tokens of several policy versions."""
+    """Rollouts that several policy versions sampled, trained or not."""
     response_length_mean: float | None
-    """Sampled tokens of a rollout."""
+    """Sampled tokens of a rollout, over all rollouts of the batch, trained or not."""
     entropy_mean: float | None
-    """Nats a token."""
+    """Nats a token, over trained tokens."""
     max_lag: int | None
-    """Versions."""
+    """Versions, over trained tokens."""
     lag_mean: float | None
-    """Versions, over tokens."""
+    """Versions, over trained tokens."""
     lag_histogram: Mapping[int, int]
-    """Lag → tokens."""
+    """Lag → trained tokens."""
     group_lag_histogram: Mapping[int, int]
-    """Lag of the oldest token → groups."""
+    """Lag of the oldest trained token → groups."""
     fractions: Mapping[str, float | None]
-    """Fractions of tokens that a loss or correction clipped, capped or rejected, or whose
-    log-probabilities are not finite."""
+    """Fractions of trained tokens that a loss or correction clipped, capped or rejected; of
+    masked-in tokens those whose log-probabilities are not finite."""
     microbatches: int
     """Microbatches of all ranks and steps."""
     pack_efficiency: float | None
@@ -124,7 +130,7 @@ class BatchReport(OffPolicyFigures):
     grad_norm: float | None
     """Mean over the optimizer steps, before clipping."""
     reference_kl: float | None = None
-    """Nats a token, to the reference policy."""
+    """Nats a token, to the reference policy, over trained tokens."""
     learning_rate: float | None = None
     """Of the batch's last optimizer step; None where the policy was not trained."""
     reward_parts: Mapping[str, float | None] | None = None

@@ -33,7 +33,8 @@ class StepTotals:
     learning_rate: float | None = None
     """Of the newest step of the policy's optimizer."""
     minibatches: int = 0
-    """Minibatches trained in all epochs; fewer than configured where there are fewer groups."""
+    """Minibatches with a token that trains, in all epochs; fewer than configured where there are
+    fewer groups."""
     busiest: int = 0
     """Workload of the busiest rank, summed over the steps."""
     workload: int = 0
@@ -53,31 +54,30 @@ def batch_report(
     `version` is the one that was trained.
     """
     steps = len(totals.grad_norms)
-    columns = batch.tokens
+    columns, minibatches = batch.tokens, max(1, totals.minibatches)
     tokens, trained = int(columns.mask.sum()), sums["trained"]
     lags = lag_histogram(columns.versions, columns.mask, version=version)
-    sampled = torch.bincount(columns.sequence_ids[columns.mask], minlength=len(batch.lengths))
-    rollouts = int((sampled > 0).sum())
+    lengths = batch.response_lengths
     rewards = batch.whole_rewards
     scored = rewards[torch.isfinite(rewards)]
     assert batch.advantages is not None
     assert batch.dropped is not None
     assert columns.origins is not None
-    crossed = columns.mask & (columns.origins == Origin.CROSSED)
+    crossed = columns.origins == Origin.CROSSED
     return BatchReport(
-        loss=sums["loss"] / totals.minibatches,
-        policy_loss=sums["policy_loss"] / totals.minibatches,
+        loss=sums["loss"] / minibatches,
+        policy_loss=sums["policy_loss"] / minibatches,
         reward_mean=share(float(scored.sum()), len(scored)),
         reward_std=float(scored.std()) if len(scored) > 1 else None,
-        groups=batch.advantages.stats["groups"],
-        tied_groups=batch.advantages.stats["tied_groups"],
+        groups=float(batch.groups),
+        tied_groups=float(len(torch.unique(batch.group_ids[batch.tied]))),
         unscored=batch.advantages.stats["unscored"],
         truncated_rollouts=int(batch.truncated.sum()),
         dropped_rollouts=int(batch.dropped.sum()),
         tokens_trained=tokens,
-        rollouts_trained=rollouts,
+        rollouts_trained=len(torch.unique(columns.sequence_ids[columns.mask])),
         multi_version_rollouts=len(torch.unique(columns.sequence_ids[crossed])),
-        response_length_mean=share(tokens, rollouts),
+        response_length_mean=share(int(lengths.sum()), len(lengths)),
         entropy_mean=share(sums["entropy"], trained),
         max_lag=max(lags, default=None),
         lag_mean=share(sum(lag * count for lag, count in lags.items()), tokens),
@@ -132,7 +132,7 @@ def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:
 def _critic_figures(totals: StepTotals, sums: Mapping[str, float]) -> CriticFigures:
     norms, tokens, returns = totals.critic_grad_norms, sums["critic_tokens"], sums["critic_returns"]
     return CriticFigures(
-        value_loss=sums["value_loss"] / totals.minibatches,
+        value_loss=sums["value_loss"] / max(1, totals.minibatches),
         explained_variance=explained_variance(sums),
         value_mean=share(returns - sums["critic_errors"], tokens),
         return_mean=share(returns, tokens),

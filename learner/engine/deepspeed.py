@@ -56,6 +56,7 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
         parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
     shared = {
         "betas": list(config.betas),
+        "eps": config.epsilon,
         "weight_decay": config.weight_decay,
         "torch_adam": True,  # DeepSpeed's own is compiled at first use, and needs a toolchain
     }
@@ -66,17 +67,42 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
-def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
-    """Return parameter groups where parts of a module have their own learning rates, else None."""
-    if not rates:
+def _groups(
+    module: nn.Module, config: OptimizerConfig, rates: Mapping[str, float]
+) -> list[dict[str, Any]] | None:
+    """Return parameter groups by learning rate and weight decay; None where all have the same.
+
+    `rates` are learning rates of parts of the module, by the prefix of their parameters' names.
+    """
+    only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
+    spared = no_matrices(module) if only_matrices else set()
+    if not (rates or spared):
         return None
-    parts: dict[str, list[nn.Parameter]] = {name: [] for name in ("", *rates)}
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
-        parts[next((part for part in rates if name.startswith(part)), "")].append(parameter)
+        part = next((part for part in rates if name.startswith(part)), "")
+        groups.setdefault((part, id(parameter) in spared), []).append(parameter)
     return [
-        {"params": parameters, **({"lr": rates[part]} if part else {})}
-        for part, parameters in parts.items()
+        {"params": groups[part, spares]}
+        | ({"lr": rates[part]} if part else {})
+        | ({"weight_decay": 0.0} if spares else {})
+        for part, spares in sorted(groups)
     ]
+
+
+def no_matrices(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters that are norms, biases or embeddings.
+
+    An output layer that shares its weight with the embedding is one too.
+    """
+    found = set()
+    for owner in module.modules():
+        kind = type(owner).__name__.lower()
+        whole = isinstance(owner, nn.Embedding) or "norm" in kind
+        for name, parameter in owner.named_parameters(recurse=False):
+            if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
+                found.add(id(parameter))
+    return found
 
 
 def _wait_for_space(writer: Any) -> None:
@@ -127,7 +153,7 @@ class DeepSpeedEngine:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module,
-            model_parameters=_groups(module, rates or {}),
+            model_parameters=_groups(module, config, rates or {}),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
@@ -295,5 +321,10 @@ class CriticEngine(DeepSpeedEngine):
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """See `ValueEngine.values`."""
-        (scores,) = self.outputs(token_ids, position_ids)
+        scores = self.values_after(token_ids, position_ids)
         return before_each(scores[:-1], position_ids.to(scores.device))
+
+    def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `ValueEngine.values_after`."""
+        (scores,) = self.outputs(token_ids, position_ids)
+        return scores

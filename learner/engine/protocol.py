@@ -20,7 +20,10 @@ class Forward(NamedTuple):
     entropies: Tensor
     """[N] float32, with gradient where the objective needs it."""
     values: Tensor | None = None
-    """[N] float32 with gradient, where the policy has a value head."""
+    """[N] float32 with gradient, of the state before each token, where the policy has a value head.
+    """
+    values_after: Tensor | None = None
+    """[N] float32, of the state after each token, where the objective needs it."""
 
 
 class Trainable(Protocol):
@@ -82,6 +85,10 @@ class ValueEngine(Trainable, Protocol):
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return values [N] float32 with gradient, of the state before each token. Collective."""
+        ...
+
+    def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return values [N] float32 of the state after each token. Collective."""
         ...
 
 

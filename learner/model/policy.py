@@ -88,7 +88,7 @@ class Policy(nn.Module):
     """A causal language model whose output is the log-probabilities of packed tokens.
 
     With a value head it answers with values as well: of the state before each token, from the
-    hidden state that the token is drawn from.
+    hidden state that the token is drawn from; and where `values_after`, of the state after it.
     """
 
     output = "log-probabilities"
@@ -100,6 +100,8 @@ class Policy(nn.Module):
         self.model = model
         self.options = options
         self.value_head = value_head
+        self.values_after = False
+        """Answer with values after each token too."""
 
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
@@ -113,7 +115,7 @@ class Policy(nn.Module):
             Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
             was drawn from, [N] float32, with gradient if configured; and values [N] float32 if
             there is a value head. Entries of first tokens are 0, and so are, except for values,
-            those of tokens that are not wanted.
+            those of tokens that are not wanted. Then, with `values_after`, those values [N].
         """
         hidden = hidden_states(self.model, token_ids, position_ids)
         states, targets = hidden[:-1], token_ids[1:]
@@ -127,9 +129,10 @@ class Policy(nn.Module):
         if wanted is not None:
             zeros = scored[0].new_zeros(len(hidden) - 1)
             outputs = [zeros.index_copy(0, chosen, values) for values in scored]
-        if self.value_head is not None:
-            outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
-        return tuple(before_each(values, position_ids) for values in outputs)
+        after = () if self.value_head is None else (self.value_head(hidden).squeeze(-1).float(),)
+        outputs += [values[:-1] for values in after]
+        before = tuple(before_each(values, position_ids) for values in outputs)
+        return (*before, *after) if self.values_after else before
 
     def add_value_head(self) -> None:
         """Add a head for values, whose output is 0 at first."""

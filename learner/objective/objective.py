@@ -106,16 +106,19 @@ class Objective:
             sequence_ids=batch.tokens.sequence_ids,
             rewards=torch.zeros(len(batch.sampled)) if turns is None else turns,
             values=batch.tokens.values,
+            step_ends=batch.step_ends,
         )
         rollouts = GroupedRewards(
             rewards=batch.task_rewards if raw else batch.rewards,
             groups=batch.group_ids,
-            lengths=tokens.sums(batch.sampled, len(batch.lengths)).long(),
+            lengths=batch.response_lengths,
             state=self.state,
             baseline_rewards=batch.baseline_rewards,
             reward_parts=batch.reward_parts,
             tokens=tokens,
             truncated=batch.truncated,
+            end_values=batch.end_values,
+            trainable=tokens.sums(batch.tokens.mask, len(batch.lengths)) > 0,
         )
         advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
         dropped = ~advantages.keep
@@ -128,9 +131,10 @@ class Objective:
         kl, tokens, turns = self._config.kl, batch.tokens, batch.process_rewards
         if kl is None or kl.placement != "reward":
             return turns
-        behavior, reference = tokens.behavior_logprobs, tokens.reference_logprobs
+        proximal, reference = tokens.proximal_logprobs, tokens.reference_logprobs
         assert reference is not None
-        penalty = kl_rewards(behavior, reference, batch.sampled, coefficient=self.kl_coefficient)
+        policy = tokens.behavior_logprobs if proximal is None else proximal
+        penalty = kl_rewards(policy, reference, batch.sampled, coefficient=self.kl_coefficient)
         return penalty if turns is None else penalty + turns
 
     def loss(
@@ -143,8 +147,8 @@ class Objective:
 
         Returns:
             A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;
-            scalars that add up over microbatches and ranks; and the arguments of
-            `off_policy.measure`, which may be concatenated.
+            scalars that add up over microbatches and ranks, `learned` of them the tokens with a
+            part in the loss; and the arguments of `off_policy.measure`, which may be concatenated.
         """
         config = self._config
         inputs = LossInputs(
@@ -175,6 +179,8 @@ class Objective:
             "masked_in": micro.mask.sum(),
             "rejected": (inputs.trained & ~correction.keep).sum(),
         }
+        rejected = 0 if self._penalises else sums["rejected"]
+        sums["learned"] = sums["trained"] - rejected
         for penalty, own in self._penalties(micro, inputs, out, positive_tokens):
             loss = loss + penalty
             sums |= own
@@ -183,6 +189,14 @@ class Objective:
         assert micro.origins is not None
         compared = inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids
         return loss, sums, compared
+
+    @property
+    def _penalises(self) -> bool:
+        """True if tokens that a correction rejects still have a part in the loss."""
+        config = self._config
+        kl = config.kl is not None and config.kl.placement == "loss"
+        shared = config.critic is not None and config.critic.shared
+        return kl or shared or bool(config.positive_nll) or self.entropy_coefficient > 0
 
     def _penalties(
         self, micro: Microbatch, inputs: LossInputs, out: Forward, positive: int

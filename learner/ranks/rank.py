@@ -79,6 +79,7 @@ class Rank:
         policy = load_policy(path, options, **self._model)
         if shared is not None:
             policy.add_value_head()
+            policy.values_after = config.bootstraps
         self._names = HuggingFaceNames(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
         trained = self._spec.steps - (critic.pretrain_batches if critic else 0)

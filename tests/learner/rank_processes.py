@@ -4,14 +4,14 @@ Results are written by rank 0 with torch.save, under the keys that the tests loo
 """
 
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from rollouts import random_groups
+from rollouts import cut_off, random_groups
 
 from learner import disk_wait
 from learner.config.learner import LearnerConfig
@@ -110,6 +110,7 @@ def muon_weights(rank, model_path, file):
     for stage in (0, 1, 2):
         config = LearnerConfig(
             optimizer="muon",
+            muon_learning_rate=0.02,
             gradient_clipping=0.0,
             zero_stage=stage,
             ranks=dist.get_world_size(),
@@ -118,6 +119,34 @@ def muon_weights(rank, model_path, file):
         for version in range(2):
             updater.update(random_groups(count=5, seed=version), version)
         results[stage] = torch.cat([t.double().flatten() for _, t in engine.weights()])
+        engine.close()
+    if rank == 0:
+        torch.save(results, file)
+
+
+def without_tokens(rank, model_path, file):
+    """Write weights and steps after batches of which one has no token, and one a single rollout."""
+    results = {}
+    for stage in (0, 1, 2, 3):
+        config = LearnerConfig(
+            zero_stage=stage,
+            ranks=dist.get_world_size(),
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            epsilon=1e-3,  # else the rounding of tiny gradients grows to steps of their own
+            mask_truncated=True,
+            advantage="reinforce",
+            advantage_options={"baseline": "ema"},
+            correction="tis",
+            loss="reinforce",
+        )
+        updater, engine = _updater(model_path, config)
+        first, *others = random_groups(seed=3)
+        single = replace(first, rollouts=first.rollouts[:1])
+        batches = [random_groups(seed=1), cut_off(others), [single], random_groups(seed=2)]
+        steps = [updater.update(groups, 0).optimizer_steps for groups in batches]
+        weights = torch.cat([tensor.double().flatten() for _, tensor in engine.weights()])
+        results[(stage,)] = weights, steps
         engine.close()
     if rank == 0:
         torch.save(results, file)

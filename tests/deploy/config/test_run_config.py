@@ -5,7 +5,9 @@ from codecs import BOM_UTF8
 import pytest
 
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
+from deploy.config.objective_rules import check_against_objective
 from deploy.errors import InputError
+from learner.objective.checks import check_objective
 
 
 def refusal(recipe, *overrides):
@@ -183,27 +185,63 @@ def test_the_setting_that_compares_with_the_behaviour_policy_is_named(overrides,
     assert f"renormalise the behaviour policy, which learner.{setting} compares with" in text
 
 
-def test_groups_of_one_are_never_filtered_for_being_tied():
-    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
-    text = refusal("demo", "queues.filter_tied=true", *overrides)
-    assert "prompts.group_size must be at least 2, not 1" in text
-    assert load_recipe("demo", ["queues.filter_tied=true"]).flow.filter_tied
+DROPS = ["queues.filter_tied", "learner.drop_tied"]
 
 
-@pytest.mark.parametrize("name", ["remax", "reinforce", "reinforce_pp", "gdpo"])
-def test_tied_groups_are_never_filtered_where_they_hold_a_signal(name):
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize("name", ["remax", "reinforce", "reinforce_pp", "gae", "gdpo"])
+def test_tied_groups_are_never_left_out_where_they_hold_a_signal(setting, name):
     chosen = [f"learner.advantage={name}", "actors.greedy_baseline=true"]
-    text = refusal("demo", "queues.filter_tied=true", *chosen)
-    assert f"queues.filter_tied = true with learner.advantage = '{name}', which compares" in text
+    chosen += ["learner.critic={}"] if name == "gae" else []
+    text = refusal("demo", f"{setting}=true", *chosen)
+    assert f"{setting} = true with learner.advantage = '{name}', which compares" in text
+    assert f"set {setting} = false" in text
     assert load_recipe("demo", chosen).learner.advantage == name
 
 
-def test_groups_of_one_are_never_dropped_for_being_tied():
-    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
-    text = refusal("demo", "learner.drop_tied=true", *overrides)
-    assert "learner.drop_tied drops groups" in text
-    assert "prompts.group_size must be at least 2, not 1" in text
-    assert load_recipe("demo", overrides).prompts.group_size == 1
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (['learner.kl={placement="reward"}'], 'learner.kl.placement = "reward", by which'),
+        (["learner.process_rewards=true"], "learner.process_rewards = true, by which turns"),
+        (
+            ["learner.advantage=best_of_n", "learner.advantage_options={min_reward=0.5}"],
+            "which takes rollouts whose reward reaches min_reward",
+        ),
+    ],
+)
+def test_tied_groups_are_never_left_out_where_a_setting_gives_them_a_signal(
+    setting, chosen, reason
+):
+    assert f"{setting} = true with " in (text := refusal("demo", f"{setting}=true", *chosen))
+    assert reason in text
+    load_recipe("demo", chosen)
+
+
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_norm", "maxrl", "best_of_n"])
+def test_tied_groups_may_be_left_out_where_a_group_alone_is_compared(setting, name):
+    config = load_recipe("demo", [f"{setting}=true", f"learner.advantage={name}"])
+    assert config.flow.filter_tied or config.learner.drop_tied
+
+
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize("relative", [True, False])
+def test_the_rule_holds_for_a_registered_advantage_too(monkeypatch, tmp_path, setting, relative):
+    name = f"own_{setting.partition('.')[2]}_{relative}"
+    (tmp_path / f"{name}.py").write_text(
+        "from learner import advantage\n"
+        f"@advantage('{name}', relative={relative})\n"
+        "def own(batch):\n    return batch.rewards\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_recipe("demo", [f"{setting}=true", f"learner.advantage={name}:own"])
+    if relative:
+        check_against_objective(config, check_objective(config.objective))
+        return
+    with pytest.raises(ValueError, match=f"{setting} = true with learner.advantage = '{name}:own'"):
+        check_against_objective(config, check_objective(config.objective))
 
 
 def test_a_critic_is_not_trained_alone_to_the_end():

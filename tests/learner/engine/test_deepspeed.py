@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+from rollouts import cut_off, random_groups, unexplained
 
-from learner.config.learner import TinyModelConfig
+from learner.config.learner import LearnerConfig, TinyModelConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
 from learner.errors import InputError, TrainingDiverged
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import build_tiny, load_policy
 from learner.model.scalar_model import load_scalar_model
+from learner.update import Updater
 from tests.learner.model.architectures import write
 
 pytestmark = pytest.mark.deepspeed
@@ -18,6 +20,7 @@ ROWS = [[5, 9, 4, 7, 1], [3, 8, 8, 1], [6, 4, 1]]
 CONFIG = OptimizerConfig(
     learning_rate=3e-3,
     weight_decay=0.1,
+    epsilon=1e-3,
     gradient_clipping=0.5,
     schedule=ScheduleConfig(kind="linear", warmup_steps=2),
 )
@@ -71,8 +74,14 @@ def one_thread():
 def reference(model_path):
     """Weights and gradient norms of the same steps in plain torch."""
     model = policy(model_path)
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if name.endswith("proj.weight")]
+    others = [p for name, p in named if not name.endswith("proj.weight")]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=CONFIG.learning_rate, betas=CONFIG.betas, weight_decay=0.1
+        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=CONFIG.learning_rate,
+        betas=CONFIG.betas,
+        eps=CONFIG.epsilon,
     )
     norms = []
     for step in range(STEPS):
@@ -161,6 +170,56 @@ def test_a_checkpoint_without_all_of_its_parts_is_refused_with_its_folder(
         engine.load(tmp_path)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("decays", "spared"), [("matrices", 1.0), ("all", 0.5)])
+def test_weight_decay_leaves_norms_and_embeddings_alone_unless_told(
+    model_path, optimizer, decays, spared
+):
+    config = OptimizerConfig(
+        optimizer=optimizer, learning_rate=0.5, muon_learning_rate=0.5, weight_decay=1.0,
+        weight_decay_on=decays, epsilon=1e8,
+    )  # fmt: skip
+    engine = make_engine(model_path, 0, config)
+    before = {name: tensor.clone() for name, tensor in engine.weights()}
+    try:
+        engine.backward(0 * engine.forward(*next(microbatches())).logprobs.sum())
+        engine.step()
+        for name, tensor in engine.weights():
+            factor = 0.5 if name.endswith("proj.weight") else spared
+            torch.testing.assert_close(tensor, factor * before[name], atol=1e-6, rtol=1e-5)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("untrained", "critic"), [(cut_off, True), (unexplained, False)])
+def test_a_batch_without_a_token_to_train_leaves_the_optimizer_as_it_is(
+    model_path, zero_stage, untrained, critic
+):
+    """The same batches with one whose tokens are all masked, or not finite, and without it."""
+    rates = {"learning_rate": 1e-2, "weight_decay": 0.1}
+    settings = {"advantage": "gae", "critic": rates} if critic else {}
+    schedule = ScheduleConfig(kind="linear")
+    config = LearnerConfig(
+        zero_stage=zero_stage, mask_truncated=True, schedule=schedule, **rates, **settings
+    )
+    trained = []
+    for between in ([], [untrained(random_groups(seed=8))]):
+        engines = [make_engine(model_path, zero_stage, config)]
+        if critic:
+            engines.append(make_critic(model_path, zero_stage, config=config.critic))
+        updater = Updater(engines[0], config, critic=engines[1] if critic else None)
+        batches = [random_groups(seed=0), *between, random_groups(seed=1)]
+        steps = [updater.update(groups, 0).optimizer_steps for groups in batches]
+        assert steps == [1, *[0 for _ in between], 1]
+        assert [engine.steps_taken for engine in engines] == [2] * len(engines)
+        trained.append({name: tensor.clone() for name, tensor in engines[0].weights()})
+        for engine in engines:
+            engine.close()
+    for name, tensor in trained[0].items():
+        assert torch.equal(tensor, trained[1][name]), name
 
 
 def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
@@ -410,7 +469,7 @@ def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
         engine.step()
         after = engine.forward(*next(microbatches())).values.detach()
         assert after[1:].abs().max() > 0
-        assert engine.full_rates == [CONFIG.learning_rate, 10 * CONFIG.learning_rate]
+        assert {*engine.full_rates} == {CONFIG.learning_rate, 10 * CONFIG.learning_rate}
         moved = [name for name, tensor in engine.weights() if not torch.equal(tensor, before[name])]
         assert moved
     finally:

@@ -71,3 +71,17 @@ def test_the_log_says_that_the_load_of_experts_is_not_balanced(tmp_path, caplog,
     write(name, str(tmp_path))
     load_policy(str(tmp_path), LogprobOptions(chunk=4), dtype="float32", attention="sdpa")
     assert ("router_aux_loss_coef = 0.001 has no effect" in caplog.text) == said
+
+
+def test_the_value_after_a_token_is_that_before_the_next(policy):
+    tokens, places = torch.arange(9) * 7 % 40, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    policy.values_after = True
+    try:
+        *_, before, after = policy(tokens, places)
+    finally:
+        policy.values_after = False
+    cut = [1, 2, 3, 5, 6, 7, 8]
+    torch.testing.assert_close(before[cut], after[[at - 1 for at in cut]])
+    assert before[0] == before[4] == 0
+    longer = torch.cat([tokens, torch.tensor([11])]), torch.cat([places, torch.tensor([5])])
+    torch.testing.assert_close(policy(*longer)[2][-1], after[8], msg="the value after the last")

@@ -14,6 +14,7 @@ from rank_processes import (
     resumed,
     resumed_with_models,
     spawn,
+    without_tokens,
 )
 
 from learner.config.learner import TinyModelConfig
@@ -73,6 +74,17 @@ def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path,
         errors = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert errors.keys() == {0, 1, 2, 3}
         assert all("gradient norm is" in text for text in errors.values())
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_a_batch_without_a_token_and_on_one_that_only_one_rank_has_tokens_of(
+    model_path, tmp_path_factory
+):
+    results = by_ranks(without_tokens, model_path, tmp_path_factory)
+    reference, _ = results[1, 0]
+    for (ranks, stage), (weights, steps) in results.items():
+        assert steps == [1, 0, 1, 1], (ranks, stage)
+        torch.testing.assert_close(weights, reference, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
