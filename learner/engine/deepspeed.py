@@ -6,6 +6,7 @@ The only file that imports deepspeed. One process is one rank.
 import math
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
-from learner.disk_wait import write_file, write_whole
-from learner.engine.checkpoint import check_whole
+from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
+from learner.engine.optimizer_state import load_parts, parts_of
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
-from learner.errors import InputError, TrainingDiverged
+from learner.engine.tensor_parts import Part, PartReader, write_parts
+from learner.errors import TrainingDiverged
 from learner.model.policy import Policy, before_each, check_packing, load_tokenizer
 
 OPTIMIZER_FOLDER = "optimizer"
+STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 HEADS = ("score.weight", "value_head.weight")
@@ -77,16 +80,6 @@ def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any
     ]
 
 
-def _wait_for_space(writer: Any) -> None:
-    """Make DeepSpeed's writer of checkpoint files wait while the disk is full."""
-    save = writer.save
-
-    def write(state_dict: Any, path: str) -> None:
-        write_file(Path(path), lambda file: save(state_dict, file))
-
-    writer.save = write
-
-
 class DeepSpeedEngine:
     """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
 
@@ -138,7 +131,6 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
-        _wait_for_space(self._engine.checkpoint_engine)
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
@@ -243,26 +235,22 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def save(self, folder: Path) -> None:
-        """See `Trainable.save`; all but the model is in DeepSpeed's own format."""
+        """See `Trainable.save`; ranks share out the optimizer's folder."""
         self.save_model(folder)
-        state = {"optimizer_steps": self.steps_taken}
-        self._engine.save_checkpoint(
-            str(folder / OPTIMIZER_FOLDER), tag="state", client_state=state, save_latest=False
+        parts = [Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))] if self.rank == 0 else []
+        write_parts(
+            folder / OPTIMIZER_FOLDER,
+            chain(parts, parts_of(self._engine)),
+            rank=self.rank,
+            ranks=self.ranks,
         )
         dist.barrier()
 
     def load(self, folder: Path) -> None:
         """See `Trainable.load`."""
-        saved = str(folder / OPTIMIZER_FOLDER)
-        # DeepSpeed itself would go on without an optimizer's state that is missing.
-        names = [self._engine._get_ckpt_name(saved, "state")]
-        if self._zero_stage > 0:
-            names.append(self._engine._get_zero_ckpt_name(saved, "state"))
-        check_whole(folder, map(Path, names))
-        _, state = self._engine.load_checkpoint(saved, tag="state")
-        if state is None:
-            raise InputError(f"DeepSpeed finds no checkpoint of its own in {saved}")
-        self.steps_taken = state["optimizer_steps"]
+        reader = PartReader(folder / OPTIMIZER_FOLDER)
+        load_parts(self._engine, reader)
+        self.steps_taken = int(reader.read(STEPS_TAKEN, 0, 1))
 
     def close(self) -> None:
         """See `Trainable.close`; the process stays in its group, which DeepSpeed joins once."""

@@ -62,13 +62,7 @@ class Rank:
         self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
         self.state: checkpoint.State | None = None
         if saved is not None:
-            self.state = checkpoint.load(
-                self.engine,
-                saved,
-                critic=self.critic,
-                zero_stage=config.zero_stage,
-                dtype=config.dtype,
-            )
+            self.state = checkpoint.load(self.engine, saved, critic=self.critic)
             self.updater.objective.state.update(self.state.objective_state)
 
     def _policy(self, path: str) -> PolicyEngine:

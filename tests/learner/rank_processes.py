@@ -188,10 +188,9 @@ def filled(rank, model_path, disk, file):
 
 def _train(rank, model_path, config, root, versions, *, load):
     updater, engine = _updater(model_path, config)
-    here = {"zero_stage": config.zero_stage, "dtype": config.dtype}
     if load is not None:
         folder = checkpoint.checkpoint_path(root, load)
-        state = checkpoint.load(engine, folder, **here)
+        state = checkpoint.load(engine, folder)
         updater.objective.state.update(state.objective_state)
     statistics, draws = [], []
     for version in versions:
