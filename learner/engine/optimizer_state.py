@@ -94,8 +94,8 @@ def parts_of(engine: Any) -> Iterator[Part]:
         yield Part(f"{shard.name}/{WEIGHT}", shard.start, shard.weight)
         for key, value in engine.basic_optimizer.state.get(shard.flat, {}).items():
             if key == STEP:
-                if shard.start == 0:
-                    yield Part(f"{shard.name}/{STEP}", 0, torch.as_tensor(value).reshape(1))
+                if shard.start == 0:  # a copy: parameters share it, which safetensors refuses
+                    yield Part(f"{shard.name}/{STEP}", 0, torch.tensor([value]))
                 continue
             place = shard.offset
             if key == MOMENTUM and shard.momentum is not None:

@@ -7,20 +7,21 @@ reader maps the files and copies only the elements that it asks for.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
-from learner.disk_wait import write_file
+from learner.disk_wait import write_whole
 from learner.errors import InputError
 
 FILE_BYTES = 2**30
-"""Bytes of one file, at least one part; so much is copied in memory while it is written."""
+"""Bytes of one file, at least one part; so much is copied from a GPU while it is written."""
 
 
 class Part(NamedTuple):
@@ -39,22 +40,19 @@ def write_parts(
     """Write the parts of one rank; waits while the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, tensors in enumerate(_files(parts, file_bytes)):
-        _write(folder / f"rank-{rank}-of-{ranks}.{number:03d}.safetensors", save(tensors))
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_file(path, lambda file: file.write(content))
+        path = folder / f"rank-{rank}-of-{ranks}.{number:03d}.safetensors"
+        write_whole(path, partial(save_file, tensors, path))
 
 
 def _files(parts: Iterable[Part], file_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the entries of each file; copies of the parts, on the CPU. The last may be empty."""
+    """Yield the entries of each file, on the CPU. The last may be empty."""
     tensors: dict[str, Tensor] = {}
     size = 0
     for name, start, values in parts:
         if tensors and size + values.nbytes > file_bytes:
             yield tensors
             tensors, size = {}, 0
-        tensors[f"{name}@{start}"] = values.detach().to("cpu", copy=True)
+        tensors[f"{name}@{start}"] = values.detach().cpu()
         size += values.nbytes
     yield tensors
 
