@@ -68,14 +68,17 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
 
 
 def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
-    """Return parameter groups where parts of a module have their own learning rates, else None."""
+    """Return parameter groups where parts of a module have their own learning rates, else None.
+
+    The names of groups begin with those of their parts.
+    """
     if not rates:
         return None
     parts: dict[str, list[nn.Parameter]] = {name: [] for name in ("", *rates)}
     for name, parameter in module.named_parameters():
         parts[next((part for part in rates if name.startswith(part)), "")].append(parameter)
     return [
-        {"params": parameters, **({"lr": rates[part]} if part else {})}
+        {"params": parameters, "name": part or "rest", **({"lr": rates[part]} if part else {})}
         for part, parameters in parts.items()
     ]
 
@@ -105,9 +108,7 @@ class DeepSpeedEngine:
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._config = config
         self._model_path = model_path
-        self._total_steps = total_steps
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
@@ -134,8 +135,25 @@ class DeepSpeedEngine:
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
-        self.full_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.adopt(config, total_steps, rates)
         check_packing(self.outputs, dtype=dtype)
+
+    def adopt(
+        self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+    ) -> None:
+        """See `Trainable.adopt`."""
+        self._config, self._total_steps = config, total_steps
+        self.full_rates = []
+        for group in self._optimizer.param_groups:
+            rate = config.muon_learning_rate if group.get("use_muon") else config.learning_rate
+            for part, own in (rates or {}).items():
+                rate = own if group["name"].startswith(part) else rate
+            self.full_rates.append(rate)
+            group["weight_decay"] = config.weight_decay
+        clipping = config.gradient_clipping or math.inf
+        self._engine._config.gradient_clipping = clipping
+        if self._zero_stage:
+            self._engine.optimizer.clip_grad = clipping
 
     @property
     def learning_rate(self) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learner.engine.tensor_parts import Part, PartReader
 
@@ -28,7 +28,7 @@ class Shard:
     """The run of elements of a parameter that this rank steps."""
 
     name: str
-    parameter: nn.Parameter
+    parameter: Any
     size: int
     """Elements of the whole parameter."""
     start: int

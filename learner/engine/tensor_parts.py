@@ -80,7 +80,7 @@ class PartReader:
 
     def _open(self, path: Path) -> None:
         try:
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
             raise self._unusable(f"{path.name} is damaged ({error})") from error
         for key in file.keys():  # noqa: SIM118  (it is no dictionary)
