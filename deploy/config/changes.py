@@ -11,8 +11,8 @@ from deploy.config.recipe_text import toml_value
 OF_A_STEP = {
     "": "steps",
     "queues": "max_staleness",
-    "learner": "learning_rate muon_learning_rate weight_decay gradient_clipping schedule",
-    "learner.critic": "learning_rate muon_learning_rate weight_decay gradient_clipping schedule",
+    "learner": "learning_rate muon_learning_rate gradient_clipping schedule",
+    "learner.critic": "learning_rate muon_learning_rate gradient_clipping schedule",
 }
 """Keys that may change, and that decide what a batch does to the weights: batches of earlier
 sessions that are trained again keep the values that they were trained with."""
@@ -77,9 +77,9 @@ REFUSED = {
     "results in its ledger were admitted by it": {
         "queues": "on_overdue filter_tied max_filtered_batches"
     },
-    "its checkpoints have the state of an optimizer that was run with it": {
-        "learner": "optimizer betas",
-        "learner.critic": "optimizer betas",
+    "it is a constant of the optimizer whose state its checkpoints have": {
+        "learner": "optimizer betas weight_decay",
+        "learner.critic": "optimizer betas weight_decay",
     },
     "it is the objective that its checkpoints, recorded batches and figures belong to": {
         "learner": (

@@ -149,7 +149,6 @@ class DeepSpeedEngine:
             for part, own in (rates or {}).items():
                 rate = own if group["name"].startswith(part) else rate
             self.full_rates.append(rate)
-            group["weight_decay"] = config.weight_decay
         clipping = config.gradient_clipping or math.inf
         self._engine._config.gradient_clipping = clipping
         if self._zero_stage:

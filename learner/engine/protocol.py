@@ -62,7 +62,7 @@ class Trainable(Protocol):
     def adopt(
         self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
     ) -> None:
-        """Take further steps with other settings, of the same optimizer; its state stays.
+        """Take further steps with another rate, schedule and clipping; the state stays.
 
         `total_steps` is the length of the schedule, and `rates` are learning rates of parts of the
         module, by the prefix of their parameters' names.

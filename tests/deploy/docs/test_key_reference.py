@@ -57,9 +57,8 @@ def tables(model, section=""):
             f"{cell(field.description or '')} |\n"
             for name, field in keys.items()
         )
-        yield "| key | default | allowed | resume | meaning |\n|---|---|---|---|---|\n" + "".join(
-            rows
-        )
+        heading = "| key | default | allowed | resume | meaning |\n|---|---|---|---|---|\n"
+        yield heading + "".join(rows)
     for name, part in inner.items():
         if part is not None:
             yield from tables(part, f"{section}.{name}".lstrip("."))

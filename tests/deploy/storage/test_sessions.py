@@ -130,7 +130,7 @@ def test_what_is_set_and_cannot_change_is_refused_by_name_before_anything_is_wri
     assert refused.returncode == 2
     assert "mine cannot go on with" in refused.stderr
     assert 'name: "mine" → "other": it is the name of the run\'s folder' in refused.stderr
-    assert "→ [0.5, 0.5]: its checkpoints have the state of an optimizer" in refused.stderr
+    assert "→ [0.5, 0.5]: it is a constant of the optimizer" in refused.stderr
     assert "deploy.runs_dir: the run is where its folder is" in refused.stderr
     assert "steps: 2" not in refused.stderr
     assert directory.recipe_file.read_text() == before
@@ -138,7 +138,7 @@ def test_what_is_set_and_cannot_change_is_refused_by_name_before_anything_is_wri
 
 
 def test_from_python_too_it_is_refused_at_once(directory):
-    with pytest.raises(InputError, match="prompts.group_size: 8 → 4: its ledger has"):
+    with pytest.raises(InputError, match=r"prompts\.group_size: 8 → 4: its ledger has"):
         resume(str(directory.path), overrides={"prompts": {"group_size": 4}})
 
 

@@ -174,7 +174,6 @@ def test_critic_reference_and_coefficients_go_on_bit_for_bit(interrupted_with_mo
 
 OTHER_STEPS = {
     "learning_rate": 5e-3,
-    "weight_decay": 0.3,
     "gradient_clipping": 0.01,
     "schedule": {"kind": "linear", "warmup_steps": 1},
     "critic": {"learning_rate": 5e-3, "gradient_clipping": 0.02},
