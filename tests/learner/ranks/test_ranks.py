@@ -7,6 +7,7 @@ from rank_processes import (
     COMBINATIONS,
     OBJECTIVES,
     filled,
+    go_on,
     gradients,
     muon_weights,
     objectives,
@@ -14,6 +15,7 @@ from rank_processes import (
     resumed,
     resumed_with_models,
     spawn,
+    with_models,
 )
 from rollouts import random_groups
 
@@ -160,16 +162,33 @@ def interrupted_with_models(model_path, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("models")
     file = folder / "results.pt"
     spawn(request.param, resumed_with_models, model_path, str(folder), str(file))
-    return torch.load(file, weights_only=True)
+    return folder, torch.load(file, weights_only=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_critic_reference_and_coefficients_go_on_bit_for_bit(interrupted_with_models, stage):
-    straight, again = interrupted_with_models[stage]
+    straight, again = interrupted_with_models[1][stage]
     assert again["statistics"] == straight["statistics"]
     for name, tensor in straight["weights"].items():
         assert torch.equal(again["weights"][name], tensor), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "stage"), [(3, 0), (0, 3), (3, 1)])
+def test_they_go_on_in_another_layout_the_same_to_rounding(
+    model_path, interrupted_with_models, saved, stage
+):
+    folder, results = interrupted_with_models
+    path = checkpoint.checkpoint_path(folder / str(saved), 2)
+    shared = {"model_path": model_path, "seed": 0, "steps": 4, "checkpoint": str(path)}
+    rank = Rank(LearnerSpec(config=with_models(zero_stage=stage), **shared))
+    straight, again = results[saved][0], go_on(rank, range(2, 4), 0, None)
+    for found, expected in zip(again["statistics"], straight["statistics"], strict=True):
+        for name in ("loss", "reference_kl", "value_loss", "kl_coefficient", "learning_rate"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    for name, tensor in straight["weights"].items():
+        torch.testing.assert_close(again["weights"][name], tensor, rtol=0, atol=2e-5)
 
 
 OTHER_STEPS = {
