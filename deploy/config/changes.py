@@ -113,9 +113,9 @@ def refusal(name: str) -> str | None:
 
     `name` may go on inside a table that is a key's value, as learner.loss_options.cap_high.
     """
-    while name not in RULES:
-        name = name.rpartition(".")[0]
-    return RULES[name]
+    parts = name.split(".")
+    prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return RULES[next(prefix for prefix in prefixes if prefix in RULES)]
 
 
 class Change(NamedTuple):
