@@ -40,7 +40,7 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     record = restore(config, directory, now=psutil.Process().create_time())
-    recipe, config = config, learner_on_cores(config, usable_cores())
+    config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl)
     status = "failed"
@@ -49,7 +49,7 @@ def run(
         with cluster(config, directory.logs) as ray_logs:
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
-            begin_session(directory, recipe, about, version=record.version)
+            begin_session(directory, config, about, version=record.version)
             try:
                 asyncio.run(Run(context).run())
             finally:

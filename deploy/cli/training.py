@@ -67,9 +67,10 @@ def resume(
     directory.check_at_rest()
     config, changes = resumed_recipe(directory, overrides)
     if directory.status() == "done" and not any(change.name == "steps" for change in changes):
+        trained = directory.summary("version")["version"]
         terminal.say(
-            f"{config.name} is done: {directory.summary()['version']} of {config.steps} steps are "
-            f"trained; to train more: headway resume {directory.path} --set steps=…"
+            f"{config.name} is done: {trained} of {config.steps} steps are trained; to train more: "
+            f"headway resume {directory.path} --set steps=…"
         )
         return
     if changes:

@@ -21,7 +21,10 @@ FILE = "sessions.jsonl"
 def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
 ) -> None:
-    """Record that a session begins at a version, in an environment (`provenance.environment`)."""
+    """Record that a session begins at a version, in an environment (`provenance.environment`).
+
+    `config` is the recipe of the folder, with the cores that were chosen for this machine.
+    """
     rows = directory.rows(FILE)
     changed = changes(rows[-1]["recipe"], settings(config)) if rows else []
     described = list(map(str, changed))
@@ -39,6 +42,8 @@ def resumed_recipe(
     """
     config, sessions = directory.config(overrides), directory.rows(FILE)
     before = sessions[-1]["recipe"] if sessions else settings(directory.config())
+    if config.learner.cores is None:
+        before["learner"]["cores"] = None  # they were chosen for the machine of that session
     changed = changes(before, settings(config))
     refused = [
         f"{change}: {reason}" for change, reason in _refusals(directory, changed, before, config)
