@@ -43,7 +43,8 @@ class Updater:
         self._engine = engine
         self._critic = critic
         self._reference = reference
-        self._config = config
+        self.config = config
+        """May be replaced between two batches, as far as `LearnerConfig.stepping_as` goes."""
 
     def update(self, groups: Sequence[RolloutGroup], version: int) -> BatchReport:
         """Take the optimizer steps of a batch; return figures over all ranks. Collective.
@@ -54,7 +55,7 @@ class Updater:
             LearnerError: The batch cannot be trained.
             TrainingDiverged: The loss or the gradient is not finite, on any rank.
         """
-        config, limit = self._config, self._config.max_token_lag
+        config, limit = self.config, self.config.max_token_lag
         batch = read_batch(
             groups,
             mask_truncated=config.mask_truncated,
@@ -87,7 +88,7 @@ class Updater:
         return report
 
     def _trains_policy(self, version: int) -> bool:
-        critic = self._config.critic
+        critic = self.config.critic
         return critic is None or version >= critic.pretrain_batches
 
     def _step(self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums") -> None:
@@ -97,7 +98,7 @@ class Updater:
         weight decay moves the weights, and the schedule stays where it is.
         """
         plan = self._plan(minibatch, minibatch.trainable)
-        at_each = self._config.zero_stage >= 2
+        at_each = self.config.zero_stage >= 2
         totals.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
         totals.workload += sum(workloads(minibatch.lengths, plan))
         positive = self.objective.count_positive_tokens(minibatch)
@@ -123,12 +124,12 @@ class Updater:
     def _with_model_scores(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the scores of models before its first step, from all ranks."""
         columns: dict[str, Tensor] = {}
-        shared = self._critic is None and self._config.critic is not None
-        values = ("values", "values_after") if self._config.bootstraps else ("values",)
-        if self._config.uses_proximal or shared:
+        shared = self._critic is None and self.config.critic is not None
+        values = ("values", "values_after") if self.config.bootstraps else ("values",)
+        if self.config.uses_proximal or shared:
             names = ("proximal_logprobs", *(values if shared else ()))
             columns |= self._score(batch, names, self._of_policy)
-            if not self._config.uses_proximal:
+            if not self.config.uses_proximal:
                 del columns["proximal_logprobs"]
         if self._reference is not None:
             columns |= self._score(batch, ("reference_logprobs",), self._reference.logprobs)
@@ -148,7 +149,7 @@ class Updater:
     def _of_critic(self, token_ids: Tensor, position_ids: Tensor, _: Tensor) -> Tensor:
         """Return the values before each token, and those after it where they are needed, [·, N]."""
         assert self._critic is not None
-        if not self._config.bootstraps:
+        if not self.config.bootstraps:
             return self._critic.values(token_ids, position_ids)
         after = self._critic.values_after(token_ids, position_ids)
         return torch.stack([before_each(after[:-1], position_ids.to(after.device)), after])
@@ -181,7 +182,7 @@ class Updater:
         if self.objective.unit == "group":
             units = batch.by_group(rollouts)
         lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
-        plan = plan_microbatches(lengths, self._engine.ranks, self._config.microbatch_tokens)
+        plan = plan_microbatches(lengths, self._engine.ranks, self.config.microbatch_tokens)
 
         def rollouts_of(members: Sequence[int]) -> list[int]:
             return [rollout for unit in members for rollout in units[unit]]
@@ -191,7 +192,7 @@ class Updater:
     def _packing_counts(self, batch: Sequences, mine: Indices) -> dict[str, Tensor]:
         """Count microbatches, and their tokens and capacity; a dummy has no capacity."""
         tokens = [sum(batch.lengths[i] for i in members) for members in mine]
-        capacity = sum(max(self._config.microbatch_tokens, size) for size in tokens if size)
+        capacity = sum(max(self.config.microbatch_tokens, size) for size in tokens if size)
         counts = {"microbatches": len(mine), "tokens": sum(tokens), "capacity": capacity}
         return {name: torch.tensor(count) for name, count in counts.items()}
 
@@ -226,7 +227,7 @@ class Updater:
 
     def _refresh(self, version: int) -> None:
         """Move the reference towards the policy, where the version is one for it. Collective."""
-        kl = self._config.kl
+        kl = self.config.kl
         if kl is None or kl.refresh_every is None or version % kl.refresh_every:
             return
         assert self._reference is not None

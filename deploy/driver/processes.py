@@ -18,6 +18,7 @@ from deploy.config.evaluation_schedule import purpose
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
+from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
@@ -69,6 +70,7 @@ class Processes:
                 model_path=context.inputs.model_path,
                 seed=config.seed,
                 steps=config.steps,
+                earlier=earlier_sessions(context.directory, config),
                 temperature=config.actors.temperature,
                 context=config.actors.max_model_len or context_length(context.inputs.model_path),
                 checkpoint=str(folder) if folder else None,

@@ -5,11 +5,10 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.config.changes import changes, differing
+from deploy.config.changes import differing
 from deploy.errors import InputError
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
@@ -146,9 +145,8 @@ def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = []
     if resumed := resumptions(record.batches):
         notes.append(f"resumed at version {', '.join(map(str, resumed))} (dotted lines)")
-    for before, session in pairwise(sessions):
-        changed = changes(before["recipe"], session["recipe"])
-        notes += [f"from version {session['version']} on: {change}" for change in changed]
+    for session in sessions:
+        notes += [f"from version {session['version']} on: {text}" for text in session["changes"]]
     if sessions:
         newest = sessions[-1]
         machine, packages = newest["machine"], newest["packages"]

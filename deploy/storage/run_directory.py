@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -153,15 +153,22 @@ class RunDirectory:
             "name, or wait for its end"
         )
 
-    def config(self) -> RunConfig:
+    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
+
+        `overrides` are as those of `load_recipe`.
 
         Raises:
             InputError: The file cannot be read or is not valid, as `load_recipe`.
         """
-        config = load_recipe(str(self.recipe_file))
+        config = load_recipe(str(self.recipe_file), overrides)
         here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
         return config.model_copy(update={"deploy": here})
+
+    def store_recipe(self, config: RunConfig) -> None:
+        """Replace the recipe in the folder."""
+        with atomic_file(self.recipe_file) as file:
+            file.write(recipe_text(config).encode())
 
     def status(self) -> str:
         """Return the run's status: "running", "done", "failed", "interrupted" or "killed".

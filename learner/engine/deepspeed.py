@@ -6,6 +6,7 @@ The only file that imports deepspeed. One process is one rank.
 import math
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
-from learner.disk_wait import write_file, write_whole
-from learner.engine.checkpoint import check_whole
+from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
+from learner.engine.optimizer_state import load_parts, parts_of
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
-from learner.errors import InputError, TrainingDiverged
+from learner.engine.tensor_parts import Part, PartReader, write_parts
+from learner.errors import TrainingDiverged
 from learner.model.forward_check import check_forward
 from learner.model.policy import Policy, before_each, load_tokenizer
 from learner.model.scalar_model import ScalarModel
 
 OPTIMIZER_FOLDER = "optimizer"
+STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 HEADS = ("score.weight", "value_head.weight")
@@ -73,6 +76,7 @@ def _groups(
     """Return parameter groups by learning rate and weight decay; None where all have the same.
 
     `rates` are learning rates of parts of the module, by the prefix of their parameters' names.
+    The names of groups begin with those of their parts.
     """
     only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
     spared = no_matrices(module) if only_matrices else set()
@@ -83,7 +87,7 @@ def _groups(
         part = next((part for part in rates if name.startswith(part)), "")
         groups.setdefault((part, id(parameter) in spared), []).append(parameter)
     return [
-        {"params": groups[part, spares]}
+        {"params": groups[part, spares], "name": (part or "rest") + ("-spared" if spares else "")}
         | ({"lr": rates[part]} if part else {})
         | ({"weight_decay": 0.0} if spares else {})
         for part, spares in sorted(groups)
@@ -103,16 +107,6 @@ def no_matrices(module: nn.Module) -> set[int]:
             if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
                 found.add(id(parameter))
     return found
-
-
-def _wait_for_space(writer: Any) -> None:
-    """Make DeepSpeed's writer of checkpoint files wait while the disk is full."""
-    save = writer.save
-
-    def write(state_dict: Any, path: str) -> None:
-        write_file(Path(path), lambda file: save(state_dict, file))
-
-    writer.save = write
 
 
 class DeepSpeedEngine:
@@ -140,9 +134,7 @@ class DeepSpeedEngine:
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._config = config
         self._model_path = model_path
-        self._total_steps = total_steps
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
@@ -166,13 +158,30 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
-        _wait_for_space(self._engine.checkpoint_engine)
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
-        self.full_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.adopt(config, total_steps, rates)
         # At stage 0 DeepSpeed refuses to have its outputs differentiated by others.
         check_forward(module, self.outputs if zero_stage else module, device=self.device)
+
+    def adopt(
+        self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+    ) -> None:
+        """See `Trainable.adopt`."""
+        self._config, self._total_steps = config, total_steps
+        self.full_rates: list[float] = []
+        for group in self._optimizer.param_groups:
+            rate = config.learning_rate
+            if group.get("use_muon") and config.muon_learning_rate is not None:
+                rate = config.muon_learning_rate
+            for part, own in (rates or {}).items():
+                rate = own if group["name"].startswith(part) else rate
+            self.full_rates.append(rate)
+        clipping = config.gradient_clipping or math.inf
+        self._engine._config.gradient_clipping = clipping
+        if self._zero_stage:
+            self._engine.optimizer.clip_grad = clipping
 
     @property
     def learning_rate(self) -> float:
@@ -272,26 +281,22 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def save(self, folder: Path) -> None:
-        """See `Trainable.save`; all but the model is in DeepSpeed's own format."""
+        """See `Trainable.save`; ranks share out the optimizer's folder."""
         self.save_model(folder)
-        state = {"optimizer_steps": self.steps_taken}
-        self._engine.save_checkpoint(
-            str(folder / OPTIMIZER_FOLDER), tag="state", client_state=state, save_latest=False
+        parts = [Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))] if self.rank == 0 else []
+        write_parts(
+            folder / OPTIMIZER_FOLDER,
+            chain(parts, parts_of(self._engine)),
+            rank=self.rank,
+            ranks=self.ranks,
         )
         dist.barrier()
 
     def load(self, folder: Path) -> None:
         """See `Trainable.load`."""
-        saved = str(folder / OPTIMIZER_FOLDER)
-        # DeepSpeed itself would go on without an optimizer's state that is missing.
-        names = [self._engine._get_ckpt_name(saved, "state")]
-        if self._zero_stage > 0:
-            names.append(self._engine._get_zero_ckpt_name(saved, "state"))
-        check_whole(folder, map(Path, names))
-        _, state = self._engine.load_checkpoint(saved, tag="state")
-        if state is None:
-            raise InputError(f"DeepSpeed finds no checkpoint of its own in {saved}")
-        self.steps_taken = state["optimizer_steps"]
+        reader = PartReader(folder / OPTIMIZER_FOLDER)
+        load_parts(self._engine, reader)
+        self.steps_taken = int(reader.read(STEPS_TAKEN, 0, 1))
 
     def close(self) -> None:
         """See `Trainable.close`; the process stays in its group, which DeepSpeed joins once."""

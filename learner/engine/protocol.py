@@ -4,12 +4,14 @@ Every rank has an engine, and methods marked collective must be called by all of
 order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from learner.config.optimizer import OptimizerConfig
 
 
 class Forward(NamedTuple):
@@ -57,6 +59,16 @@ class Trainable(Protocol):
 
         Raises:
             TrainingDiverged: The norm is not finite; the weights must not be published.
+        """
+        ...
+
+    def adopt(
+        self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+    ) -> None:
+        """Take further steps with another rate, schedule and clipping; the state stays.
+
+        `total_steps` is the length of the schedule, and `rates` are learning rates of parts of the
+        module, by the prefix of their parameters' names.
         """
         ...
 

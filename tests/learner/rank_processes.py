@@ -217,10 +217,9 @@ def filled(rank, model_path, disk, file):
 
 def _train(rank, model_path, config, root, versions, *, load):
     updater, engine = _updater(model_path, config)
-    here = {"zero_stage": config.zero_stage, "dtype": config.dtype}
     if load is not None:
         folder = checkpoint.checkpoint_path(root, load)
-        state = checkpoint.load(engine, folder, **here)
+        state = checkpoint.load(engine, folder)
         updater.objective.state.update(state.objective_state)
     statistics, draws = [], []
     for version in versions:
@@ -309,26 +308,30 @@ def resumed_with_models(rank, model_path, root, file):
     """Weights and statistics with critic, moving reference and adapted coefficients."""
     results = {}
     for stage in (0, 1, 3):
-        config = LearnerConfig(
-            zero_stage=stage,
-            ranks=dist.get_world_size(),
-            learning_rate=1e-3,
-            advantage="gae",
-            critic={"learning_rate": 1e-3, "pretrain_batches": 1},
-            kl={"coefficient": 0.3, "target": 0.01, "refresh_every": 1, "refresh_mix": 0.5},
-            entropy={"target": 2.0},
-        )
+        config = with_models(zero_stage=stage, ranks=dist.get_world_size())
         folder = Path(root) / str(stage)
-        straight = _go_on(_rank(model_path, config), range(4), rank, folder)
+        straight = go_on(_rank(model_path, config), range(4), rank, folder)
         saved = checkpoint.checkpoint_path(folder, 2)
         loaded = _rank(model_path, config, checkpoint_path=str(saved))
-        again = _go_on(loaded, range(2, 4), rank, None)
+        again = go_on(loaded, range(2, 4), rank, None)
         results[stage] = straight, again
     if rank == 0:
         torch.save(results, file)
 
 
-def _go_on(loaded, versions, rank, root):
+def with_models(**layout):
+    """Return settings with a critic, a moving reference and adapted coefficients."""
+    return LearnerConfig(
+        **layout,
+        learning_rate=1e-3,
+        advantage="gae",
+        critic={"learning_rate": 1e-3, "pretrain_batches": 1},
+        kl={"coefficient": 0.3, "target": 0.01, "refresh_every": 1, "refresh_mix": 0.5},
+        entropy={"target": 2.0},
+    )
+
+
+def go_on(loaded, versions, rank, root):
     """Trains, saving version 2 where there is a folder."""
     statistics = []
     for version in versions:

@@ -239,8 +239,8 @@ def test_a_checkpoint_weighs_what_it_holds():
     from deploy.preflight.disk_space import parameter_bytes
     from learner.config.learner import LearnerConfig
 
-    assert parameter_bytes(LearnerConfig()) == 20
+    assert parameter_bytes(LearnerConfig()) == 16
     critic = {"advantage": "gae", "critic": {}}
-    assert parameter_bytes(LearnerConfig(**critic)) == 40
-    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 20
-    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 24
+    assert parameter_bytes(LearnerConfig(**critic)) == 32
+    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 16
+    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 20
