@@ -43,6 +43,7 @@ class Microbatch:
     values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
     origins: Tensor | None = None  # [N] int64, `off_policy.Origin` of the token's rollout
+    units: Tensor | None = None  # [N] int64, `engine_comparison.Unit` of the token, −1: of none
 
     def to(self, device: torch.device) -> Self:
         """Return the same tokens on another device."""
@@ -143,6 +144,8 @@ class TrainBatch(Sequences):
     """[R] bool: ended at the limit of its length."""
     groups: int
     """Groups that the batch was built of."""
+    engines: Sequence[str]
+    """[R] name of the engine that sampled each rollout."""
     advantages: Advantages | None = None
     """Advantages of the R rollouts, or of the N tokens; None before they are computed."""
     dropped: Tensor | None = None
@@ -296,6 +299,7 @@ def read_batch(
         process_rewards=of_turns,
         truncated=truncated,
         groups=len(groups),
+        engines=[rollout.engine_id for rollout in rollouts],
     )
 
 
