@@ -25,7 +25,7 @@ from typing import Literal
 
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.run_context import RunContext
-from learner.diagnostics.batch_report import EngineFigures, TrainedBatch
+from learner.diagnostics.batch_report import BatchReport, EngineFigures, TrainedBatch
 
 Response = Literal["alert", "resend", "restart"]
 
@@ -164,7 +164,7 @@ class DriftWatch:
         findings = [
             finding
             for batch in batches
-            for finding in self._detector.observe(batch.version, batch.report.engines or {})
+            for finding in self._detector.observe(batch.version, self._present(batch.report))
         ]
         self._context.record.drifting = dict(self._detector.named)
         for finding in findings:
@@ -173,8 +173,14 @@ class DriftWatch:
                 f"{finding.mismatch_ratio:.3g} times as much as those of the other engines (batch "
                 f"{finding.version}); {_RESPONSES[finding.response]}"
             )
-            self._findings.put_nowait(finding)
+            if finding.response != "alert":
+                self._findings.put_nowait(finding)
         return findings
+
+    def _present(self, report: BatchReport) -> dict[str, EngineFigures]:
+        """Return the figures of engines, without those of earlier sessions with more actors."""
+        engines = report.engines or {}
+        return {name: figures for name, figures in engines.items() if name in self._actors}
 
     async def follow(self) -> None:
         """Respond to findings until cancelled, to one after the other."""
@@ -184,7 +190,7 @@ class DriftWatch:
             actor = self._actors[finding.engine_id]
             if finding.response == "resend":
                 await actor.resend()
-            elif finding.response == "restart":
+            else:
                 actor.restart("its engine drifts from the others")
             # Until now it may have sampled with the next version, which may lag by the bound.
             self._detector.settle(finding.engine_id, record.version + 2 + record.max_staleness)

@@ -178,7 +178,7 @@ def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_path):
     watch = DriftWatch(context, [Supervisor(number, events) for number in range(2)])
 
     def batch(version):
-        engines = {"engine-0": RIGHT, "engine-1": WRONG}
+        engines = {"engine-0": RIGHT, "engine-1": WRONG, "engine-2": WRONG}
         return SimpleNamespace(version=version, report=SimpleNamespace(engines=engines))
 
     async def play():
