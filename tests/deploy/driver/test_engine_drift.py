@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
 from deploy.driver.engine_drift import DriftDetector, DriftWatch
+from deploy.driver.run_metrics import RunMetrics
 from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import EngineFigures
 from learner.diagnostics.engine_comparison import compare
@@ -193,6 +195,11 @@ def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_path):
     asyncio.run(play())
     assert events == [("resend", "engine-1"), ("restart", "engine-1"), ("resend", "engine-1")]
     assert context.record.drifting == {"engine-0": False, "engine-1": True}
+    registry = CollectorRegistry()
+    registry.register(RunMetrics(context.record, tmp_path, list))
+    for number in range(2):
+        labels = {"engine": f"engine-{number}"}
+        assert registry.get_sample_value("headway_engine_drift", labels) == number
     printed = output(context)
     assert "engine-1 drifts: its log-probabilities differ from the learner's 144 times" in printed
     assert "its actor is restarted" in printed
