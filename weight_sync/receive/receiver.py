@@ -188,7 +188,8 @@ class Receiver:
 
     async def _stage(self, manifest: Manifest, *, again: bool) -> StagedWeights:
         """Run every check that does not touch the engine; see `resend` for `again`."""
-        if self.version is not None and manifest.version < self.version + (not again):
+        served = -1 if self.version is None else self.version
+        if manifest.version < served or (manifest.version == served and not again):
             raise VersionOrderError(
                 f"version {manifest.version} was offered to {self.engine_id}, which serves "
                 f"{self.version} already"
