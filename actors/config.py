@@ -108,12 +108,14 @@ class ActorsConfig(Options):
     """Factors of rewards by name; 1 for the others. The parts of a rollout are recorded without
     factors: learner.advantage = "gdpo" weighs parts by its own option."""
 
-    temperature: float = Field(default=1.0, gt=0)
-    """Temperature of training rollouts. The learner divides its logits by it too."""
+    temperature: float = Field(default=1.0, ge=0.01, le=2)
+    """Temperature of training rollouts, within what vLLM takes unchanged. The learner divides its
+    logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the most probable tokens that reach this mass; 1 is the whole distribution."""
+    """Sample from the most probable tokens that reach this mass; 1 is the whole distribution, which
+    all but the losses `raft` and `dpo` need: the learner's log-probabilities are of all tokens."""
     top_k: int = Field(default=-1, ge=-1)
-    """Sample from the k most probable tokens; −1 is no limit."""
+    """Sample from the k most probable tokens; −1 is no limit. As for `top_p`."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Most tokens that the policy samples in one rollout, over all of its turns."""
     max_model_len: int | None = Field(default=None, ge=2)

@@ -127,6 +127,11 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
             if (value := getattr(figures, kind)) is not None:
                 family.add_metric([origin], value)
         yield family
+    mismatches = GaugeMetricFamily(
+        "headway_mismatch_fresh",
+        "Mean |log-ratio| of learner and sampler over fresh tokens of the newest batch, by engine.",
+        labels=["engine"],
+    )
     fractions = GaugeMetricFamily(
         "headway_token_fraction",
         "Fraction of the newest trained tokens that were clipped, capped, rejected, not finite.",
@@ -137,7 +142,9 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         "Mean of each part of the reward in the newest batch, unweighted.",
         labels=["part"],
     )
+    engines = (report.engines if report is not None else None) or {}
     for family, values in (
+        (mismatches, {name: figures.mismatch_fresh for name, figures in engines.items()}),
         (fractions, report.fractions if report is not None else {}),
         (parts, (report.reward_parts if report is not None else None) or {}),
     ):

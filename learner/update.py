@@ -17,6 +17,7 @@ from torch import Tensor
 from learner.batch.batch import Microbatch, Sequences, TrainBatch, read_batch, split_groups
 from learner.batch.microbatch_plan import Indices, plan_microbatches, slowest, workloads
 from learner.config.learner import LearnerConfig
+from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
@@ -65,7 +66,11 @@ class Updater:
         batch = self.objective.with_advantages(self._with_model_scores(batch))
         tokens = batch.tokens
         column = origins(tokens.versions, batch.sampled, tokens.sequence_ids, version=version)
-        batch = batch.with_columns(origins=column)
+        units, unit_of_token = engine_comparison.units(
+            tokens.versions, batch.sampled, tokens.sequence_ids, tokens.group_ids, batch.engines,
+            version=version,
+        )  # fmt: skip
+        batch = batch.with_columns(origins=column, units=unit_of_token)
         sums = _Sums()
         totals = StepTotals(
             ranks=self._engine.ranks,
@@ -78,8 +83,9 @@ class Updater:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                self._step(minibatch, version, totals, sums)
-        report = batch_report(batch, totals, self._over_ranks(sums.numbers()), version, config)
+                self._step(minibatch, version, totals, sums, units=len(units))
+        numbers = self._over_ranks(sums.numbers())
+        report = batch_report(batch, totals, numbers, version, config, units)
         if self._trains_policy(version):
             self.objective.adapt(
                 kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
@@ -91,7 +97,9 @@ class Updater:
         critic = self.config.critic
         return critic is None or version >= critic.pretrain_batches
 
-    def _step(self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums") -> None:
+    def _step(
+        self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums", *, units: int
+    ) -> None:
         """Compute the gradient of a minibatch and take the steps of policy and critic.
 
         Where no token has a part in the loss, on any rank, there is no step: neither momentum nor
@@ -114,7 +122,9 @@ class Updater:
             learned += policy_sums.pop("learned")
             sums.add(policy_sums)
             sums.add(self._critic_pass(micro, train=masked_in))
-        sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
+        columns = [torch.cat(column) for column in zip(*compared, strict=True)]
+        sums.add(measure(*columns[:4]))
+        sums.add(engine_comparison.measure(*columns[:2], *columns[4:], count=units))
         if trains_policy and self._engine.sum_over_ranks(learned) > 0:
             totals.grad_norms.append(self._engine.step())
             totals.learning_rate = self._engine.learning_rate

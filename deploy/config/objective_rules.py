@@ -28,11 +28,18 @@ def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> Non
     if config.queues.filter_tied and (reason := what_ties_teach(learner, traits)):
         raise InputError(dropping_refused("queues.filter_tied", reason))
     truncated = actors.top_p < 1 or actors.top_k > 0
-    if truncated and (setting := behavior_comparison(learner, traits)):
+    setting = behavior_comparison(learner, traits)
+    of_one_policy = traits.loss is not None and not traits.loss.off_policy
+    if truncated and (setting or of_one_policy):
+        use = (
+            f"which learner.{setting} compares with"
+            if setting
+            else f"and learner.loss = {learner.loss!r} is of the whole one"
+        )
         raise InputError(
             f"actors.top_p = {actors.top_p} and actors.top_k = {actors.top_k} renormalise the "
-            f"behaviour policy, which learner.{setting} compares with; use top_p = 1.0 and "
-            "top_k = -1"
+            f"behaviour policy, {use}; use top_p = 1.0 and top_k = -1, or the loss raft or dpo, "
+            "which take rollouts of any policy"
         )
     if "group_size" in traits.needs and config.prompts.group_size < 2:
         setting = traits.needs["group_size"]

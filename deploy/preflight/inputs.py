@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
+from actors.engines.sampling_rules import check_sampling
 from actors.environments.registry import load_environment
 from actors.errors import InputError as ActorsInputError
 from actors.errors import SourceFailed
@@ -63,6 +64,8 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     path = model_path(config)
     check_model(path)
     actors, prompts = config.actors, config.prompts
+    if actors.engine == "vllm":
+        check_sampling(path)
     scored_by = actors.heldout_reward or actors.reward
     load_scoring(config)
     evaluations, problems = load_heldout(config)

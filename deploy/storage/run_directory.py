@@ -4,7 +4,8 @@ recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
 journal/          accepted rollouts            restarts.jsonl  restarts of actors
 checkpoints/      v000060/ …                   waits.jsonl     overdue waits
-summary.json      figures of the run           sessions.jsonl  recipe, program, machine
+summary.json      figures of the run           drift.jsonl     engines that drift
+                                               sessions.jsonl  recipe, program, machine
 logs/             output of every process      report.html     the figures as a page of plots
 """
 

@@ -43,6 +43,7 @@ class Microbatch:
     values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
     origins: Tensor | None = None  # [N] int64, `off_policy.Origin` of the token's rollout
+    units: Tensor | None = None  # [N] int64, `engine_comparison.Unit` of the token, −1: of none
 
     def to(self, device: torch.device) -> Self:
         """Return the same tokens on another device."""
@@ -145,6 +146,8 @@ class TrainBatch(Sequences):
     """[R] bool: cut off at its limit of tokens or turns."""
     groups: int
     """Groups that the batch was built of."""
+    engines: Sequence[str]
+    """[R] name of the engine that sampled each rollout."""
     end_values: Tensor | None = None
     """[R] float32, the critic's value of the state after each rollout, where it is needed."""
     advantages: Advantages | None = None
@@ -308,6 +311,7 @@ def read_batch(
         step_ends=step_ends,
         truncated=truncated,
         groups=len(groups),
+        engines=[rollout.engine_id for rollout in rollouts],
     )
 
 

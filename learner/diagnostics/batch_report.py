@@ -26,6 +26,24 @@ class OriginFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineFigures:
+    """Distance of one engine's sampling from the policy that is trained, and from other engines'.
+
+    See `engine_comparison`.
+    """
+
+    mismatch_fresh: float | None
+    """Mean |log ratio| of current / behaviour policy over its fresh tokens; None without any."""
+    tokens_fresh: int
+    """Sampled tokens of fresh rollouts that were trained."""
+    rank_score: float | None
+    """Standardised rank sum of its mismatches among those of all engines: mean 0 and standard
+    deviation 1 if it is like the others, positive if it is worse. None with nothing to compare."""
+    mismatch_ratio: float | None
+    """Its mismatch over that of the others; geometric means over groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OffPolicyFigures:
     """Distance of a batch from the policy that is trained; None where there is nothing to measure.
 
@@ -140,6 +158,8 @@ class BatchReport(OffPolicyFigures):
     entropy_coefficient: float | None = None
     tokens_too_old: int | None = None
     """Sampled tokens left out for their lag, where there is a limit."""
+    engines: Mapping[str, EngineFigures] | None = None
+    """By name of the engine; None where nothing was measured."""
     versions_skipped: int | None = None
     """Versions never sent to engines, since a newer one overtook them."""
 
@@ -153,6 +173,8 @@ class BatchReport(OffPolicyFigures):
         row |= vars(row.pop("critic")) if self.critic is not None else {}
         for origin, figures in row.pop("origins").items():
             row |= {f"{name}_{origin}": value for name, value in vars(figures).items()}
+        if self.engines is not None:
+            row["engines"] = {name: dict(vars(figures)) for name, figures in self.engines.items()}
         for name in _HISTOGRAMS:
             row[name] = {str(lag): count for lag, count in row[name].items()}
         return row
@@ -166,6 +188,10 @@ class BatchReport(OffPolicyFigures):
             for origin in ORIGINS
         }
         values["fractions"] = row.get("fractions", {})
+        if "engines" in row:
+            values["engines"] = {
+                name: EngineFigures(**figures) for name, figures in row["engines"].items()
+            }
         if "value_loss" in row:
             values["critic"] = CriticFigures(**_values(CriticFigures, row))
         for name in _HISTOGRAMS:

@@ -1,12 +1,13 @@
 """Makes the report of a batch from the sums that training it left."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from learner.batch.batch import TrainBatch
 from learner.config.learner import LearnerConfig
+from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport, CriticFigures
 from learner.diagnostics.off_policy import (
     Origin,
@@ -47,8 +48,9 @@ def batch_report(
     sums: Mapping[str, float],
     version: int,
     config: LearnerConfig,
+    units: Sequence[engine_comparison.Unit],
 ) -> BatchReport:
-    """Report on one trained batch, which has advantages and origins.
+    """Report on one trained batch, which has advantages, origins and units.
 
     `sums` are over the tokens of all microbatches of all ranks, each token once an epoch, and
     `version` is the one that was trained.
@@ -99,6 +101,7 @@ def batch_report(
         kl_coefficient=totals.kl_coefficient,
         entropy_coefficient=totals.entropy_coefficient,
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
+        engines=engine_comparison.figures(units, sums, passes=config.epochs) or None,
     )
 
 

@@ -140,7 +140,7 @@ class Objective:
     def loss(
         self, micro: Microbatch, out: Forward, *, version: int, positive_tokens: int
     ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        """Compute the loss of a microbatch, sums over tokens, and what `off_policy.measure` needs.
+        """Compute the loss of a microbatch, sums over tokens, and what diagnostics need.
 
         `out` is the policy's output for it, `version` the one being trained, and `positive_tokens`
         the count by `count_positive_tokens` of the whole minibatch.
@@ -148,7 +148,8 @@ class Objective:
         Returns:
             A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;
             scalars that add up over microbatches and ranks, `learned` of them the tokens with a
-            part in the loss; and the arguments of `off_policy.measure`, which may be concatenated.
+            part in the loss; and columns that may be concatenated: the arguments of
+            `off_policy.measure`, the units and the behaviour log-probabilities.
         """
         config = self._config
         inputs = LossInputs(
@@ -187,7 +188,11 @@ class Objective:
         sums["loss"] = loss.detach()
         sums |= {f"fraction/{name}": value for name, value in fractions.items()}
         assert micro.origins is not None
-        compared = inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids
+        assert micro.units is not None
+        compared = (
+            inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids,
+            micro.units, micro.behavior_logprobs,
+        )  # fmt: skip
         return loss, sums, compared
 
     @property

@@ -55,6 +55,9 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
         ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
         ("actors.top_p=0.9", "actors.top_p = 0.9"),
+        ("actors.temperature=0.001", "actors.temperature = 0.001"),
+        ("actors.temperature=2.5", "actors.temperature = 2.5"),
+        ("weight_sync.on_drift=kill", "'alert', 'resend' or 'restart'"),
         ("learner.correction=tis", "would count it twice"),
         ("model.path=x", "give either path"),
         ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
@@ -183,6 +186,27 @@ def test_the_function_that_compares_the_rollouts_of_a_group_is_named(overrides, 
 def test_the_setting_that_compares_with_the_behaviour_policy_is_named(overrides, setting):
     text = refusal("demo", "actors.top_p=0.9", "queues.max_staleness=0", *overrides)
     assert f"renormalise the behaviour policy, which learner.{setting} compares with" in text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["learner.loss=reinforce", "learner.advantage=grpo"],
+        ["learner.loss=ppo", "learner.recompute_proximal=true"],
+        ["learner.loss=grpo", "learner.recompute_proximal=true", "actors.top_k=5"],
+    ],
+)
+def test_a_policy_gradient_is_of_the_policy_that_was_sampled(overrides):
+    text = refusal("demo", "actors.top_p=0.9", "queues.max_staleness=0", *overrides)
+    loss = overrides[0].partition("=")[2]
+    assert f"and learner.loss = '{loss}' is of the whole one" in text
+    assert "or the loss raft or dpo, which take rollouts of any policy" in text
+
+
+def test_rollouts_of_any_policy_may_be_sampled_from_the_most_probable_tokens():
+    chosen = ["learner.loss=raft", "learner.advantage=best_of_n", "learner.correction=none"]
+    config = load_recipe("demo", ["actors.top_p=0.9", "actors.top_k=5", *chosen])
+    assert (config.actors.top_p, config.actors.top_k) == (0.9, 5)
 
 
 DROPS = ["queues.filter_tied", "learner.drop_tied"]
