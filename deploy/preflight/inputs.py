@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
-from actors.environments.registry import load_environment
+from actors.environments.registry import load_environment, shipped_opening
+from actors.environments.single_turn import opening
 from actors.errors import InputError as ActorsInputError
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
+from actors.rollout.chat_rendering import Renderer
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.mixture import Mixture
@@ -71,7 +73,16 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
-        fits = shorter(load_tokenizer(path), actors.chat_template, prompts.max_tokens)
+        fits = shorter(
+            Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options),
+            prompts.max_tokens,
+            shipped_opening(
+                actors.environment,
+                actors.environment_options,
+                code_execution=actors.code_execution,
+            )
+            or opening,
+        )
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
@@ -99,7 +110,8 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
             standardise=actors.reward_model.standardise,
             max_new_tokens=actors.max_new_tokens,
             max_model_len=actors.max_model_len or context_length(path),
-            prompts=(prompt.text for prompt in sample),
+            prompts=map(opening, sample),
+            template_options=actors.chat_template_options,
         )
     if Path(path).is_dir():
         check_free_space(config, weight_shapes(path), resumed=resumed)

@@ -34,7 +34,11 @@ class TableEngine:
         return norm
 
 
-EXAMPLES = [Example([2, 3, 4, 1], 1), Example([2, 2, 5, 1], 2), Example([3, 4, 1], 2)]
+EXAMPLES = [
+    Example([2, 3, 4, 1], [False, True, True, True]),
+    Example([2, 2, 5, 1], [False, False, True, True]),
+    Example([3, 4, 1], [False, False, True]),
+]
 
 
 def stream():
