@@ -100,9 +100,10 @@ class TextReader:
         """
         length = len(self(prompt, "")) - 1
         longest = min(length + max_new_tokens, max_model_len) + 1
+        text = as_messages(prompt)[-1].content
         if longest > self.context:
             raise InputError(
-                f"a rollout of prompt {as_messages(prompt)[-1].content[:40]!r} may have {longest} tokens, min(prompt + "
+                f"a rollout of prompt {text[:40]!r} may have {longest} tokens, min(prompt + "
                 f"actors.max_new_tokens, actors.max_model_len) + 1 = min({length} + "
                 f"{max_new_tokens}, {max_model_len}) + 1, and the context of the reward model is "
                 f"{self.context}; set actors.max_model_len to at most {self.context - 1}, or take "

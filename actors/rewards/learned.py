@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.environments.protocol import Message
-from actors.environments.single_turn import opening
+from actors.environments.single_turn import CONVERSATION, opening
 from actors.errors import RewardFailed
 from actors.rewards.registry import Metadata
 from queues.records import Prompt
@@ -40,5 +40,7 @@ class LearnedReward:
         """Score a prompt with its completion; errors as in `TextScorer.score`."""
         if self.client is None:
             raise RewardFailed("no reward model was started for this actor")
+        if CONVERSATION not in metadata:
+            return await self.client.score(prompt, completion)
         messages = opening(Prompt(prompt_id="", text=prompt, metadata=metadata))
         return await self.client.score(messages, completion)

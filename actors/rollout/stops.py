@@ -44,11 +44,10 @@ class Stops:
         """Decode a message of the policy up to its stop, without special tokens."""
         by_id = bool(token_ids) and token_ids[-1] in self.ids
         text = self.renderer.text(token_ids[:-1] if by_id and not self.include else token_ids)
-        if by_id and self.include:
-            text += self.hidden.get(token_ids[-1], "")
         places = [(text.index(stop), stop) for stop in self.strings if stop in text]
         if not places:
-            return text
+            end = self.hidden.get(token_ids[-1], "") if by_id and self.include else ""
+            return text + end
         place, stop = min(places)
         return text[: place + len(stop)] if self.include else text[:place]
 
