@@ -13,7 +13,7 @@ as it was said, as in a rollout, where templates would later take thoughts out o
 from collections.abc import Sequence
 
 from actors.environments.protocol import Message
-from actors.errors import PromptRefused
+from actors.errors import InputError, PromptRefused
 from actors.rollout.chat_rendering import Renderer, encode
 from actors.rollout.stops import Stops
 
@@ -36,7 +36,10 @@ class DemonstrationRenderer:
     ) -> None:
         self._renderer = renderer
         self._stops = Stops(renderer, stops.strings, (*stops.ids, *end_ids))
-        written = encode(renderer.tokenizer, renderer.turn_end())
+        try:
+            written = encode(renderer.tokenizer, renderer.turn_end())
+        except (InputError, PromptRefused):  # of use for pairs all the same
+            written = []
         length = self._stops.find(written)
         self._end = [eos] if length is None else written[:length]
         """Tokens that end a message: what the template writes up to a stop, or else eos."""
@@ -90,8 +93,9 @@ def _said(renderer: Renderer, history: Sequence[Message], turn: Message) -> str:
     if not renderer.templated:
         return turn.content
     before = renderer.written(history, reply=True)
-    whole, end = renderer.written([*history, turn], reply=False), renderer.turn_end()
-    if not (whole.startswith(before) and whole.endswith(end) and len(whole) >= len(before + end)):
+    whole = renderer.written([*history, turn], reply=False)
+    end = renderer.turn_end() if whole.startswith(before) else None
+    if end is None or not whole.endswith(end) or len(whole) < len(before) + len(end):
         raise PromptRefused(
             f"the chat template does not write {turn.content[:80]!r} after the assistant's "
             f"generation prompt, but {whole[-200:]!r}, so what the policy says in it cannot be "

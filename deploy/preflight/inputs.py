@@ -3,11 +3,12 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.config import ActorsConfig
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.environments.registry import load_environment, shipped_opening
 from actors.environments.single_turn import opening
@@ -73,16 +74,7 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
-        fits = shorter(
-            Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options),
-            prompts.max_tokens,
-            shipped_opening(
-                actors.environment,
-                actors.environment_options,
-                code_execution=actors.code_execution,
-            )
-            or opening,
-        )
+        fits = _within(actors, path, prompts.max_tokens)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
@@ -118,6 +110,15 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     _check_objective(config)
     check_fit(path, actors, sample)
     return Inputs(path, source, problems, evaluations, reward_models)
+
+
+def _within(actors: ActorsConfig, path: str, max_tokens: int) -> Callable[[Prompt], bool]:
+    """Return a predicate: a rollout begins with at most `max_tokens` tokens."""
+    renderer = Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options)
+    begin = shipped_opening(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
+    return shorter(renderer, max_tokens, begin or opening)
 
 
 def load_scoring(config: RunConfig) -> None:

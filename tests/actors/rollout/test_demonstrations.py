@@ -119,6 +119,17 @@ def test_a_message_that_cannot_be_told_apart_is_refused_and_a_completion_is_not(
     assert tokenizer.decode(tokens[0]) == "user:3+4=<eos>assistant:;hm|7<eos>"
 
 
+def test_a_template_that_writes_no_second_turn_still_takes_pairs():
+    tokenizer, ask = (
+        character_tokenizer("{{ messages | length }}" + TEMPLATE),
+        [Message("user", "3")],
+    )
+    tokens = demonstrations(tokenizer).pair(ask, "7")
+    assert tokenizer.decode(tokens[0]) == "1user:3<eos>\nassistant:7<eos>"
+    with pytest.raises(PromptRefused, match="cannot be told apart exactly"):
+        demonstrations(tokenizer).conversation(ask, [Message("assistant", "7")])
+
+
 @pytest.mark.parametrize(
     ("name", "stop", "completion", "learned"),
     [
