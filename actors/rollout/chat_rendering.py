@@ -174,7 +174,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         if character is not None:
             raise PromptRefused(
                 f"the tokenizer has no token for {character!r} in {text[:80]!r}, and would write "
-                "it as padding; leave it out, or add it to the model's characters"
+                "it as padding; leave it out, or add it to model.tiny.characters of a tiny model"
             )
     return ids
 

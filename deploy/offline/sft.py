@@ -102,7 +102,6 @@ class Demonstrations:
         arguments = actors.environment, actors.environment_options
         self._new_environment = load_environment(*arguments, code_execution=actors.code_execution)
         self._shipped = shipped_opening(*arguments, code_execution=actors.code_execution)
-        self._hint = "" if tiny is None else f" (model.tiny.characters = {tiny.characters!r})"
 
     def render(self, example: Example) -> Tokens:
         """Return the tokens of a demonstration.
@@ -118,7 +117,7 @@ class Demonstrations:
             else:
                 tokens = self._render.conversation(messages, reply)
         except (PromptRefused, ActorsInputError) as error:
-            raise InputError(f"sft.demonstrations: {error}{self._hint}") from None
+            raise InputError(f"sft.demonstrations: {error}") from None
         if len(tokens[0]) > self._context:
             raise InputError(
                 f"sft.demonstrations: {plain_text(prompt)[:40]!r} and its completion have "

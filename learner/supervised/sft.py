@@ -22,11 +22,7 @@ class Example:
 
     token_ids: list[int]
     loss_mask: list[bool]
-    """True for the tokens that are learned. Never for the first: nothing predicts it."""
-
-    def __post_init__(self) -> None:
-        if self.loss_mask[:1] == [True]:
-            object.__setattr__(self, "loss_mask", [False, *self.loss_mask[1:]])
+    """True for the tokens that are learned; the first never is, for nothing predicts it."""
 
 
 def train_supervised(
@@ -49,13 +45,14 @@ def train_supervised(
 
 def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:
     """Take one optimizer step; return the mean loss over all learned tokens of the batch."""
-    learned_tokens = max(1, sum(sum(e.loss_mask) for e in batch))
+    learned_tokens = max(1, sum(sum(e.loss_mask[1:]) for e in batch))
     total = 0.0
     for indices in pack([len(e.token_ids) for e in batch], capacity):
         members = [batch[i] for i in indices]
         token_ids = torch.tensor(list(chain.from_iterable(e.token_ids for e in members)))
         position_ids = torch.cat([torch.arange(len(e.token_ids)) for e in members])
         learned = torch.tensor(list(chain.from_iterable(e.loss_mask for e in members)))
+        learned &= position_ids > 0
         logprobs = engine.forward(token_ids, position_ids, learned).logprobs
         loss = -logprobs[learned.to(logprobs.device)].sum() / learned_tokens
         engine.backward(loss)

@@ -81,6 +81,14 @@ def test_a_conversation_is_the_rollout_in_which_the_policy_says_the_same(name):
     assert (rollout.token_ids, rollout.loss_mask) == (ids, mask)
 
 
+def test_a_conversation_without_a_template_is_its_texts_one_after_the_other():
+    tokenizer = character_tokenizer()
+    turns = [Message("assistant", "a"), Message("tool", "12"), Message("assistant", "b")]
+    tokens = demonstrations(tokenizer).conversation([Message("user", "3+4=")], turns)
+    assert tokenizer.decode(tokens[0]) == "3+4=a<eos>12b<eos>"
+    assert said(tokenizer, tokens) == "a<eos>b<eos>"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_message_of_the_assistant_is_what_the_template_writes(name):
     tokenizer = real_tokenizer(name)

@@ -146,7 +146,7 @@ def test_a_prompt_has_the_same_token_ids_wherever_it_is_rendered(config):
 def test_what_cannot_be_rendered_is_refused_before_anything_is_loaded(config, folder):
     (folder / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b\nc"}))
     for setting, message in (
-        ("actors.stop=['\\n']", "has a stop before its end, where a rollout would end"),
+        ('actors.stop=["\\n"]', "has a stop before its end, where a rollout would end"),
         ("actors.stop=[9999999]", "actors.stop has the id 9999999"),
         (
             "actors.chat_template_options={ enable = false }",

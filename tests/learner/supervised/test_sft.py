@@ -79,9 +79,7 @@ def test_rows_do_not_change_the_result(capacity):
 
 def test_the_first_token_of_an_empty_prompt_is_not_learned_and_not_counted():
     """Nothing predicts it: it has no log-probability."""
-    example = Example([2, 3, 1], [True, True, True])
-    assert example.loss_mask == [False, True, True]
-    reports = []
+    example, reports = Example([2, 3, 1], [True, True, True]), []
     config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
     train_supervised(TableEngine(), iter([example] * 9), config, reports.append)
     assert reports[0].loss == pytest.approx(torch.log(torch.tensor(6.0)).item())
