@@ -4,6 +4,7 @@ Rows are numbered from 1, those of JSONL by their lines.
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ def read_table(path: Path, subject: str) -> Iterable[tuple[int, Row]]:
 
 def _json_lines(path: Path, subject: str) -> Iterator[tuple[int, Row]]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
     except OSError as error:
         raise InputError(f"{subject} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -68,6 +69,8 @@ def _json(line: bytes) -> Row:
         row: Row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return ValueError(f"not UTF-8: {error}")
+    except json.JSONDecodeError as error:
+        return ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
     except (ValueError, RecursionError) as error:
         return ValueError(f"not JSON: {error}")
     return row

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.subprocesses import run_main
 from deploy.errors import InputError
+from queues.runtime.nearest_name import nearest
 
 Record = dict[str, Any]
 Options = argparse.Namespace
@@ -251,8 +252,9 @@ def known_names(text: str, flag: str, known: Iterable[str]) -> tuple[str, ...]:
         InputError: A name is not among those known.
     """
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
-    if unknown := set(names) - set(known):
+    if unknown := sorted(set(names) - set(known)):
         raise InputError(
-            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(sorted(unknown))}"
+            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(unknown)}"
+            f"{nearest(unknown[0], known)}"
         )
     return names

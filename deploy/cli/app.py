@@ -319,10 +319,12 @@ def top(
     try:
         show(run, runs_dir, interval=interval, once=once, console=console)
     except RunEnded as ended:
+        from deploy.report.tables import FIGURES
         from deploy.report.tables import show as show_figures
 
-        summary = json.loads(ended.directory.summary_file.read_text())
-        show_figures({**summary, "status": ended.directory.status()}, ended.directory, console)
+        run_directory = ended.directory
+        figures = {**run_directory.summary(*FIGURES), "status": run_directory.status()}
+        show_figures(figures, run_directory, console)
 
 
 @app.command(cls=Command)

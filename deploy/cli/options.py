@@ -39,8 +39,10 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Return the names of the runs in `runs` that begin with a text."""
-    folders = (file.parent.name for file in Path("runs").glob("*/recipe.toml"))
-    return sorted({name for name in folders if name.startswith(incomplete)})
+    from deploy.storage.run_directory import RunDirectory
+
+    names = sorted(run.path.name for run in RunDirectory.all(Path("runs")))
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_keys(incomplete: str) -> list[str]:

@@ -63,9 +63,10 @@ def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     directory.check_at_rest()
     changes = recipe_changes(directory, config)
     if directory.status() == "done" and not any(change.name == "steps" for change in changes):
+        trained = directory.summary("version")["version"]
         terminal.say(
-            f"{config.name} is done: {directory.summary()['version']} of {config.steps} steps are "
-            f"trained; raise steps in {directory.recipe_file} and resume it to train more"
+            f"{config.name} is done: {trained} of {config.steps} steps are trained; raise steps in "
+            f"{directory.recipe_file} and resume it to train more"
         )
         return
     if changes:

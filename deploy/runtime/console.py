@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 10.0
@@ -74,7 +75,7 @@ class Terminal:
 
     def _print(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {text}", soft_wrap=True)
+        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {escape(text)}", soft_wrap=True)
 
     @contextmanager
     def bar(self, total: int, waiting_for: str) -> Iterator[None]:
@@ -83,7 +84,7 @@ class Terminal:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("· left"),
             TimeRemainingColumn(compact=True),
         )

@@ -58,6 +58,8 @@ def test_a_wrong_recipe_is_refused_at_once_and_leaves_the_path_alone():
     before = list(sys.path)
     with pytest.raises(InputError, match=r"did you mean 'learner\.learning_rate'"):
         run("demo", {"learning_rate": 1.0})
+    with pytest.raises(InputError, match=r"^learner\.cores = None: leave out"):
+        run("demo", {"learner": {"cores": None}})
     assert sys.path == before
 
 
@@ -111,6 +113,15 @@ def test_a_run_that_fails_raises_its_message_without_the_lines_before(started):
     made = started("echo '  1.0 s  headway: x'; echo headway: actor-0 died; echo see logs; exit 1")
     with pytest.raises(RunFailed, match=r"^actor-0 died\nsee logs$"):
         made.wait()
+
+
+def test_a_run_that_is_killed_raises_its_exit_code_and_what_it_printed_last(started):
+    for script, message in (
+        ("echo one; echo two; kill -9 $$", "mine ended with exit code -9: two"),
+        ("exit 3", "mine ended with exit code 3: it printed nothing"),
+    ):
+        with pytest.raises(RunFailed, match=f"^{message}$"):
+            started(script).wait()
 
 
 def test_stop_interrupts_the_command_and_wait_returns(started):
