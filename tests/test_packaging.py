@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+COMMAND = "from deploy.cli import main; main()"
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
@@ -63,6 +64,21 @@ def test_the_installed_package_runs_from_python(wheel, tmp_path):
     )
     assert "did you mean 'learner.learning_rate'" in result.stdout
     assert (tmp_path / "task" / "my_task.py").exists(), result.stderr
+
+
+def test_comparisons_of_whole_runs_are_in_the_wheel_and_other_benchmarks_say_what_they_need(
+    wheel, tmp_path
+):
+    shipped = {path.name for path in (wheel / "benchmarks").iterdir() if path.is_dir()}
+    assert shipped - {"__pycache__"} == {"harness", "loop"}
+    environment = {"PYTHONPATH": str(wheel), "PATH": ""}
+    for name, code in (("async", 0), ("plan", 0), ("staleness", 0), ("queue", 2)):
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", COMMAND, "bench", name, "--help"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ended.returncode == code, ended.stderr
+        assert f"headway bench {name}" in ended.stdout or "this benchmark comes" in ended.stderr
 
 
 def test_the_page_of_the_package_has_absolute_links_pictures_urls_and_classifiers(wheel):

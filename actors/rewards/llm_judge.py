@@ -80,6 +80,7 @@ class LlmJudge(Options):
     _pattern: re.Pattern[str] = PrivateAttr()
     _slots: asyncio.Semaphore = PrivateAttr()
     _calls: int = PrivateAttr()
+    _key: str | None = PrivateAttr()
     _connection: dict[str, Any] = PrivateAttr()
 
     @field_validator("body")
@@ -95,8 +96,8 @@ class LlmJudge(Options):
         self._pattern = self.pattern or re.compile(ONE_NUMBER.replace("{largest}", largest))
         self._slots = asyncio.Semaphore(self.at_once)
         self._calls = 0
-        key = os.environ.get(self.key_variable)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = os.environ.get(self.key_variable)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._connection = {"headers": headers, "verify": httpx.create_ssl_context()}
 
     async def __call__(
@@ -155,7 +156,8 @@ class LlmJudge(Options):
         return self._content(response)
 
     def _content(self, response: httpx.Response) -> str:
-        answered = f"{self.url} answered {response.status_code}: {response.text[:200]!r}"
+        text = self._without_key(response.text)
+        answered = f"{self.url} answered {response.status_code}: {text[:200]!r}"
         if response.status_code in TRANSIENT:
             raise _TryAgain(
                 RewardModelLost(answered), _seconds(response.headers.get("Retry-After"))
@@ -165,16 +167,21 @@ class LlmJudge(Options):
         try:
             choice = response.json()["choices"][0]
             content, ended = choice["message"]["content"], choice.get("finish_reason")
+            content = self._without_key(content) if isinstance(content, str) else ""
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise RewardFailed(answered) from None
         if ended == "length":
             raise _TryAgain(
                 RewardFailed(
                     f"{self.url} was cut off after max_tokens = {self.max_tokens}, having said "
-                    f"{str(content)[:200]!r}; let it say more, or think less (body)"
+                    f"{content[:200]!r}; let it say more, or think less (body)"
                 )
             )
-        return content if isinstance(content, str) else ""
+        return content
+
+    def _without_key(self, text: str) -> str:
+        """Return a text of the server, which may repeat the key, without it."""
+        return text.replace(self._key, "[key]") if self._key else text
 
     def _mark(self, reply: str) -> float:
         group = min(self._pattern.groups, 1)

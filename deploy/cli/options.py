@@ -1,5 +1,6 @@
 """Arguments that several commands share, and the recipe that they name."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,12 @@ RunName = Annotated[
     typer.Argument(help="A run's folder, or its name in --runs-dir.", autocompletion=complete_runs),
 ]
 RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
+
+
+def next_command(command: str, recipe: str, overrides: list[str]) -> str:
+    """Return the line that names the command to go on with, with the recipe and its settings."""
+    settings = [part for setting in overrides for part in ("--set", setting)]
+    return f"go on with: {shlex.join(['headway', command, recipe, *settings])}"
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":

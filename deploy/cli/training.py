@@ -6,7 +6,7 @@ Each checks its recipe and prints its first line before it imports anything heav
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
+from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import InputError, RunFailed, exit_code_of
 from deploy.runtime.signals import deferred
 
@@ -110,6 +110,7 @@ def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 
     terminal = Terminal()
     terminal.say(f"warm start in {warm_start(config, terminal, replace=replace)}")
+    terminal.say(next_command("run", recipe, overrides))
 
 
 def reward_model(
@@ -125,3 +126,4 @@ def reward_model(
 
     terminal = Terminal()
     terminal.say(f"reward models in {train_reward_models(config, terminal, replace=replace)}")
+    terminal.say(next_command("run", recipe, overrides))

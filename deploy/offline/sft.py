@@ -19,6 +19,7 @@ from actors.rollout.stops import load_stops
 from actors.sources.examples import DEMONSTRATIONS, Example, Messages, load_examples
 from actors.sources.rows import plain_text
 from actors.user_code import call, where_raised
+from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
@@ -30,6 +31,7 @@ from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.supervised import SftConfig
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from queues.records import Prompt
+from queues.runtime.cpu_affinity import usable_cores
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
@@ -159,8 +161,7 @@ def train_model(
     from learner.supervised import Progress
     from learner.supervised.sft import Example, train_supervised
 
-    if sft.threads:
-        torch.set_num_threads(sft.threads)
+    torch.set_num_threads(supervised_threads(config, sft, usable_cores()))
     torch.manual_seed(config.seed)
     origin = path or str(partial)
     if config.model.tiny is not None:

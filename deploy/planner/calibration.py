@@ -161,6 +161,8 @@ def _engine(
                 "short"
             )
         fitted = _least_squares(factors, seconds)
+        if not fitted[:2].any():  # rollouts of one length: turnover alone may explain them
+            fitted = np.append(_least_squares(factors[:, :2], seconds), 0.0)
     residuals = seconds - factors @ fitted
     step, rollout, turnover = fitted.tolist()
     variance = float(np.var(seconds))

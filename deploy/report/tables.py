@@ -27,8 +27,13 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     for label, value in figures(summary).items():
         table.add_row(label, value)
     console.print(table)
-    paths = f"report: {directory.page}\nfigures: {directory.summary_file}"
-    console.print(paths, markup=False, soft_wrap=True)
+    lines = (
+        f"report: {directory.page}",
+        f"figures: {directory.summary_file}",
+        f"go on with: headway rollouts {directory.path}",
+        f"        or: headway export {directory.path} --to FOLDER",
+    )
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:

@@ -161,6 +161,8 @@ def test_variables_of_a_notebook_do_not_reach_the_run(started, monkeypatch):
     assert list(made.lines()) == ["."]
 
 
+@pytest.mark.ray
+@pytest.mark.deepspeed
 def test_results_of_a_finished_run(finished):
     read = results("small", finished.folder.parent)
     assert (read.status, read.summary) == ("done", finished.summary)
@@ -170,18 +172,24 @@ def test_results_of_a_finished_run(finished):
 
 
 PROGRAM = """
-import asyncio, headway, os, subprocess, sys
+import asyncio, headway, os, subprocess, sys, time
 
 os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
 
 recipe, runs = sys.argv[1:]
 
+def status(command):
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
 async def cell():
     overrides = {"name": "from-python", "steps": 200, "deploy": {"runs_dir": runs}}
     run = headway.run(recipe, overrides)
     line = next(line for line in run.lines() if "ray status" in line)
-    shown = subprocess.run(line.partition(": ")[2], shell=True, capture_output=True, text=True)
-    assert "Total Usage" in shown.stdout, shown.stderr
+    deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
+    while "Total Usage" not in (shown := status(line.partition(": ")[2])):
+        assert time.monotonic() < deadline, shown
+        await asyncio.sleep(0.5)
     for batch in run.metrics():
         if batch["version"] == 1:
             run.stop()
