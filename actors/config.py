@@ -22,6 +22,8 @@ def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
 
 RewardNames = Annotated[tuple[str, ...], AfterValidator(_checked_rewards)]
 SourceName = Annotated[str, AfterValidator(SOURCES.check)]
+StopString = Annotated[str, Field(strict=True, min_length=1)]
+StopId = Annotated[int, Field(strict=True, ge=0)]
 
 
 class RewardModelConfig(Options):
@@ -122,6 +124,14 @@ class ActorsConfig(Options):
     """Longest rollout in tokens, its prompt included; None takes the context of the model."""
     chat_template: bool | Literal["auto"] = "auto"
     """Render prompts with the tokenizer's chat template; `auto`: if it has one."""
+    chat_template_options: dict[str, Any] = Field(default={})
+    """Variables that the chat template reads, as { enable_thinking = false }. They apply wherever a
+    prompt is rendered: rollouts, evaluations, `headway sft` and reward models."""
+    stop: tuple[StopString | StopId, ...] = ()
+    """Texts and token ids that end a message of the policy, besides the model's end-of-sequence
+    tokens. The token that completes a stop is the last one that is sampled, and it trains."""
+    include_stop: bool = False
+    """Leave the stop in the completion that rewards and environments see; else it is cut off."""
     max_concurrent_rollouts: int = Field(default=128, ge=1)
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
@@ -241,6 +251,12 @@ class ActorsConfig(Options):
             raise ValueError(
                 f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stop_is_there_to_include(self) -> Self:
+        if self.include_stop and not self.stop:
+            raise ValueError("actors.include_stop = true has no effect without actors.stop")
         return self
 
     @property

@@ -31,6 +31,7 @@ from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
 from actors.rewards.registry import is_finite
 from actors.rollout.chat_rendering import Renderer
+from actors.rollout.stops import Stops, load_stops
 from actors.user_code import call, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout
 
@@ -77,6 +78,11 @@ class Transcript:
         self.versions += generation.versions
         self.cache_salt = generation.cache_salt
 
+    def cut(self, length: int) -> None:
+        """Drop all tokens after the first `length`."""
+        for column in (self.token_ids, self.loss_mask, self.behavior_logprobs, self.versions):
+            del column[length:]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
@@ -94,6 +100,12 @@ class EpisodeRunner:
     """Rewards of evaluations."""
     max_model_len: int
     """Longest rollout in tokens."""
+    stops: Stops = field(init=False)
+    """Stops of the recipe."""
+
+    def __post_init__(self) -> None:
+        stops = load_stops(self.renderer, self.config.stop, include=self.config.include_stop)
+        object.__setattr__(self, "stops", stops)
 
     async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
         """Sample and score one rollout of a group.
@@ -129,16 +141,19 @@ class EpisodeRunner:
             request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
             generation = await self._generate(lease, request_id, transcript, first=turns == 1)
             transcript.sample(generation)
-            if generation.finish_reason is FinishReason.ABORTED:
+            finish_reason = generation.finish_reason
+            if (length := self.stops.find(transcript.token_ids[began:])) is not None:
+                transcript.cut(began + length)
+                finish_reason = FinishReason.STOP
+            if finish_reason is FinishReason.ABORTED:
                 return self._unscored(transcript, sample_index, prompt_length, created_at)
-            reply = self.renderer.text(transcript.token_ids[began:])
+            reply = self.stops.text(transcript.token_ids[began:])
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
             if turn.reward is not None:
                 environment_reward += float(turn.reward)
                 turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
-            if turn.done or generation.finish_reason is FinishReason.LENGTH:
-                finish_reason = generation.finish_reason
+            if turn.done or finish_reason is FinishReason.LENGTH:
                 break
             reply_ids = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
             if turns == self.config.max_turns or self._space(transcript, len(reply_ids)) < 1:
@@ -247,6 +262,8 @@ class EpisodeRunner:
             max_new_tokens=self._space(transcript),
             top_p=config.top_p,
             top_k=config.top_k,
+            stop=self.stops.strings,
+            stop_ids=self.stops.ids,
         )
         try:
             generation = await self.engine.generate(

@@ -37,7 +37,7 @@ OF_THE_WORK = {
     ),
     "weight_sync": (
         "transport folder codec wire_dtype update_mode clear_cache update_fraction bucket_bytes"
-        " timeout_seconds"
+        " timeout_seconds on_drift"
     ),
     "heldout": "pinned pinned_seconds",
     "deploy": (
@@ -69,8 +69,8 @@ REFUSED = {
         "": "reward_model",
         "actors": (
             "engine environment environment_options max_turns reward reward_options reward_weights"
-            " temperature top_p top_k max_new_tokens max_model_len chat_template overlong"
-            " missing_eos_penalty"
+            " temperature top_p top_k max_new_tokens max_model_len chat_template"
+            " chat_template_options stop include_stop overlong missing_eos_penalty"
         ),
         "actors.reward_model": "paths combine uncertainty standardise",
     },

@@ -100,6 +100,7 @@ class Processes:
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
+            template_options=config.actors.chat_template_options,
             **self._reservation.options("reward_model", 0),
         )
         return [RewardModelSupervisor(self._context, client, metrics_host=self._metrics_host)]

@@ -12,35 +12,22 @@ from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import attend_packed, hidden_states
 from learner.model.rope import pin_rope
+from learner.model.tiny_tokenizer import tiny_tokenizer, vocabulary_of
 
 log = logging.getLogger(__name__)
-
-SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
     """Write a Qwen3 with random weights and its character tokenizer as a model folder."""
     quiet()
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *config.characters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<pad>",
-        model_max_length=config.context,
-    ).save_pretrained(folder)
+    tiny_tokenizer(config.characters, config.context).save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(
             Qwen3Config(
-                vocab_size=len(vocabulary),
+                vocab_size=len(vocabulary_of(config.characters)),
                 hidden_size=config.hidden_size,
                 intermediate_size=config.intermediate_size,
                 num_hidden_layers=config.layers,
