@@ -1,4 +1,4 @@
-"""What vLLM's processes print: kept out of the user's terminal, and searched for why one failed.
+"""Output of vLLM's processes: kept out of the user's terminal, and searched for why one failed.
 
 vLLM starts its model in processes of its own, whose errors reach this one only as text.
 """

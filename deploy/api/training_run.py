@@ -28,6 +28,8 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import resumed_recipe
 
 COMMAND = (sys.executable, "-P", "-c", "from deploy.cli import main; main()")
+INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)
+"""Exit codes of a run that was stopped, during its preparations too."""
 POLL_SECONDS = 0.2
 OF_NOTEBOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "MPLBACKEND")
 """Variables that Jupyter sets for its kernel, and that are wrong for a process without a screen."""
@@ -151,9 +153,6 @@ class TrainingRun(RunResults):
 
     def _has_folder(self) -> bool:
         return super()._has_folder() and self.folder.stat().st_ino != self._replaced
-
-
-INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)
 
 
 def run(

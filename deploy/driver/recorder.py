@@ -6,10 +6,10 @@ A run goes wrong if too many groups fail for good, or if a token older than the 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.engines.model_folder import load_tokenizer
 from deploy.driver.engine_drift import DriftWatch
@@ -26,6 +26,8 @@ from queues.broker.status import BrokerStatus
 from queues.readers.recorded_batches import read_batch
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import is_full
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ class Recorder:
         self._summarised_at = time.monotonic()
         self._tokenizer: Any = None
         self._sampling_failed = False
+        self._last_write: asyncio.Future[Any] | None = None
+        """The write begun last, which goes on when `follow` is cancelled."""
         self._failed_before: int | None = None
         """Groups that had failed for good when this session began."""
 
@@ -114,7 +118,7 @@ class Recorder:
             jsonl.write(SAMPLES, [asdict(sample) for sample in samples])
             return samples
 
-        self._trackers.samples((await run_in_daemon_thread(write))[-2:])
+        self._trackers.samples((await self._write(write))[-2:])
         self._check_lags(batches)
         return status
 
@@ -141,7 +145,18 @@ class Recorder:
             async with asyncio.timeout(self._accounting_seconds):
                 record.accounting = (await self._processes.broker.accounting()).to_dict()
         summary = summarise(record, status=status, now=time.time())
-        await run_in_daemon_thread(lambda: directory.write_summary(summary))
+        await self._write(lambda: directory.write_summary(summary))
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        """Call `work` in a thread when the write before it has ended, cancelled or not.
+
+        Otherwise rows of the last batch could precede those of earlier ones, and a summary of the
+        running run could replace that of its end.
+        """
+        if self._last_write is not None:
+            await asyncio.wait([self._last_write])
+        self._last_write = asyncio.ensure_future(run_in_daemon_thread(work))
+        return await asyncio.shield(self._last_write)
 
     def _check_lags(self, batches: Sequence[TrainedBatch]) -> None:
         if self._context.config.queues.on_overdue == "train":

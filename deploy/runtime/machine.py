@@ -1,4 +1,4 @@
-"""What a record says about this machine and about the commit of a folder; needs only Python."""
+"""Facts about this machine, and about the commit of a folder, for records; needs only Python."""
 
 import platform
 import subprocess

@@ -57,27 +57,31 @@ def test_right_answers_are_rewarded_and_demonstrations_guess(task, monkeypatch):
     assert 0.15 < right / 500 < 0.5
 
 
+@pytest.fixture
+def starter(headway, tmp_path):
+    """Provide the folder that `headway init` wrote; until the test ends `headway` works in it."""
+    before, folder = headway.folder, tmp_path / "starter"
+    assert headway("init", folder).returncode == 0
+    headway.folder = folder
+    yield folder
+    headway.folder = before
+
+
 @pytest.mark.ray
 @pytest.mark.deepspeed
-def test_the_task_is_prepared_tried_and_trained(headway):
+def test_the_task_is_prepared_tried_and_trained(headway, starter):
     """The steps that `headway init` prints, with an engine that needs no vLLM."""
-    folder = headway.folder / "starter"
-    assert headway("init", folder).returncode == 0
-    headway.folder, before = folder, headway.folder
-    try:
-        shorter = ("--set", "sft.steps=5")
-        for command, goes_on in (
-            (("try", "my_task.toml", *SCRIPTED, *shorter), "headway sft my_task.toml --set"),
-            (("sft", "my_task.toml", *shorter), "headway run my_task.toml --set sft.steps=5"),
-            (("try", "my_task.toml", *SCRIPTED, *shorter), "headway run my_task.toml --set"),
-            (("run", "my_task.toml", *SHORT, *shorter), f"headway rollouts {folder}/runs/mine"),
-        ):
-            result = headway(*command)
-            assert result.returncode == 0, result.stdout + result.stderr
-            assert f"go on with: {goes_on}" in result.stdout
-        summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
-    finally:
-        headway.folder = before
+    shorter = ("--set", "sft.steps=5")
+    for command, goes_on in (
+        (("try", "my_task.toml", *SCRIPTED, *shorter), "headway sft my_task.toml --set"),
+        (("sft", "my_task.toml", *shorter), "headway run my_task.toml --set sft.steps=5"),
+        (("try", "my_task.toml", *SCRIPTED, *shorter), "headway run my_task.toml --set"),
+        (("run", "my_task.toml", *SHORT, *shorter), f"headway rollouts {starter}/runs/mine"),
+    ):
+        result = headway(*command)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert f"go on with: {goes_on}" in result.stdout
+    summary = json.loads((starter / "runs" / "mine" / "summary.json").read_text())
     assert (summary["status"], summary["version"]) == ("done", 3)
 
 
@@ -85,17 +89,11 @@ def test_the_task_is_prepared_tried_and_trained(headway):
 @pytest.mark.deepspeed
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_the_policy_learns_the_task(headway):
-    folder = headway.folder / "learns"
-    assert headway("init", folder).returncode == 0
-    headway.folder, before = folder, headway.folder
-    try:
-        for command in ("sft", "run"):
-            result = headway(command, "my_task.toml")
-            assert result.returncode == 0, result.stdout + result.stderr
-        summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
-    finally:
-        headway.folder = before
+def test_the_policy_learns_the_task(headway, starter):
+    for command in ("sft", "run"):
+        result = headway(command, "my_task.toml")
+        assert result.returncode == 0, result.stdout + result.stderr
+    summary = json.loads((starter / "runs" / "mine" / "summary.json").read_text())
     first, last = summary["heldout"][0], summary["heldout"][-1]
     assert first["score"] < 0.7
     assert last["score"] > 0.9

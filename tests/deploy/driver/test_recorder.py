@@ -1,6 +1,7 @@
 """The recorder of a run: what it keeps and shows, and the runs that it ends."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -92,6 +93,37 @@ def test_two_rollouts_of_every_batch_are_kept_as_text_and_sent_to_the_trackers(
     ]  # fmt: skip
     assert rows[0]["prompt"] == "3 tokens"
     assert [sample.version for sample in sent[0]] == [1, 1]
+
+
+def test_rows_of_a_cancelled_gathering_precede_those_of_the_end(tmp_path, monkeypatch):
+    reading, read = threading.Event(), threading.Event()
+
+    def load_slowly(path):
+        reading.set()
+        assert read.wait(60)
+        return SimpleNamespace(decode=lambda ids, **_: "")
+
+    monkeypatch.setattr(recorder, "load_tokenizer", load_slowly)
+    context = replace(make_context(tmp_path), inputs=SimpleNamespace(model_path="m"))
+    train(context.directory, [{"loss": 0.5}, {"loss": 0.25}])
+    processes = Processes(batches=[trained(**COUNTS)], steps=1)
+    trackers = SimpleNamespace(batch=lambda row: None, samples=lambda samples: None)
+
+    async def main():
+        made = Recorder(context, processes, trackers, poll_seconds=0.01, accounting_seconds=0.01)
+        following = asyncio.create_task(made.follow())
+        await asyncio.to_thread(reading.wait, 60)
+        following.cancel()
+        await asyncio.wait([following])
+        processes.status["batches"] = [trained(**COUNTS, version=1, step_finished_at=12.0)]
+        concluding = asyncio.create_task(made.conclude("done"))
+        await asyncio.wait([concluding], timeout=0.1)
+        read.set()
+        await concluding
+
+    asyncio.run(main())
+    versions = [row["version"] for row in context.directory.rows("samples.jsonl")]
+    assert versions == [0, 0, 1, 1]
 
 
 def test_rollouts_that_cannot_be_read_do_not_end_the_run(tmp_path, caplog):
