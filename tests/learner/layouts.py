@@ -38,9 +38,8 @@ def updater_of(model_path, layout):
         loss="ppo",
         critic={"shared": True, "learning_rate": 1e-2},
     )
-    policy = load_policy(
-        model_path, LogprobOptions(chunk=64), dtype=dtype, attention="sdpa", value_head=True
-    )
+    policy = load_policy(model_path, LogprobOptions(chunk=64), dtype=dtype, attention="sdpa")
+    policy.add_value_head()
     engine = CapturingEngine(
         policy,
         config,
