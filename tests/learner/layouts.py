@@ -29,6 +29,7 @@ def updater_of(model_path, layout):
     optimizer, stage, dtype = layout
     config = LearnerConfig(
         optimizer=optimizer,
+        muon_learning_rate=0.02,
         zero_stage=stage,
         dtype=dtype,
         ranks=dist.get_world_size() if dist.is_initialized() else 1,
