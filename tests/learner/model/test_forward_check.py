@@ -208,10 +208,11 @@ def test_dynamic_rope_is_refused_beyond_the_positions_of_the_model(tmp_path):
 # --- critics, reward models and references
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "mistral, window", "qwen3_moe", "gpt2"])
-def test_scores_are_those_of_the_model_itself(tmp_path, name):
+def test_scores_are_those_of_the_model_itself(tmp_path, name, dtype):
     write(name, str(tmp_path))
-    scores = load_scalar_model(str(tmp_path), dtype="float32", attention="sdpa", seed=0)
+    scores = load_scalar_model(str(tmp_path), dtype=dtype, attention="sdpa", seed=0)
     check_forward(scores, scores, device=CPU)
 
 
