@@ -46,7 +46,7 @@ def build_episodes(
     return EpisodeRunner(
         engine_id=engine_id,
         engine=engine,
-        renderer=Renderer(tokenizer, config.chat_template),
+        renderer=Renderer(tokenizer, config.chat_template, config.chat_template_options),
         config=config,
         new_environment=load_environment(
             config.environment, config.environment_options, code_execution=config.code_execution

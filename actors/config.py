@@ -23,6 +23,8 @@ def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
 
 RewardNames = Annotated[tuple[str, ...], AfterValidator(_checked_rewards)]
 SourceName = Annotated[str, AfterValidator(SOURCES.check)]
+StopString = Annotated[str, Field(strict=True, min_length=1)]
+StopId = Annotated[int, Field(strict=True, ge=0)]
 
 
 class RewardModelConfig(Options):
@@ -54,7 +56,8 @@ class RewardModelConfig(Options):
 class OverlongConfig(Options):
     """Soft penalty on rollouts that come close to their length limit (DAPO).
 
-    The limit is actors.max_new_tokens, or what the context has left after the prompt.
+    There are two limits, and the nearer counts: sampled tokens reach actors.max_new_tokens, or all
+    tokens after the prompt, those of tools included, fill the context.
     """
 
     buffer: int | None = Field(default=None, ge=1)
@@ -108,18 +111,28 @@ class ActorsConfig(Options):
     """Factors of rewards by name; 1 for the others. The parts of a rollout are recorded without
     factors: learner.advantage = "gdpo" weighs parts by its own option."""
 
-    temperature: float = Field(default=1.0, gt=0)
-    """Temperature of training rollouts. The learner divides its logits by it too."""
+    temperature: float = Field(default=1.0, ge=0.01, le=2)
+    """Temperature of training rollouts, within what vLLM takes unchanged. The learner divides its
+    logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the most probable tokens that reach this mass; 1 is the whole distribution."""
+    """Sample from the most probable tokens that reach this mass; 1 is the whole distribution, which
+    all but the losses `raft` and `dpo` need: the learner's log-probabilities are of all tokens."""
     top_k: int = Field(default=-1, ge=-1)
-    """Sample from the k most probable tokens; −1 is no limit."""
+    """Sample from the k most probable tokens; −1 is no limit. As for `top_p`."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Most tokens that the policy samples in one rollout, over all of its turns."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest rollout in tokens, its prompt included; None takes the context of the model."""
     chat_template: bool | Literal["auto"] = "auto"
     """Render prompts with the tokenizer's chat template; `auto`: if it has one."""
+    chat_template_options: dict[str, Any] = Field(default={})
+    """Variables that the chat template reads, as { enable_thinking = false }. They apply wherever a
+    prompt is rendered: rollouts, evaluations, `headway sft` and reward models."""
+    stop: tuple[StopString | StopId, ...] = ()
+    """Texts and token ids that end a message of the policy, besides the model's end-of-sequence
+    tokens. The token that completes a stop is the last one that is sampled, and it trains."""
+    include_stop: bool = False
+    """Leave the stop in the completion that rewards and environments see; else it is cut off."""
     max_concurrent_rollouts: int = Field(default=128, ge=1)
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
@@ -239,6 +252,12 @@ class ActorsConfig(Options):
             raise ValueError(
                 f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stop_is_there_to_include(self) -> Self:
+        if self.include_stop and not self.stop:
+            raise ValueError("actors.include_stop = true has no effect without actors.stop")
         return self
 
     @property

@@ -40,8 +40,12 @@ class ActorMetrics(Collector):
         """Yield the metrics of one scrape."""
         values = self._statistics.statistics()
         for name, key, text in (
-            ("tokens_generated", "tokens_generated", "Tokens sampled in rollouts that ended."),
-            ("rollouts_generated", "rollouts", "Rollouts that ended."),
+            (
+                "tokens_generated",
+                "tokens_generated",
+                "Tokens sampled, evaluations included; none of rollouts that failed.",
+            ),
+            ("rollouts_generated", "rollouts", "Rollouts that ended with a result."),
             ("serving_seconds", "serving_seconds", "Seconds since the first weights."),
         ):
             yield CounterMetricFamily(f"headway_{name}", text, value=values[key])

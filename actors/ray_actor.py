@@ -169,6 +169,17 @@ class RolloutActor:
         }
         return await calls[call](*arguments)
 
+    async def resend(self) -> None:
+        """Have the engine take the newest weights again, whole (`Receiver.resend`).
+
+        Raises:
+            ActorsError: The actor does not fetch its weights itself, or has not started.
+        """
+        receiver = self.parts and self.parts.receiver
+        if not isinstance(receiver, Receiver):
+            raise ActorsError(f"{self._statistics.engine_id} cannot fetch weights again")
+        await receiver.resend()
+
     async def statistics(self) -> dict[str, Any]:
         """See `ActorStatistics.statistics`; can be called at any time."""
         return self._statistics.statistics()

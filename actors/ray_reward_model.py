@@ -5,13 +5,14 @@ call, and calls whose answer was lost are repeated. The driver's supervisor coun
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.config import RewardModelConfig
+from actors.environments.protocol import Message
 from actors.errors import ActorsError, RewardFailed, RewardModelLost
 from actors.reward_models.scoring import RewardModels, load_reward_models
 
@@ -21,11 +22,17 @@ MAX_CONCURRENCY = 10_000
 
 
 def create_reward_model(
-    paths: Sequence[str], config: RewardModelConfig, *, timeout: float, **options: Any
+    paths: Sequence[str],
+    config: RewardModelConfig,
+    *,
+    timeout: float,
+    template_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> "RewardModelClient":
     """Start the process of the reward models on the cluster; `start` loads them.
 
-    `timeout` is the deadline of one score in seconds, `options` are those of Ray.
+    `timeout` is the deadline of one score in seconds, `template_options` are
+    actors.chat_template_options, `options` are those of Ray.
     """
     remote = ray.remote(RewardModelActor).options(
         **{
@@ -36,14 +43,20 @@ def create_reward_model(
             **options,
         }
     )
-    return RewardModelClient(remote.remote(tuple(paths), config), timeout=timeout)
+    handle = remote.remote(tuple(paths), config, template_options)
+    return RewardModelClient(handle, timeout=timeout)
 
 
 class RewardModelActor:
     """The Ray actor; arguments as in `load_reward_models`, which the first call runs."""
 
-    def __init__(self, paths: Sequence[str], config: RewardModelConfig) -> None:
-        self._paths, self._config = paths, config
+    def __init__(
+        self,
+        paths: Sequence[str],
+        config: RewardModelConfig,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._arguments = paths, config, template_options
         self._loading = asyncio.Lock()
         self._models: RewardModels | None = None
 
@@ -54,7 +67,7 @@ class RewardModelActor:
         """Load the models; raise InputError if one cannot be used."""
         await self._loaded()
 
-    async def score(self, prompt: str, completion: str) -> float:
+    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """See `TextScorer.score`."""
         return await (await self._loaded()).score(prompt, completion)
 
@@ -66,9 +79,7 @@ class RewardModelActor:
     async def _loaded(self) -> RewardModels:
         async with self._loading:
             if self._models is None:
-                self._models = await asyncio.to_thread(
-                    load_reward_models, self._paths, self._config
-                )
+                self._models = await asyncio.to_thread(load_reward_models, *self._arguments)
             return self._models
 
 
@@ -87,7 +98,7 @@ class RewardModelClient:
         """
         await self.handle.start.options(max_task_retries=-1 if again else 0).remote()
 
-    async def score(self, prompt: str, completion: str) -> float:
+    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """See `TextScorer.score`; repeats the call if the process restarts in time."""
         call = self.handle.score.options(max_task_retries=-1)
         try:

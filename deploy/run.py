@@ -137,6 +137,7 @@ class Run:
                 ],
                 meanwhile=[
                     named("recorder", self.recorder.follow()),
+                    named("drift", self.recorder.drift.follow()),
                     *(named(models.name, models.run()) for models in processes.reward_models),
                 ],
             )

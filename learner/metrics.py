@@ -18,12 +18,14 @@ from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""
 COUNTS = {
-    "tokens_trained": "Sampled tokens in trained batches.",
-    "rollouts_trained": "Rollouts in trained batches.",
+    "tokens_trained": "Sampled tokens that were trained, neither masked out nor dropped.",
+    "rollouts_trained": "Rollouts with a token that was trained.",
     "optimizer_steps": "Steps of the policy's optimizer.",
-    "tied_groups": "Groups in trained batches whose rewards were all equal.",
-    "unscored": "Rollouts in trained batches without a finite reward.",
-    "truncated_rollouts": "Rollouts in trained batches that were cut off at their length limit.",
+    "tied_groups": "Groups in trained batches whose rollouts all earned the same task reward.",
+    "unscored": "Rollouts in trained batches whose reward was not finite.",
+    "truncated_rollouts": (
+        "Rollouts in trained batches that were cut off at their limit of tokens or turns."
+    ),
     "multi_version_rollouts": "Rollouts in trained batches that crossed a weight update.",
     "versions_skipped": "Versions never sent to engines, since a newer one overtook them.",
 }
@@ -32,16 +34,16 @@ FIGURES = {
     "loss": "Loss of the newest batch, with penalties.",
     "grad_norm": "Gradient norm of the newest batch, before clipping.",
     "learning_rate": "Learning rate of the newest optimizer step.",
-    "reward_mean": "Mean reward of the newest batch.",
+    "reward_mean": "Mean reward of all rollouts of the newest batch.",
     "reward_std": "Standard deviation of the rewards of the newest batch.",
-    "response_length_mean": "Sampled tokens of a rollout, mean of the newest batch.",
-    "entropy_mean": "Entropy of the policy in nats a token, mean of the newest batch.",
-    "ess": "Effective sample size of the newest batch over its number of tokens.",
+    "response_length_mean": "Sampled tokens of a rollout, mean of all of the newest batch.",
+    "entropy_mean": "Entropy of the policy in nats a token, mean of the newest trained tokens.",
+    "ess": "Effective sample size of the newest batch over its number of trained tokens.",
     "lag_mean": "Versions between sampling and training of a token, mean of the newest batch.",
     "max_lag": "Versions between sampling and training of a token, largest of the newest batch.",
     "pack_efficiency": "Tokens over the capacity of the microbatches of the newest batch.",
     "rank_imbalance": "Workload of the busiest rank over the mean of the ranks.",
-    "reference_kl": "KL divergence from the reference policy in nats a token.",
+    "reference_kl": "KL divergence from the reference policy in nats a trained token.",
     "value_loss": "Loss of the critic on the newest batch.",
     "explained_variance": "Share of the variance of the returns that the critic explains.",
 }
@@ -102,7 +104,7 @@ class LearnerMetrics(Collector):
         yield _histogram("headway_token_lag", "Lag in versions of each trained token.", self._lags)
         yield _histogram(
             "headway_group_lag",
-            "Lag in versions of the oldest token of each trained group.",
+            "Lag in versions of the oldest trained token of each group.",
             self._group_lags,
         )
         yield from _figures(self._report)
@@ -118,16 +120,21 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
     for kind, text in (
         ("mismatch", "Mean |log-ratio| of learner and sampler, by origin of the rollouts."),
         ("kl", "KL(sampler ‖ learner) in nats a token, by origin of the rollouts."),
-        ("tokens", "Tokens of the newest batch, by origin of the rollouts."),
+        ("tokens", "Trained tokens of the newest batch, by origin of the rollouts."),
     ):
         family = GaugeMetricFamily(f"headway_origin_{kind}", text, labels=["origin"])
         for origin, figures in origins.items():
             if (value := getattr(figures, kind)) is not None:
                 family.add_metric([origin], value)
         yield family
+    mismatches = GaugeMetricFamily(
+        "headway_mismatch_fresh",
+        "Mean |log-ratio| of learner and sampler over fresh tokens of the newest batch, by engine.",
+        labels=["engine"],
+    )
     fractions = GaugeMetricFamily(
         "headway_token_fraction",
-        "Fraction of the newest batch's tokens that were clipped, capped, rejected, not finite.",
+        "Fraction of the newest trained tokens that were clipped, capped, rejected, not finite.",
         labels=["kind"],
     )
     parts = GaugeMetricFamily(
@@ -135,7 +142,9 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         "Mean of each part of the reward in the newest batch, unweighted.",
         labels=["part"],
     )
+    engines = (report.engines if report is not None else None) or {}
     for family, values in (
+        (mismatches, {name: figures.mismatch_fresh for name, figures in engines.items()}),
         (fractions, report.fractions if report is not None else {}),
         (parts, (report.reward_parts if report is not None else None) or {}),
     ):

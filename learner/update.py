@@ -9,6 +9,7 @@ minimised is `learner.objective.objective`; versions and publishing are `learner
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,10 +17,12 @@ from torch import Tensor
 from learner.batch.batch import Microbatch, Sequences, TrainBatch, read_batch, split_groups
 from learner.batch.microbatch_plan import Indices, plan_microbatches, slowest, workloads
 from learner.config.learner import LearnerConfig
+from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
 from learner.engine.protocol import TrainEngine, ValueEngine
+from learner.model.policy import before_each
 from learner.model.reference import Reference
 from learner.objective.objective import Objective
 from queues.records import RolloutGroup
@@ -41,7 +44,8 @@ class Updater:
         self._engine = engine
         self._critic = critic
         self._reference = reference
-        self._config = config
+        self.config = config
+        """May be replaced between two batches, as far as `LearnerConfig.stepping_as` goes."""
 
     def update(self, groups: Sequence[RolloutGroup], version: int) -> BatchReport:
         """Take the optimizer steps of a batch; return figures over all ranks. Collective.
@@ -52,7 +56,7 @@ class Updater:
             LearnerError: The batch cannot be trained.
             TrainingDiverged: The loss or the gradient is not finite, on any rank.
         """
-        config, limit = self._config, self._config.max_token_lag
+        config, limit = self.config, self.config.max_token_lag
         batch = read_batch(
             groups,
             mask_truncated=config.mask_truncated,
@@ -61,8 +65,12 @@ class Updater:
         )
         batch = self.objective.with_advantages(self._with_model_scores(batch))
         tokens = batch.tokens
-        column = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
-        batch = batch.with_columns(origins=column)
+        column = origins(tokens.versions, batch.sampled, tokens.sequence_ids, version=version)
+        units, unit_of_token = engine_comparison.units(
+            tokens.versions, batch.sampled, tokens.sequence_ids, tokens.group_ids, batch.engines,
+            version=version,
+        )  # fmt: skip
+        batch = batch.with_columns(origins=column, units=unit_of_token)
         sums = _Sums()
         totals = StepTotals(
             ranks=self._engine.ranks,
@@ -75,8 +83,9 @@ class Updater:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                self._step(minibatch, version, totals, sums)
-        report = batch_report(batch, totals, self._over_ranks(sums.numbers()), version, config)
+                self._step(minibatch, version, totals, sums, units=len(units))
+        numbers = self._over_ranks(sums.numbers())
+        report = batch_report(batch, totals, numbers, version, config, units)
         if self._trains_policy(version):
             self.objective.adapt(
                 kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
@@ -85,76 +94,97 @@ class Updater:
         return report
 
     def _trains_policy(self, version: int) -> bool:
-        critic = self._config.critic
+        critic = self.config.critic
         return critic is None or version >= critic.pretrain_batches
 
-    def _step(self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums") -> None:
-        """Compute the gradient of a minibatch and take the steps of policy and critic."""
+    def _step(
+        self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums", *, units: int
+    ) -> None:
+        """Compute the gradient of a minibatch and take the steps of policy and critic.
+
+        Where no token has a part in the loss, on any rank, there is no step: neither momentum nor
+        weight decay moves the weights, and the schedule stays where it is.
+        """
         plan = self._plan(minibatch, minibatch.trainable)
-        at_each = self._config.zero_stage >= 2
+        at_each = self.config.zero_stage >= 2
         totals.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
         totals.workload += sum(workloads(minibatch.lengths, plan))
-        totals.minibatches += 1
         positive = self.objective.count_positive_tokens(minibatch)
-        trains_policy = self._trains_policy(version)
+        masked_in = bool(minibatch.tokens.mask.any())
+        totals.minibatches += masked_in
+        trains_policy = masked_in and self._trains_policy(version)
         mine = plan[self._engine.rank]
         sums.add(self._packing_counts(minibatch, mine))
-        compared = []
+        compared, learned = [], torch.zeros((), device=self._engine.device)
         for micro in minibatch.microbatches(mine, self._engine.device):
             policy_sums, tokens = self._policy_pass(micro, version, positive, train=trains_policy)
             compared.append(tokens)
+            learned += policy_sums.pop("learned")
             sums.add(policy_sums)
-            sums.add(self._critic_pass(micro))
-        sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
-        if trains_policy:
+            sums.add(self._critic_pass(micro, train=masked_in))
+        columns = [torch.cat(column) for column in zip(*compared, strict=True)]
+        sums.add(measure(*columns[:4]))
+        sums.add(engine_comparison.measure(*columns[:2], *columns[4:], count=units))
+        if trains_policy and self._engine.sum_over_ranks(learned) > 0:
             totals.grad_norms.append(self._engine.step())
             totals.learning_rate = self._engine.learning_rate
-        if self._critic is not None:
+        if self._critic is not None and masked_in:
             totals.critic_grad_norms.append(self._critic.step())
 
     def _with_model_scores(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the scores of models before its first step, from all ranks."""
         columns: dict[str, Tensor] = {}
-        shared = self._critic is None and self._config.critic is not None
-        if self._config.uses_proximal or shared:
-            scores = self._score(batch, self._of_policy, outputs=2 if shared else 1)
-            if self._config.uses_proximal:
-                columns["proximal_logprobs"] = scores[0]
-            if shared:
-                columns["values"] = scores[1]
+        shared = self._critic is None and self.config.critic is not None
+        values = ("values", "values_after") if self.config.bootstraps else ("values",)
+        if self.config.uses_proximal or shared:
+            names = ("proximal_logprobs", *(values if shared else ()))
+            columns |= self._score(batch, names, self._of_policy)
+            if not self.config.uses_proximal:
+                del columns["proximal_logprobs"]
         if self._reference is not None:
-            [columns["reference_logprobs"]] = self._score(batch, self._reference.logprobs)
-        critic = self._critic
-        if critic is not None:
-            [columns["values"]] = self._score(batch, lambda ids, at, _: critic.values(ids, at))
+            columns |= self._score(batch, ("reference_logprobs",), self._reference.logprobs)
+        if self._critic is not None:
+            columns |= self._score(batch, values, self._of_critic)
+        if "values_after" in columns:
+            ends = batch.starts + torch.tensor(batch.lengths) - 1
+            batch = replace(batch, end_values=columns.pop("values_after")[ends])
         return batch.with_columns(**columns) if columns else batch
 
     def _of_policy(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
-        """Return log-probabilities [N], or with those of a value head [2, N]."""
+        """Return log-probabilities, and the values of a shared critic that are needed, [·, N]."""
         out = self._engine.forward(token_ids, position_ids, wanted)
-        return out.logprobs if out.values is None else torch.stack([out.logprobs, out.values])
+        columns = (out.logprobs, out.values, out.values_after)
+        return torch.stack([column for column in columns if column is not None])
+
+    def _of_critic(self, token_ids: Tensor, position_ids: Tensor, _: Tensor) -> Tensor:
+        """Return the values before each token, and those after it where they are needed, [·, N]."""
+        assert self._critic is not None
+        if not self.config.bootstraps:
+            return self._critic.values(token_ids, position_ids)
+        after = self._critic.values_after(token_ids, position_ids)
+        return torch.stack([before_each(after[:-1], position_ids.to(after.device)), after])
 
     @torch.no_grad()
     def _score(
         self,
         batch: TrainBatch,
+        names: Sequence[str],
         model: Callable[[Tensor, Tensor, Tensor], Tensor],
-        *,
-        outputs: int = 1,
-    ) -> Tensor:
-        """Return the scores of one model, [outputs, N] float32; 0 for tokens not sampled.
+    ) -> dict[str, Tensor]:
+        """Return the scores of one model by name, [N] float32 each.
 
-        Each rank computes its microbatches.
+        Each rank computes its microbatches. Log-probabilities are 0 for tokens not sampled, and
+        everything is for rollouts that are not needed.
         """
         rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
         mine = self._plan(batch, rollouts)[self._engine.rank]
         device = self._engine.device
-        scores = torch.zeros(outputs, len(batch.tokens.token_ids), device=device)
+        scores = torch.zeros(len(names), len(batch.tokens.token_ids), device=device)
         for members, micro in zip(mine, batch.microbatches(mine, device), strict=True):
             output = model(micro.token_ids, micro.position_ids, micro.mask | (micro.versions >= 0))
             if members:
                 scores[:, batch.positions(members)] = output.float()
-        return self._engine.sum_over_ranks(scores).cpu()
+        return dict(zip(names, self._engine.sum_over_ranks(scores).cpu(), strict=True))
 
     def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Indices]:
         """Plan the microbatches of some rollouts, with whole groups where the loss needs them."""
@@ -162,7 +192,7 @@ class Updater:
         if self.objective.unit == "group":
             units = batch.by_group(rollouts)
         lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
-        plan = plan_microbatches(lengths, self._engine.ranks, self._config.microbatch_tokens)
+        plan = plan_microbatches(lengths, self._engine.ranks, self.config.microbatch_tokens)
 
         def rollouts_of(members: Sequence[int]) -> list[int]:
             return [rollout for unit in members for rollout in units[unit]]
@@ -172,7 +202,7 @@ class Updater:
     def _packing_counts(self, batch: Sequences, mine: Indices) -> dict[str, Tensor]:
         """Count microbatches, and their tokens and capacity; a dummy has no capacity."""
         tokens = [sum(batch.lengths[i] for i in members) for members in mine]
-        capacity = sum(max(self._config.microbatch_tokens, size) for size in tokens if size)
+        capacity = sum(max(self.config.microbatch_tokens, size) for size in tokens if size)
         counts = {"microbatches": len(mine), "tokens": sum(tokens), "capacity": capacity}
         return {name: torch.tensor(count) for name, count in counts.items()}
 
@@ -195,17 +225,19 @@ class Updater:
             self._engine.backward(loss)
         return sums, compared
 
-    def _critic_pass(self, micro: Microbatch) -> dict[str, Tensor]:
+    def _critic_pass(self, micro: Microbatch, *, train: bool) -> dict[str, Tensor]:
         if self._critic is None:
             return {}
-        values = self._critic.values(micro.token_ids, micro.position_ids)
-        loss, sums = self.objective.value_loss(micro, values)
-        self._critic.backward(loss)
+        with torch.set_grad_enabled(train):
+            values = self._critic.values(micro.token_ids, micro.position_ids)
+            loss, sums = self.objective.value_loss(micro, values)
+        if train:
+            self._critic.backward(loss)
         return sums
 
     def _refresh(self, version: int) -> None:
         """Move the reference towards the policy, where the version is one for it. Collective."""
-        kl = self._config.kl
+        kl = self.config.kl
         if kl is None or kl.refresh_every is None or version % kl.refresh_every:
             return
         assert self._reference is not None

@@ -62,7 +62,8 @@ class QueuesConfig(BaseModel):
     """With ess_target: batches for each decision, since the figure of one batch is noisy."""
     filter_tied: bool = False
     """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
-    no signal, and generate another in its place."""
+    no signal, and generate another in its place. Only for advantages that compare the rollouts of a
+    group alone, as learner.drop_tied."""
     max_filtered_batches: int = Field(default=10, ge=1)
     """With filter_tied: largest number of groups dropped for one batch, in batches. Further tied
     groups are trained, without effect, so that the batch does not wait for ever."""

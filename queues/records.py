@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
     """The end of a rollout."""
 
     STOP = "stop"
-    """The policy sampled an end-of-sequence token."""
+    """The policy sampled an end-of-sequence token, or a stop of `actors.stop`."""
     LENGTH = "length"
     ABORTED = "aborted"
     ERROR = "error"

@@ -223,6 +223,7 @@ def learner_metrics():
     times = ("wait_started_at", "wait_finished_at", "step_started_at", "step_finished_at")
     kinds = ("mismatch_fresh", "kl_fresh", "tokens_fresh")
     metrics = LearnerMetrics()
+    engine = dict.fromkeys(("mismatch_fresh", "tokens_fresh", "rank_score", "mismatch_ratio"), 1.0)
     row = dict.fromkeys((*times, "published_at", *kinds, *FIGURES), 1.0) | {
         "version": 0,
         "weights_checksum": "",
@@ -230,6 +231,7 @@ def learner_metrics():
         "group_lag_histogram": {"0": 1},
         "fractions": {"capped": 0.5},
         "reward_parts": {"task": 0.5},
+        "engines": {"engine-0": engine},
     }
     metrics.observe(TrainedBatch.from_dict(row))
     return exposed(metrics)
@@ -243,6 +245,7 @@ def driver_metrics(folder):
     )
     known.heldout.append({"score": 1.0, "scored": 1, "failed": 0})
     known.restarts = Counter({"actor-0": 1})
+    known.drifting = {"engine-0": True}
     late = Wait("learner", "actor-0", "groups", seconds=1.0)
     return exposed(RunMetrics(known, folder, lambda: [late]))
 

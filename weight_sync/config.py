@@ -39,6 +39,11 @@ class WeightSyncConfig(BaseModel):
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
     """Size of a bucket, the unit of transfer; a larger tensor gets a bucket of its own. Ignored by
     `nccl` and `ipc`, which use vLLM's own chunks."""
+    on_drift: Literal["alert", "resend", "restart"] = "alert"
+    """Response to an engine that drifts: its log-probabilities differ more from the learner's than
+    those of the other engines. `alert` names it: on the terminal, in drift.jsonl and by a metric.
+    `resend` also sends it the newest version again, whole. `restart` does that first, and restarts
+    its actor if it still drifts; with `nccl` and `ipc`, which send every version whole, at once."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Deadline of staging, of a swap (pause, load and resume together) and of a publish; with
     `nccl` and `ipc`, of the update of one engine; also the lifetime of a swap permit whose holder
@@ -62,6 +67,11 @@ class WeightSyncConfig(BaseModel):
                 f"codec is {self.codec!r} and transport is {self.transport!r}, which writes all "
                 'weights into the engine; set codec = "full", or transport to "shared_memory", '
                 '"object_store" or "filesystem"'
+            )
+        if not self.staged and self.on_drift == "resend":
+            raise ValueError(
+                f'on_drift is "resend" and transport is {self.transport!r}, which sends every '
+                'version whole already; set on_drift to "alert" or "restart"'
             )
         if self.folder is not None and not PurePath(self.folder).is_absolute():
             raise ValueError(f"folder is {self.folder!r}; expected an absolute path")

@@ -113,6 +113,21 @@ def load_tokenizer(model_path: str) -> Any:
     return tokenizer
 
 
+def end_ids(model_path: str, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a sequence: the tokenizer's and those of the generation settings.
+
+    Engines stop at all of them; a chat model often ends its turns with another one than eos.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        named = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except (OSError, ValueError):  # no generation_config.json: engines take that of the model
+        named = configuration(model_path).get_text_config().eos_token_id
+    ids = named if isinstance(named, list) else [named]
+    return frozenset(i for i in [tokenizer.eos_token_id, *ids] if i is not None)
+
+
 def context_length(model_path: str) -> int:
     """Return the longest sequence, in tokens; raise InputError if the configuration names none."""
     config = configuration(model_path).get_text_config()

@@ -44,6 +44,10 @@ class SamplingParameters:
     """−1: no limit."""
     seed: int | None = None
     """None takes the engine's own stream of random numbers."""
+    stop: tuple[str, ...] = ()
+    """Texts after which the engine may stop; the caller cuts at the first of them."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens after which the engine may stop, besides those that end the model's sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,7 +165,9 @@ class VllmEngine:
                 max_tokens=sampling.max_new_tokens,
                 logprobs=0,
                 flat_logprobs=True,
-                detokenize=False,
+                stop=list(sampling.stop),
+                stop_token_ids=list(sampling.stop_ids),
+                detokenize=bool(sampling.stop),
                 output_kind=RequestOutputKind.DELTA,
                 stream_interval=sampling.max_new_tokens,  # the first token, then all others
             ),

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.engines.model_folder import kv_bytes_per_token, stated_dtype
 from actors.engines.protocol import EngineSpec
+from actors.engines.sampling_rules import check_sampling
 from actors.errors import InputError
 from queues.runtime.cpu_affinity import bind_process, parse_cores
 from weight_sync.vllm.transfer import BACKEND
@@ -20,7 +21,12 @@ and at most where a single rollout needs more than that."""
 
 
 def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
-    """Prepare this process, and return the arguments of vLLM's engine."""
+    """Prepare this process, and return the arguments of vLLM's engine.
+
+    Raises:
+        InputError: The engine would sample with other probabilities than the learner's.
+    """
+    check_sampling(spec.model_path)
     cores = spec.config.cores[spec.index] if spec.config.cores else None
     _set_environment(cores)
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -59,6 +65,7 @@ def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
         "enforce_eager": config.enforce_eager,
         "seed": spec.seed * config.count + spec.index,
         "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no defaults for sampling from the model folder
         "disable_log_stats": not spec.engine_metrics,
     }
     if config.tensor_parallel_size > 1:  # in a placement group vLLM would ask Ray for its workers

@@ -22,8 +22,9 @@ class Turn:
 
     messages: Sequence[Message]
     """Messages that the policy sees next; ignored where `done`."""
-    reward: float
-    """Added to the rewards of the recipe."""
+    reward: float | None
+    """Added to the rewards of the recipe; None where the turn has none. With
+    learner.process_rewards a turn that earned 0 counts, and one without a reward does not."""
     done: bool
 
 

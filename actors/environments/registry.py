@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from actors.environments.protocol import Environment
+from actors.environments.protocol import Environment, Message
+from actors.environments.single_turn import opening
 from actors.errors import InputError
 from actors.registry import ENVIRONMENTS
 from actors.user_code import check_arguments
+from queues.records import Prompt
 
 
 def load_environment(
@@ -29,3 +31,17 @@ def load_environment(
         )
     check_arguments(loaded, setting=setting, options=options)
     return partial(loaded, **options)
+
+
+def shipped_opening(
+    name: str, options: dict[str, Any], *, code_execution: str = "off"
+) -> Callable[[Prompt], list[Message]] | None:
+    """Return a function of the messages that begin a conversation, where a prompt decides them.
+
+    It is None for other environments, whose `reset` may do and answer anything.
+    """
+    if name == "tools":
+        from actors.environments.tools import ToolBox
+
+        return ToolBox(options, code_execution).opening
+    return opening if name == "single_turn" else None

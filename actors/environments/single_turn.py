@@ -1,5 +1,7 @@
 """The environment `single_turn`: one prompt, one answer of the policy."""
 
+from collections.abc import Sequence
+
 from actors.environments.protocol import Message, Turn
 from queues.records import Prompt
 
@@ -11,8 +13,18 @@ def opening(prompt: Prompt) -> list[Message]:
     """Return the messages of a prompt: its source's, or else its text as a user message."""
     messages = prompt.metadata.get(CONVERSATION)
     if messages is None:
-        return [Message("user", prompt.text)]
+        return as_messages(prompt.text)
     return [Message(message["role"], message["content"]) for message in messages]
+
+
+def conversation(messages: Sequence[Message]) -> dict[str, list[dict[str, str]]]:
+    """Return the metadata of a prompt that begins with these messages, as JSON values."""
+    return {CONVERSATION: [{"role": m.role, "content": m.content} for m in messages]}
+
+
+def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
+    """Return a prompt as messages: a text is that of the user."""
+    return [Message("user", prompt)] if isinstance(prompt, str) else [*prompt]
 
 
 class SingleTurn:
@@ -24,4 +36,4 @@ class SingleTurn:
 
     async def step(self, message: Message) -> Turn:
         """See `Environment.step`."""
-        return Turn([], 0.0, done=True)
+        return Turn([], None, done=True)

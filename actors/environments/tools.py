@@ -53,7 +53,8 @@ class ToolOptions(Options):
     error_reply: str | None = None
     """Reply to every call that fails; None shows the policy the error."""
     call_reward: float = 0.0
-    """Reward of a turn whose calls all succeed, at least one."""
+    """Reward of a turn whose calls all succeed, at least one; others then earn 0. With 0 here no
+    turn has a reward."""
     python_seconds: float = Field(default=10.0, gt=0)
     """Time limit of a program."""
 
@@ -144,11 +145,9 @@ class Tools:
         calls = find_calls(message.content, options.style, options.markers)
         replies = [await self._box.reply(written) for written in calls]
         succeeded = bool(replies) and all(success for _, success in replies)
-        return Turn(
-            [Message(options.reply_role, text) for text, _ in replies],
-            options.call_reward if succeeded else 0.0,
-            done=not replies,
-        )
+        messages = [Message(options.reply_role, text) for text, _ in replies]
+        reward = (options.call_reward if succeeded else 0.0) if options.call_reward else None
+        return Turn(messages, reward, done=not replies)
 
 
 def load_tools(name: str, options: dict[str, Any], code_execution: str) -> Callable[[], Tools]:

@@ -31,6 +31,8 @@ from queues.records import Prompt
 
 MARKERS = ("<tool_call>", "</tool_call>")
 PREFIX = "verifiers:"
+NO_SAMPLING = {"n": 1, "extra_body": {}}
+"""Sampling arguments of an environment that brings none."""
 ROW = "verifiers"
 """Key of the data set's row, without its prompt, in a prompt's metadata."""
 _RAISED: ContextVar[list[tuple[str, Exception]]] = ContextVar("raised by a rubric")
@@ -68,8 +70,24 @@ def load_verifiers(name: str, options: dict[str, Any], *, setting: str) -> Any:
         )
     if environment.requires_group_rollouts:
         raise InputError(f"{setting} = {name!r} scores whole groups, which cannot be played here")
+    _refuse_sampling(environment, setting=f"{setting} = {name!r}")
     _keep_errors(environment.rubric)
     return environment
+
+
+def _refuse_sampling(environment: Any, *, setting: str) -> None:
+    """Refuse an environment, or a member of a group of them, that brings sampling arguments."""
+    for member in (environment, *getattr(environment, "envs", ())):
+        asked = {
+            key: value
+            for key, value in (getattr(member, "sampling_args", None) or {}).items()
+            if (key, value) not in NO_SAMPLING.items()
+        }
+        if asked:
+            raise InputError(
+                f"{setting} brings sampling_args = {asked}, and rollouts are sampled as [actors] "
+                "says: temperature, top_p, top_k, max_new_tokens; load it without them"
+            )
 
 
 def load_conversations(
@@ -169,7 +187,7 @@ class Conversation:
                 "earlier messages can be trained token by token"
             )
         self._messages = messages
-        return Turn([_message(plain) for plain in messages[known:]], 0.0, done=False)
+        return Turn([_message(plain) for plain in messages[known:]], None, done=False)
 
     async def _wants_message(self) -> bool:
         """Return True once the environment wants a message, False at its end; raise its error."""
@@ -239,6 +257,11 @@ def _client() -> Any:
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **rest: Any
         ) -> Any:
+            if sampling_args:
+                raise ValueError(
+                    f"the environment asks for a message with sampling_args = {sampling_args}; "
+                    "rollouts are sampled as [actors] says"
+                )
             self.prompt, self.tools, self.state = prompt, tools or (), rest.get("state")
             self.requests.put_nowait(True)
             message = await self.answers.get()

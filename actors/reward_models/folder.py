@@ -6,14 +6,17 @@ The folder holds a sequence classifier of transformers with one label, a tokeniz
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import configuration, context_length, load_tokenizer, weight_shapes
+from actors.environments.protocol import Message
+from actors.environments.single_turn import as_messages
 from actors.errors import InputError, PromptRefused
-from actors.rollout.chat_rendering import encode
+from actors.rollout.chat_rendering import Renderer, read_by
+from actors.rollout.demonstrations import judged
 
 SCALE_FILE = "reward_scale.json"
 CLASSIFIER = "ForSequenceClassification"
@@ -54,12 +57,18 @@ def read_scale(model_path: str) -> Scale:
 
 
 class TextReader:
-    """Encodes a prompt and its completion as input of a reward model of `context` tokens."""
+    """Encodes a prompt and its completion as input of a reward model of `context` tokens.
 
-    def __init__(self, tokenizer: Any, context: int) -> None:
-        self._tokenizer, self.context = tokenizer, context
+    Of `template_options`, those of the policy, its chat template takes the ones that it reads.
+    """
 
-    def __call__(self, prompt: str, completion: str) -> list[int]:
+    def __init__(
+        self, tokenizer: Any, context: int, template_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._renderer = Renderer(tokenizer, options=read_by(tokenizer, template_options or {}))
+        self.context = context
+
+    def __call__(self, prompt: str | Sequence[Message], completion: str) -> list[int]:
         """Return token ids: by the chat template, or else concatenated, closed by the eos token.
 
         A completion that was cut off is closed too, as the model was trained, unless the closing
@@ -68,24 +77,18 @@ class TextReader:
         Raises:
             PromptRefused: A character that the tokenizer does not know, or more tokens than fit.
         """
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is not None:
-            messages = [
-                {"role": "user", "content": prompt},
-                {"role": "assistant", "content": completion},
-            ]
-            ids = encode(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False))
-        else:
-            ids = [*encode(tokenizer, prompt), *encode(tokenizer, completion)]
-            ids.append(tokenizer.eos_token_id)
+        messages = as_messages(prompt)
+        ids = judged(self._renderer, messages, completion)
         if len(ids) > self.context + 1:
             raise PromptRefused(
-                f"{prompt[:40]!r} and its completion have {len(ids)} tokens, must have at most "
-                f"{self.context}, the context of the reward model"
+                f"{messages[-1].content[:40]!r} and its completion have {len(ids)} tokens, must "
+                f"have at most {self.context}, the context of the reward model"
             )
         return ids[: self.context]
 
-    def check_free_space(self, prompt: str, *, max_new_tokens: int, max_model_len: int) -> None:
+    def check_free_space(
+        self, prompt: str | Sequence[Message], *, max_new_tokens: int, max_model_len: int
+    ) -> None:
         """Check that the longest rollout of a prompt, closed, fits the context.
 
         Completions are assumed to have as many tokens as in the policy, which is true where both
@@ -97,9 +100,10 @@ class TextReader:
         """
         length = len(self(prompt, "")) - 1
         longest = min(length + max_new_tokens, max_model_len) + 1
+        text = as_messages(prompt)[-1].content
         if longest > self.context:
             raise InputError(
-                f"a rollout of prompt {prompt[:40]!r} may have {longest} tokens, min(prompt + "
+                f"a rollout of prompt {text[:40]!r} may have {longest} tokens, min(prompt + "
                 f"actors.max_new_tokens, actors.max_model_len) + 1 = min({length} + "
                 f"{max_new_tokens}, {max_model_len}) + 1, and the context of the reward model is "
                 f"{self.context}; set actors.max_model_len to at most {self.context - 1}, or take "
@@ -107,9 +111,20 @@ class TextReader:
             )
 
 
-def load_reader(model_path: str) -> TextReader:
-    """Load the tokenizer and context of a reward model; raise InputError if that fails."""
-    return TextReader(load_tokenizer(model_path), context_length(model_path))
+def load_reader(
+    model_path: str,
+    template_options: Mapping[str, Any] | None = None,
+    *,
+    templated: bool = True,
+) -> TextReader:
+    """Load the tokenizer and context of a reward model; raise InputError if that fails.
+
+    `template_options` are as in `TextReader`; `templated` = False leaves its chat template out.
+    """
+    tokenizer = load_tokenizer(model_path)
+    if not templated:
+        tokenizer.chat_template = None
+    return TextReader(tokenizer, context_length(model_path), template_options)
 
 
 def padding_id(model_path: str) -> int:
@@ -131,7 +146,8 @@ def check_reward_model(
     standardise: bool,
     max_new_tokens: int,
     max_model_len: int,
-    prompts: Iterable[str] = (),
+    prompts: Iterable[str | Sequence[Message]] = (),
+    template_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Check the description of a reward model, and that it can encode prompts.
 
@@ -152,7 +168,7 @@ def check_reward_model(
         read_scale(model_path)
     if Path(model_path).is_dir() and "score.weight" not in weight_shapes(model_path):
         raise InputError(f"reward model {model_path!r} has no head of the name score.weight")
-    reader = load_reader(model_path)
+    reader = load_reader(model_path, template_options)
     for prompt in prompts:
         try:
             reader.check_free_space(

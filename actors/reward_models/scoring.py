@@ -8,13 +8,14 @@ Batches are padded on the right and scored at the last token of each text, so th
 text does not depend on its batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from actors.config import RewardModelConfig
+from actors.environments.protocol import Message
 from actors.errors import InputError
 from actors.reward_models.dynamic_batcher import DynamicBatcher
 from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
@@ -47,12 +48,20 @@ def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
 class Member:
     """A sequence classifier with one label; `standardise` scales its scores as its folder says."""
 
-    def __init__(self, model_path: str, *, dtype: str, device: str, standardise: bool) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str,
+        device: str,
+        standardise: bool,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
         from transformers import AutoModelForSequenceClassification
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.read = load_reader(model_path)
+        self.read = load_reader(model_path, template_options)
         self._pad = padding_id(model_path)
         self._scale = read_scale(model_path) if standardise else Scale()
         self._device = device
@@ -67,6 +76,11 @@ class Member:
         head = getattr(model, "score", None)
         if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
             raise InputError(f"reward model {model_path!r} has no head `score` of one row")
+        if any(getattr(module, "rope_type", None) == "longrope" for module in model.modules()):
+            raise InputError(
+                f"reward model {model_path!r} has longrope, whose factors follow the longest text "
+                "of a batch; the score of a text must not depend on others"
+            )
         self._model: Any = model.to(device).eval()
 
     @torch.inference_mode()
@@ -96,7 +110,7 @@ class RewardModels:
             self._compute, size=config.batch_size, wait=config.max_wait_ms / 1000
         )
 
-    async def score(self, prompt: str, completion: str) -> float:
+    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """See `actors.rewards.learned.TextScorer`."""
         return await self._batches.submit([m.read(prompt, completion) for m in self._members])
 
@@ -113,10 +127,14 @@ class RewardModels:
         return combined
 
 
-def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> RewardModels:
+def load_reward_models(
+    paths: Sequence[str],
+    config: RewardModelConfig,
+    template_options: Mapping[str, Any] | None = None,
+) -> RewardModels:
     """Load reward models and bind this process to its cores; raise InputError if that fails.
 
-    The paths of `config` are ignored.
+    The paths of `config` are ignored; `template_options` are actors.chat_template_options.
     """
     cores = parse_cores(config.cores) if config.cores else []
     if cores:
@@ -124,7 +142,13 @@ def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> Rewar
     torch.set_num_threads(max(len(cores), 1))
     device = "cuda" if config.gpus > 0 else "cpu"
     members = [
-        Member(path, dtype=config.dtype, device=device, standardise=config.standardise)
+        Member(
+            path,
+            dtype=config.dtype,
+            device=device,
+            standardise=config.standardise,
+            template_options=template_options,
+        )
         for path in paths
     ]
     return RewardModels(members, config)

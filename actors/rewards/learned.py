@@ -1,17 +1,23 @@
 """The reward `reward_model`: the score that the reward models of the run give the whole text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from actors.environments.protocol import Message
+from actors.environments.single_turn import CONVERSATION, opening
 from actors.errors import RewardFailed
 from actors.rewards.registry import Metadata
+from queues.records import Prompt
 
 
 class TextScorer(Protocol):
     """Scores completions, in this process or another."""
 
-    async def score(self, prompt: str, completion: str) -> float:
+    async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """Return a finite number, the same for the same text; larger is better.
+
+        The prompt is messages, or a text of the user's.
 
         Raises:
             PromptRefused: The text has an unknown character or is too long.
@@ -34,4 +40,7 @@ class LearnedReward:
         """Score a prompt with its completion; errors as in `TextScorer.score`."""
         if self.client is None:
             raise RewardFailed("no reward model was started for this actor")
-        return await self.client.score(prompt, completion)
+        if CONVERSATION not in metadata:
+            return await self.client.score(prompt, completion)
+        messages = opening(Prompt(prompt_id="", text=prompt, metadata=metadata))
+        return await self.client.score(messages, completion)

@@ -9,20 +9,29 @@ from queues.records import FinishReason
 
 
 def shaping_parts(
-    config: ActorsConfig, length: int, finish_reason: FinishReason, *, space: int
+    config: ActorsConfig,
+    length: int,
+    finish_reason: FinishReason,
+    *,
+    space: int,
+    injected: int = 0,
 ) -> dict[str, float]:
     """Return the configured penalties of a training rollout by name.
 
-    `length` counts sampled tokens, `space` the tokens of the context after the prompt.
+    `length` counts sampled tokens, and `injected` those of the environment, a last reply that did
+    not fit into the context included. `space` is the context after the prompt. A rollout is as
+    close to its limit as to the nearer of two: sampled tokens, and all tokens in the context.
     """
-    parts = {}
-    if config.overlong is not None:
-        limit = min(config.max_new_tokens, space)
-        parts["overlong"] = overlong_penalty(
-            length,
-            limit=limit,
-            buffer=min(config.overlong.tokens(limit), limit),
-            factor=config.overlong.factor,
+    parts, overlong = {}, config.overlong
+    if overlong is not None:
+        parts["overlong"] = min(
+            overlong_penalty(
+                tokens,
+                limit=limit,
+                buffer=min(overlong.tokens(limit), limit),
+                factor=overlong.factor,
+            )
+            for tokens, limit in ((length, config.max_new_tokens), (length + injected, space))
         )
     if config.missing_eos_penalty:
         ended = finish_reason is FinishReason.STOP
@@ -36,7 +45,7 @@ def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.
     0 up to `limit − buffer` tokens, from there linear down to −factor at `limit`, and no lower.
 
     Args:
-        length: Sampled tokens.
+        length: Tokens that count.
         limit: L_max.
         buffer: L_cache, at least 1.
         factor: Largest penalty; 1 in the paper.

@@ -72,7 +72,7 @@ class ActorStatistics:
         self.version: int | None = None
         """Version that the engine serves; None before the first weights."""
         self.tokens = 0
-        """Tokens sampled in rollouts that ended."""
+        """Tokens sampled, evaluations included; none of rollouts that failed."""
         self.rollouts = 0
         self.groups: Counter[str] = Counter()
         """Groups by their result."""

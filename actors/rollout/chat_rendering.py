@@ -1,10 +1,14 @@
-"""Messages to token ids, and sampled token ids to text.
+"""Prompts to token ids, and sampled token ids to text: one function for everything that needs it.
 
-Sampled tokens are never rendered again: a conversation grows by the ids of new messages, which are
-appended. Tools and images of chat templates are not supported.
+Rollouts, held-out evaluation, `headway try`, demonstrations, reward models and the checks before a
+run all take the ids of a prompt from `Renderer.prompt`, and engines are given these ids. Sampled
+tokens are never rendered again: a conversation grows by the ids of new messages, which are
+appended.
 """
 
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from actors.environments.protocol import Message
@@ -12,18 +16,33 @@ from actors.errors import InputError, PromptRefused
 
 PLACEHOLDER = "\ue000"
 """Stands for a message of the policy when the template renders what follows it."""
+PASSED_ON = {"tools", "documents"}
+"""Parameters of `apply_chat_template` that templates read; the others are no template options."""
 
 
 class Renderer:
     """Renders conversations with a tokenizer of transformers.
 
-    Without a chat template, the contents of the messages are concatenated.
+    With a chat template, a text has the special tokens that the template writes and no others.
+    Without one, the contents of the messages are concatenated, after the tokens that the tokenizer
+    itself puts before a text, such as BOS.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        chat_template: As actors.chat_template.
+        options: As actors.chat_template_options.
 
     Raises:
-        InputError: `chat_template` is True and the tokenizer has none.
+        InputError: `chat_template` is True and the tokenizer has none, or the template reads no
+            option of that name.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: bool | Literal["auto"] = "auto") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: bool | Literal["auto"] = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         has_template = tokenizer.chat_template is not None
         if chat_template is True and not has_template:
             raise InputError(
@@ -31,7 +50,11 @@ class Renderer:
                 'use false or "auto"'
             )
         self.tokenizer = tokenizer
-        self._templated = has_template and chat_template is not False
+        self.templated = has_template and chat_template is not False
+        self._options = dict(options or {})
+        self._check_options()
+        self._before_texts = before_texts(tokenizer)
+        self._adds_space = _after_newline(tokenizer, "0") != _encode(tokenizer, "0")
         self._last: tuple[tuple[Message, ...], list[int]] = ((), [])
         """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
 
@@ -39,8 +62,13 @@ class Renderer:
         """Return the ids of messages that begin a conversation; raise PromptRefused as `encode`."""
         key = tuple(messages)
         if key != self._last[0]:
-            text = self._template(key) if self._templated else _joined(key)
-            self._last = key, encode(self.tokenizer, text)
+            if self.templated:
+                ids = encode(self.tokenizer, self.written(key, reply=True))
+            else:
+                ids = encode(self.tokenizer, _joined(key))
+                before = self._before_texts
+                ids = ids if before and ids[: len(before)] == before else [*before, *ids]
+            self._last = key, ids
         return [*self._last[1]]
 
     def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
@@ -54,18 +82,19 @@ class Renderer:
             PromptRefused: A character that the tokenizer does not know, or a role that the template
                 refuses.
         """
-        if not self._templated:
-            return encode(self.tokenizer, _joined(messages))
-        user, policy = Message("user", "-"), Message("assistant", PLACEHOLDER)
-        before = self._template([user])
-        whole = self._template([user, policy, *messages])
-        if not whole.startswith(before) or whole.count(PLACEHOLDER) != 1:
-            raise InputError(
-                "the chat template rewrites earlier messages, so that a conversation of several "
-                "turns cannot be continued; use actors.chat_template = false"
-            )
-        ids = encode(self.tokenizer, whole.partition(PLACEHOLDER)[2])
+        if not self.templated:
+            return self.following(_joined(messages))
+        ids = encode(self.tokenizer, self._after_reply(messages, reply=True))
         return ids[1:] if ids[:1] == [last] else ids
+
+    def turn_end(self) -> str:
+        """Return what the chat template writes after the last message of the policy."""
+        return self._after_reply([], reply=False) if self.templated else ""
+
+    def following(self, text: str) -> list[int]:
+        """Return the ids of a text that stands after other text, without a space put before it."""
+        ids = encode(self.tokenizer, text)
+        return _after_newline(self.tokenizer, text) if self._adds_space else ids
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode a message of the policy, without end-of-sequence and other special tokens."""
@@ -74,11 +103,15 @@ class Renderer:
         )
         return text
 
-    def _template(self, messages: Sequence[Message]) -> str:
+    def written(self, messages: Sequence[Message], *, reply: bool) -> str:
+        """Return messages as the chat template writes them; `reply`: up to a message of the policy.
+
+        Raises PromptRefused where the template refuses them.
+        """
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text: str = self.tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=True
+                plain, tokenize=False, add_generation_prompt=reply, **self._options
             )
         except Exception as error:
             roles = ", ".join(message.role for message in messages)
@@ -86,6 +119,43 @@ class Renderer:
                 f"the chat template cannot write messages of {roles}: {error}"
             ) from error
         return text
+
+    def _after_reply(self, messages: Sequence[Message], *, reply: bool) -> str:
+        """Return what the template writes after a message of the policy that others follow."""
+        user, policy = Message("user", "-"), Message("assistant", PLACEHOLDER)
+        before = self.written([user], reply=False)
+        whole = self.written([user, policy, *messages], reply=reply)
+        expected = 1 + sum(message.content.count(PLACEHOLDER) for message in messages)
+        if not whole.startswith(before) or whole.count(PLACEHOLDER) != expected:
+            raise InputError(
+                "the chat template rewrites earlier messages, so that a conversation of several "
+                "turns cannot be continued; use actors.chat_template = false"
+            )
+        return whole.partition(PLACEHOLDER)[2]
+
+    def _check_options(self) -> None:
+        if not self._options:
+            return
+        names = ", ".join(sorted(self._options))
+        if not self.templated:
+            raise InputError(
+                f"actors.chat_template_options names {names}, but prompts are rendered without a "
+                "chat template; leave it out"
+            )
+        others = inspect.signature(self.tokenizer.apply_chat_template).parameters.keys() - PASSED_ON
+        unread = self._options.keys() - (read_by(self.tokenizer, self._options).keys() - others)
+        if unread:
+            raise InputError(
+                f"actors.chat_template_options names {', '.join(sorted(unread))}, which the chat "
+                "template of this tokenizer does not read"
+            )
+
+
+def read_by(tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the chat template of a tokenizer reads; none without a template."""
+    template = tokenizer.chat_template or ""
+    texts = template.values() if isinstance(template, Mapping) else [template]
+    return {k: v for k, v in options.items() if any(re.search(rf"\b{k}\b", t) for t in texts)}
 
 
 def _joined(messages: Sequence[Message]) -> str:
@@ -97,15 +167,34 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
     A tokenizer with a separate token for unknown characters has one for every character.
     """
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    ids = _encode(tokenizer, text)
     unknown = tokenizer.unk_token_id
     if unknown is not None and unknown == tokenizer.pad_token_id and unknown in ids:
-        character = next(
-            (c for c in text if unknown in tokenizer.encode(c, add_special_tokens=False)), None
-        )
+        character = next((c for c in text if unknown in _encode(tokenizer, c)), None)
         if character is not None:
             raise PromptRefused(
                 f"the tokenizer has no token for {character!r} in {text[:80]!r}, and would write "
-                "it as padding; leave it out, or add it to the model's characters"
+                "it as padding; leave it out, or add it to model.tiny.characters of a tiny model"
             )
     return ids
+
+
+def before_texts(tokenizer: Any) -> list[int]:
+    """Return the special tokens that a tokenizer itself puts before a text, such as BOS."""
+    plain, full = _encode(tokenizer, "0"), list(tokenizer.encode("0", add_special_tokens=True))
+    for start in range(len(full) - len(plain) + 1):
+        if plain and full[start : start + len(plain)] == plain:
+            return full[:start]
+    return []
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def _after_newline(tokenizer: Any, text: str) -> list[int]:
+    """Encode a text as after a line break, which keeps a tokenizer from putting a space before."""
+    before, whole = _encode(tokenizer, "\n"), _encode(tokenizer, f"\n{text}")
+    merged = whole[: len(before)] != before
+    return _encode(tokenizer, text) if merged else whole[len(before) :]

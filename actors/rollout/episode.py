@@ -31,6 +31,7 @@ from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
 from actors.rewards.registry import is_finite
 from actors.rollout.chat_rendering import Renderer
+from actors.rollout.stops import Stops, load_stops
 from actors.user_code import call, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout
 
@@ -77,6 +78,11 @@ class Transcript:
         self.versions += generation.versions
         self.cache_salt = generation.cache_salt
 
+    def cut(self, length: int) -> None:
+        """Drop all tokens after the first `length`."""
+        for column in (self.token_ids, self.loss_mask, self.behavior_logprobs, self.versions):
+            del column[length:]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
@@ -94,6 +100,12 @@ class EpisodeRunner:
     """Rewards of evaluations."""
     max_model_len: int
     """Longest rollout in tokens."""
+    stops: Stops = field(init=False)
+    """Stops of the recipe."""
+
+    def __post_init__(self) -> None:
+        stops = load_stops(self.renderer, self.config.stop, include=self.config.include_stop)
+        object.__setattr__(self, "stops", stops)
 
     async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
         """Sample and score one rollout of a group.
@@ -119,29 +131,34 @@ class EpisodeRunner:
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
         created_at = saved.created_at if saved else datetime.now(UTC)
         environment = await self._environment(lease)
-        opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
+        opening = Turn(await self._ask(lease, environment.reset, lease.prompt), None, done=False)
         self._check_turn(lease, opening)
         transcript, prompt_length = self._opening(lease, opening, saved)
-        environment_reward, turns, began = 0.0, 0, prompt_length
+        environment_reward, turns, began, left_out = 0.0, 0, prompt_length, 0
         turn_rewards: list[tuple[int, float]] = []
         while True:
             turns += 1
             request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
             generation = await self._generate(lease, request_id, transcript, first=turns == 1)
             transcript.sample(generation)
-            if generation.finish_reason is FinishReason.ABORTED:
+            finish_reason = generation.finish_reason
+            if (length := self.stops.find(transcript.token_ids[began:])) is not None:
+                transcript.cut(began + length)
+                finish_reason = FinishReason.STOP
+            if finish_reason is FinishReason.ABORTED:
                 return self._unscored(transcript, sample_index, prompt_length, created_at)
-            reply = self.renderer.text(transcript.token_ids[began:])
+            reply = self.stops.text(transcript.token_ids[began:])
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
-            environment_reward += float(turn.reward)
-            turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
-            if turn.done or generation.finish_reason is FinishReason.LENGTH:
-                finish_reason = generation.finish_reason
+            if turn.reward is not None:
+                environment_reward += float(turn.reward)
+                turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
+            if turn.done or finish_reason is FinishReason.LENGTH:
                 break
             reply_ids = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
             if turns == self.config.max_turns or self._space(transcript, len(reply_ids)) < 1:
                 finish_reason = FinishReason.LENGTH
+                left_out = len(reply_ids) if turns < self.config.max_turns else 0
                 break
             transcript.inject(reply_ids)
             began = len(transcript.token_ids)
@@ -153,18 +170,18 @@ class EpisodeRunner:
             parts = {"environment": environment_reward, **parts}
         shaping = {}
         if train:
-            space = self.max_model_len - prompt_length
-            sampled = transcript.sampled
-            shaping = shaping_parts(self.config, sampled, finish_reason, space=space)
+            space, sampled = self.max_model_len - prompt_length, transcript.sampled
+            injected = len(transcript.token_ids) - prompt_length - sampled + left_out
+            shaping = shaping_parts(
+                self.config, sampled, finish_reason, space=space, injected=injected
+            )
         return replace(
             self._unscored(transcript, sample_index, prompt_length, created_at),
             reward=score.total + environment_reward + sum(shaping.values()),
             reward_parts={**parts, **shaping},
             finish_reason=finish_reason,
             turns=turns,
-            metadata={"turn_rewards": turn_rewards}
-            if any(paid for _, paid in turn_rewards)
-            else {},
+            metadata={"turn_rewards": turn_rewards} if turn_rewards else {},
         )
 
     def _opening(
@@ -214,7 +231,7 @@ class EpisodeRunner:
     def _check_turn(self, lease: Lease, turn: Any) -> None:
         valid = (
             isinstance(turn, Turn)
-            and is_finite(turn.reward)
+            and (turn.reward is None or is_finite(turn.reward))
             and isinstance(turn.messages, Sequence)
             and all(
                 isinstance(message, Message) and isinstance(message.content, str)
@@ -224,7 +241,8 @@ class EpisodeRunner:
         if not valid:
             raise EnvironmentFailed(
                 f"environment {self.config.environment!r} answered {turn!r} on prompt "
-                f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
+                f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward, or "
+                "None for no reward"
             )
 
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
@@ -244,6 +262,8 @@ class EpisodeRunner:
             max_new_tokens=self._space(transcript),
             top_p=config.top_p,
             top_k=config.top_k,
+            stop=self.stops.strings,
+            stop_ids=self.stops.ids,
         )
         try:
             generation = await self.engine.generate(

@@ -7,18 +7,20 @@ from collections.abc import Iterable
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer, vocabulary_size
-from actors.environments.single_turn import opening
+from actors.environments.registry import shipped_opening
 from actors.errors import InputError, PromptRefused
 from actors.rollout.chat_rendering import Renderer
+from actors.rollout.stops import load_stops
 from queues.records import Prompt
 
 
 def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) -> None:
-    """Load the tokenizer and render prompts with it, those of other than `single_turn` excepted.
+    """Load the tokenizer and render prompts with it, where a shipped environment begins with them.
 
     Raises:
         InputError: The tokenizer is missing, has no end-of-sequence token or more tokens than the
-            model, or a prompt holds an unknown character or is too long.
+            model, it lacks a stop or an option of the chat template, or a prompt holds an unknown
+            character or is too long.
     """
     tokenizer = load_tokenizer(model_path)
     size = vocabulary_size(model_path)
@@ -34,12 +36,16 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
             f"actors.max_new_tokens = {config.max_new_tokens} must be below the context of "
             f"{model_path!r}, {context} tokens: the prompt needs space too"
         )
-    renderer = Renderer(tokenizer, config.chat_template)
-    if config.environment != "single_turn":
+    renderer = Renderer(tokenizer, config.chat_template, config.chat_template_options)
+    load_stops(renderer, config.stop)
+    begin = shipped_opening(
+        config.environment, config.environment_options, code_execution=config.code_execution
+    )
+    if begin is None:
         return
     for prompt in prompts:
         try:
-            length = len(renderer.prompt(opening(prompt)))
+            length = len(renderer.prompt(begin(prompt)))
         except PromptRefused as error:
             raise InputError(f"prompt {prompt.prompt_id!r}: {error}") from None
         if not 1 <= length < context:

@@ -1,26 +1,32 @@
-"""Examples for supervised training: tuples of texts that begin with a prompt.
+"""Examples for supervised training: tuples that begin with a prompt, a text or messages.
 
-They come from a JSONL file or from a method of a prompt source, without end, in an order that
-depends on the seed; none has a held-out prompt. Demonstrations are (prompt, completion) pairs,
-preferences are triples of a prompt, a better and a worse completion.
+They come from a table or from a method of a prompt source, without end, in an order that depends on
+the seed; none has a held-out prompt. Preferences are triples of a prompt, a better and a worse
+completion. Demonstrations are (prompt, completion) pairs, or conversations: their opening messages,
+and those from the first of the assistant on.
 """
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.environments.protocol import Message
 from actors.errors import InputError
-from actors.sources.files import read_table
+from actors.options import parse_options
+from actors.sources.files import SUFFIXES, read_table
 from actors.sources.filters import PATIENCE
+from actors.sources.hub_dataset import DatasetChoice, dataset_rows
 from actors.sources.registry import load_source
+from actors.sources.rows import ROLES, Row, plain_text, read_messages
 from actors.user_code import check_arguments, where_raised
 
-Example = tuple[str, ...]
-TURN = "\x1e"
-"""In a prompt: the policy ended an earlier message here. It becomes the end-of-sequence token."""
+Messages = tuple[Message, ...]
+Example = tuple[str | Messages, ...]
+DATASETS = "datasets:"
+CONVERSATION_FIELD = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +41,71 @@ class ExampleKind:
     """Fields of a line of a file: the prompt first. Only the prompt may be empty."""
     description: str
     """Their name in error messages."""
+    conversations: bool = False
+    """True if an example may be a conversation: a list of messages, in a table `messages`."""
 
-    def problem(self, example: Any) -> str | None:
-        """Return what is wrong with an example, which may be user code's; None if nothing is."""
+    def read_row(self, row: Row) -> Example:
+        """Return the example in a row of a table; raise ValueError with what is wrong with it."""
         names = ", ".join(self.fields)
-        texts = isinstance(example, tuple) and all(isinstance(text, str) for text in example)
-        if not texts or len(example) != len(self.fields):
-            return f"{example!r} must be a tuple of the strings {names}"
-        prompt, *completions = example
-        if not all(completions):
-            return f"{example!r}: of {names}, only the prompt may be empty"
-        if len({*completions}) < len(completions):
-            return (
-                f"{' and '.join(self.fields[1:])} are both {completions[0][:40]!r} for the prompt "
-                f"{prompt[:40]!r}"
+        if isinstance(row, ValueError):
+            raise ValueError(f"expected an object with the strings {names}: {row!r}")
+        has_messages = isinstance(row, Mapping) and row.get(CONVERSATION_FIELD) is not None
+        if self.conversations and has_messages:
+            return self.read(row[CONVERSATION_FIELD])
+        try:
+            values = tuple(row[field] for field in self.fields)
+        except (KeyError, TypeError) as error:
+            more = f", or with {CONVERSATION_FIELD}" if self.conversations else ""
+            raise ValueError(
+                f"expected an object with the strings {names}{more}: {error!r}"
+            ) from None
+        return self.read(values)
+
+    def read(self, value: Any) -> Example:
+        """Return an example, which user code may have made; raise ValueError if it is none."""
+        if self.conversations and isinstance(value, list):
+            return _conversation(value)
+        names = ", ".join(self.fields)
+        if not isinstance(value, tuple) or len(value) != len(self.fields):
+            raise ValueError(f"{value!r} must be a tuple of the strings {names}")
+        prompt, *completions = value
+        opening = prompt if isinstance(prompt, str) else read_messages(prompt)
+        if opening is None or not all(isinstance(text, str) for text in completions):
+            raise ValueError(
+                f"{value!r} must be a tuple of the strings {names}; the prompt may be messages, "
+                f"each of a role ({', '.join(ROLES)}) and a content"
             )
-        return None
+        if not all(completions):
+            raise ValueError(f"{value!r}: of {names}, only the prompt may be empty")
+        if len({*completions}) < len(completions):
+            raise ValueError(
+                f"{' and '.join(self.fields[1:])} are both {completions[0][:40]!r} for the prompt "
+                f"{plain_text(opening)[:40]!r}"
+            )
+        return (opening, *completions)
+
+
+def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
+    """Return the messages that begin a conversation, and those from the first of the assistant."""
+    messages = read_messages(value)
+    if messages is None:
+        raise ValueError(
+            f"{value!r} must be messages, each of a role ({', '.join(ROLES)}) and a content"
+        )
+    roles = [message.role for message in messages]
+    if "assistant" not in roles[1:] or roles[0] == "assistant" or roles[-1] != "assistant":
+        raise ValueError(
+            f"messages of {', '.join(roles)} must begin with another role than the assistant's and "
+            "end with the assistant"
+        )
+    if any(message.role == "assistant" and not message.content for message in messages):
+        raise ValueError(f"{value!r}: no message of the assistant may be empty")
+    first = roles.index("assistant")
+    return messages[:first], messages[first:]
 
 
 DEMONSTRATIONS = ExampleKind(
-    "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples"
+    "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples", True
 )
 PREFERENCES = ExampleKind(
     "reward_model.pairs", "preferences", ("prompt", "chosen", "rejected"), "preference pairs"
@@ -73,8 +124,9 @@ def load_examples(
 
     Args:
         kind: Kind of the examples.
-        name: Path of a `.jsonl` file, or a prompt source by name or dotted path.
-        options: Keywords of the source's method; a file has none.
+        name: Path of a file that `read_table` reads, "datasets:NAME", or a prompt source by name or
+            dotted path.
+        options: Keywords of the source's method, or a `DatasetChoice`; a file has none.
         seed: Decides the order.
         heldout: Texts of prompts; examples with one of them are left out.
 
@@ -83,9 +135,8 @@ def load_examples(
             every prompt is held out; a source may raise it with a later example.
     """
     subject = f"{kind.setting} = {name!r}"
-    if name.endswith(".jsonl"):
-        check_arguments(lambda: None, setting=subject, options=options)
-        examples = [e for e in _read(kind, Path(name)) if e[0] not in heldout]
+    if (rows := _table(kind, name, options)) is not None:
+        examples = [e for e in _read(kind, name, rows) if plain_text(e[0]) not in heldout]
         if not examples:
             raise InputError(f"{name}: every prompt is held out; give other {kind.method}")
         return _shuffled(examples, seed)
@@ -102,7 +153,7 @@ def load_examples(
     method = getattr(source, kind.method, None)
     if not callable(method):
         raise InputError(
-            f"{subject}: this source has no {kind.description}; give a .jsonl file with the fields "
+            f"{subject}: this source has no {kind.description}; give a file with the fields "
             f"{', '.join(kind.fields)}, or a source with {kind.method}()"
         )
     check_arguments(method, setting=subject, options=options)
@@ -124,30 +175,36 @@ def without(
     """
     in_a_row = 0
     for example in examples:
-        in_a_row = in_a_row + 1 if example[0] in texts else 0
+        in_a_row = in_a_row + 1 if plain_text(example[0]) in texts else 0
         if not in_a_row:
             yield example
         elif in_a_row == PATIENCE:
             raise InputError(f"{origin}: {PATIENCE} prompts in a row were held out{advice}")
 
 
-def _read(kind: ExampleKind, path: Path) -> list[Example]:
+def _table(
+    kind: ExampleKind, name: str, options: dict[str, Any]
+) -> Iterable[tuple[int, Row]] | None:
+    """Return the numbered rows of a file or data set; None for the name of a source."""
+    subject = f"{kind.setting} = {name!r}"
+    if Path(name).suffix in SUFFIXES:
+        check_arguments(lambda: None, setting=subject, options=options)
+        return read_table(Path(name).expanduser(), subject)
+    if name.startswith(DATASETS):
+        choice = parse_options(DatasetChoice, subject, options)
+        return enumerate(dataset_rows(name.removeprefix(DATASETS), choice.split, choice), 1)
+    return None
+
+
+def _read(kind: ExampleKind, name: str, rows: Iterable[tuple[int, Row]]) -> list[Example]:
     examples = []
-    for number, row in read_table(path, f"{kind.setting} = {str(path)!r}"):
+    for number, row in rows:
         try:
-            if isinstance(row, ValueError):
-                raise row
-            example = tuple(row[field] for field in kind.fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path}:{number}: expected an object with the strings {', '.join(kind.fields)}: "
-                f"{error!r}"
-            ) from None
-        if (problem := kind.problem(example)) is not None:
-            raise InputError(f"{path}:{number}: {problem}")
-        examples.append(example)
+            examples.append(kind.read_row(row))
+        except ValueError as problem:
+            raise InputError(f"{name}:{number}: {problem}") from None
     if not examples:
-        raise InputError(f"{path}: no {kind.method}; each line is a JSON object")
+        raise InputError(f"{name}: no {kind.method}; each line is a JSON object")
     return examples
 
 
@@ -168,6 +225,8 @@ def _checked(kind: ExampleKind, examples: Iterator[Any], subject: str) -> Iterat
             raise
         except Exception as error:
             raise InputError(f"{subject} raised {error!r}{where_raised(error)}") from error
-        if (problem := kind.problem(example)) is not None:
-            raise InputError(f"{subject}: {problem}")
-        yield example
+        try:
+            checked = kind.read(example)
+        except ValueError as problem:
+            raise InputError(f"{subject}: {problem}") from None
+        yield checked

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actors.environments.protocol import Message
 from actors.environments.single_turn import opening
 from actors.errors import ActorsError, InputError, PromptRefused, SourceFailed
 from actors.rollout.chat_rendering import Renderer
@@ -129,16 +130,20 @@ def within_tokens(
     return FilteredSource(source, keeps, exhausted, patience=patience)
 
 
-def shorter(tokenizer: Any, chat_template: Any, max_tokens: int) -> Callable[[Prompt], bool]:
-    """Return a predicate: the messages of a prompt, rendered, have at most `max_tokens` tokens.
+def shorter(
+    renderer: Renderer,
+    max_tokens: int,
+    begin: Callable[[Prompt], Sequence[Message]] = opening,
+) -> Callable[[Prompt], bool]:
+    """Return a predicate: the messages that begin with a prompt have at most `max_tokens` tokens.
 
-    A prompt that cannot be rendered counts as short: `prompt_checks` reports what is wrong with it.
+    `begin` returns them. A prompt that cannot be rendered counts as short: `prompt_checks` reports
+    what is wrong with it.
     """
-    renderer = Renderer(tokenizer, chat_template)
 
     def fits(prompt: Prompt) -> bool:
         try:
-            return len(renderer.prompt(opening(prompt))) <= max_tokens
+            return len(renderer.prompt(begin(prompt))) <= max_tokens
         except PromptRefused:
             return True
 

@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.options import parse_options
+from actors.options import Options, parse_options
 from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import RowOptions
 
 
-class DatasetOptions(RowOptions):
-    """Options of `datasets:NAME`."""
+class DatasetChoice(Options):
+    """A part of a data set."""
 
     split: str = "train"
-    """Split of the training prompts."""
-    heldout_split: str | None = None
-    """Split of the held-out prompts; None holds out some of the first one."""
+    """Split to train on."""
     config: str | None = None
     """Configuration of the data set."""
     revision: str | None = None
     """Commit, branch or tag on the hub."""
+
+
+class DatasetOptions(RowOptions, DatasetChoice):
+    """Options of `datasets:NAME`."""
+
+    heldout_split: str | None = None
+    """Split of the held-out prompts; None holds out some of the first one."""
 
 
 def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSource:
@@ -42,7 +47,7 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
     label = Path(name).name
 
     def table(label: str, part: str) -> Table:
-        rows = partial(_rows, name, part, chosen)
+        rows = partial(dataset_rows, name, part, chosen)
         return Table(label, f"datasets:{name}[{part}]", lambda: enumerate(rows(), 1))
 
     part = chosen.heldout_split
@@ -50,7 +55,8 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
     return RowSource(table(label, chosen.split), heldout, chosen, **order)
 
 
-def _rows(name: str, part: str, options: DatasetOptions) -> Iterable[dict[str, Any]]:
+def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterable[dict[str, Any]]:
+    """Return the rows of a split; raise InputError if it cannot be loaded."""
     try:
         import datasets
     except ImportError as error:

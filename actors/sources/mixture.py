@@ -134,7 +134,7 @@ class Mixture(ResumableSource):
         for source, part_cursor in zip(self._sources, state["parts"], strict=True):
             source.restore(part_cursor)
 
-    def demonstrations(self, **options: Any) -> Iterator[tuple[str, str]]:
+    def demonstrations(self, **options: Any) -> Iterator[Any]:
         """Yield demonstrations of all parts, by first weights; raise InputError if one has none."""
         by_part = []
         for part, source in zip(self._parts, self._unfiltered, strict=True):

@@ -7,12 +7,13 @@ everything that is wrong, by the numbers of the rows.
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from actors.environments.single_turn import CONVERSATION
+from actors.environments.protocol import Message
+from actors.environments.single_turn import CONVERSATION, conversation
 from actors.errors import InputError
 from actors.options import Options
 from queues.records import Prompt
@@ -150,9 +151,9 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
         json.dumps(metadata)
     except (TypeError, ValueError) as error:
         raise ValueError(f"what becomes metadata is not JSON: {error}") from None
-    if isinstance(text, list) and text and all(map(_is_message, text)):
-        metadata[CONVERSATION] = [dict(message) for message in text]
-        text = "\n\n".join(message["content"] for message in text)
+    if (messages := read_messages(text)) is not None:
+        metadata |= conversation(messages)
+        text = plain_text(messages)
     elif not isinstance(text, str) or not text:
         problem = f"{name} is {text!r}" if name in row else f"there is no field {name}"
         raise ValueError(
@@ -162,13 +163,30 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
 
 
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and value.keys() == {"role", "content"}
-        and value["role"] in ROLES
-        and isinstance(value["content"], str)
-    )
+def read_messages(value: Any) -> tuple[Message, ...] | None:
+    """Return a list of messages, each of a role and a content; None for anything else.
+
+    Other fields of a message, as tables have them, must be null.
+    """
+    if not isinstance(value, list) or not value:
+        return None
+    messages = []
+    for message in value:
+        if not isinstance(message, Mapping):
+            return None
+        fields = {name: field for name, field in message.items() if field is not None}
+        role, content = fields.pop("role", None), fields.pop("content", None)
+        if fields or role not in ROLES or not isinstance(content, str):
+            return None
+        messages.append(Message(role, content))
+    return tuple(messages)
+
+
+def plain_text(prompt: str | Sequence[Message]) -> str:
+    """Return the text of a prompt, by which held-out prompts are known."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(message.content for message in prompt)
 
 
 def _text(answer: str | float | None) -> str | None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.examples import TURN
 from actors.sources.resumable import Problem, ProceduralSource
 from queues.runtime.nearest_name import nearest
 
@@ -58,11 +57,13 @@ class TinyTask(ProceduralSource):
             **split,
         )
 
-    def demonstrations(self, *, worked_share: float = 0.3) -> Iterator[tuple[str, str]]:
+    def demonstrations(
+        self, *, worked_share: float = 0.3
+    ) -> Iterator[tuple[str, str] | list[dict[str, str]]]:
         """Yield (prompt, right answer) pairs, a share of them worked and the rest terse.
 
-        A conversation with the calculator is two pairs. No pair is a training problem by design:
-        they are drawn with a seed of their own.
+        A worked product is a conversation with the calculator, as messages. None is a training
+        problem by design: they are drawn with a seed of their own.
         """
         style, split = random.Random(self._seed), f"{self._seed} to imitate"
         for _, problem in self.unseen(0, lambda position: problem_at(self._task, split, position)):
@@ -70,7 +71,11 @@ class TinyTask(ProceduralSource):
             if style.random() >= worked_share:
                 yield problem.text, terse
             elif self._task == "product":
-                yield problem.text, problem.worked
-                yield f"{problem.text}{problem.worked}{TURN}{problem.answer}", terse
+                yield [
+                    {"role": "user", "content": problem.text},
+                    {"role": "assistant", "content": problem.worked},
+                    {"role": "tool", "content": str(problem.answer)},
+                    {"role": "assistant", "content": terse},
+                ]
             else:
                 yield problem.text, f"{problem.worked}{terse}"

@@ -5,7 +5,7 @@ deadline costs only the later ones.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from benchmarks.harness.synthetic_load import SIZES, Size, batch, build, lengths
 from benchmarks.training.flops import Peak, shape_of, training_flops
 from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
 from learner.config.learner import LearnerConfig
+from learner.config.optimizer import OptimizerConfig
 from learner.engine.protocol import Forward
 from learner.errors import LearnerError
 from learner.model.logprobs import LogprobOptions
@@ -93,6 +94,12 @@ class PlainEngine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`."""
         yield from self._policy.model.named_parameters()
+
+    def adopt(
+        self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+    ) -> None:
+        """Raise LearnerError, since this engine takes few steps, all at one rate."""
+        raise LearnerError("settings do not change: this engine is for benchmarks")
 
     def save(self, folder: Path) -> None:
         """Raise `LearnerError`."""

@@ -18,6 +18,8 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
+from actors.environments.single_turn import opening
+from actors.rollout.chat_rendering import Renderer
 from benchmarks.harness.actor_fleet import start_fleet
 from benchmarks.harness.study import Options
 from benchmarks.harness.subprocesses import cpu_seconds
@@ -213,7 +215,7 @@ async def measure_rounds(options: Options, folder: Path) -> list[Mapping[str, Sa
         [handle.__ray_call__.remote(lambda _: os.getpid()) for handle in (offline, actor)],
         timeout=START_SECONDS,
     )
-    tokenizer, longest = load_tokenizer(str(model)), config.actors.max_new_tokens
+    renderer, longest = Renderer(load_tokenizer(str(model))), config.actors.max_new_tokens
     rounds: list[Mapping[str, Sampled]] = []
 
     async def measure_each() -> None:
@@ -221,7 +223,7 @@ async def measure_rounds(options: Options, folder: Path) -> list[Mapping[str, Sa
             prompts = prompts_of(index, options.groups)
             requests = []
             for prompt in prompts:
-                ids = tokenizer.encode(prompt.text, add_special_tokens=False)
+                ids = renderer.prompt(opening(prompt))
                 samples = range(config.prompts.group_size)
                 requests += [(ids, length_of(ids, sample, longest)) for sample in samples]
             measured: dict[str, Sampled] = {}

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, Interrupted, RunFailed
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.sessions import resumed_recipe
 
 COMMAND = (sys.executable, "-P", "-c", "from deploy.cli import main; main()")
 INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)
@@ -168,12 +170,8 @@ def run(
         InputError: The recipe is not valid.
     """
     settings = list(override_settings(overrides or {}))
-    here, before = os.getcwd(), list(sys.path)
-    sys.path.append(here)
-    try:
+    with _importing_from_here():
         config = load_recipe(str(recipe), settings)
-    finally:
-        sys.path[:] = before
     arguments = [str(recipe), *(part for setting in settings for part in ("--set", setting))]
     commands = [[*COMMAND, command, *arguments] for command in preparations(config)]
     commands.append([*COMMAND, "run", *arguments, *(["--replace"] if replace else [])])
@@ -181,14 +179,25 @@ def run(
     return TrainingRun(folder, commands, folder.stat().st_ino if folder.exists() else None)
 
 
-def resume(run: str, runs_dir: str | Path = "runs") -> TrainingRun:
+def resume(
+    run: str, runs_dir: str | Path = "runs", *, overrides: Mapping[str, Any] | None = None
+) -> TrainingRun:
     """Resume a run, named by its folder or its name in `runs_dir`, and return at once.
 
+    Args:
+        run: Folder or name of the run.
+        runs_dir: Folder of run folders.
+        overrides: Values of keys from now on, as of `run`, such as {"steps": 200}.
+
     Raises:
-        InputError: There is no such run.
+        InputError: There is no such run, or it cannot go on with a value.
     """
-    folder = RunDirectory.open(run, Path(runs_dir)).path
-    return TrainingRun(folder, [[*COMMAND, "resume", str(folder)]], None)
+    directory = RunDirectory.open(run, Path(runs_dir))
+    settings = list(override_settings(overrides or {}))
+    with _importing_from_here():
+        resumed_recipe(directory, settings)
+    arguments = [str(directory.path), *(part for one in settings for part in ("--set", one))]
+    return TrainingRun(directory.path, [[*COMMAND, "resume", *arguments]], None)
 
 
 def results(run: str, runs_dir: str | Path = "runs") -> RunResults:
@@ -198,6 +207,17 @@ def results(run: str, runs_dir: str | Path = "runs") -> RunResults:
         InputError: There is no such run.
     """
     return RunResults(RunDirectory.open(run, Path(runs_dir)).path)
+
+
+@contextmanager
+def _importing_from_here() -> Iterator[None]:
+    """Let recipes name modules in the working directory, as commands do."""
+    before = list(sys.path)
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def preparations(config: RunConfig) -> Iterator[str]:

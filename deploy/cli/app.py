@@ -242,9 +242,13 @@ def inspect(
         Path | None, typer.Option(help="Write every journaled rollout to this file.")
     ] = None,
 ) -> None:
-    """Show the accounts of a run, live or ended, and its failed prompts, or export its rollouts."""
-    from deploy.report.tables import show_accounting, show_bias, show_failed
+    """Show the accounts of a run, live or ended, its failed prompts and the settings that changed.
+
+    With --parquet, export its rollouts instead.
+    """
+    from deploy.report.tables import show_accounting, show_bias, show_changes, show_failed
     from deploy.storage.run_directory import RunDirectory
+    from deploy.storage.sessions import FILE as SESSIONS
     from queues.readers import accounting
     from queues.readers.open_run import open_ledger
     from queues.readers.parquet import export_parquet, removed_groups
@@ -269,6 +273,7 @@ def inspect(
         show_accounting(accounts, Console())
         show_failed(failed, Console())
         show_bias(bias, Console())
+        show_changes(directory.rows(SESSIONS), Console())
 
 
 @app.command(cls=Command)

@@ -48,35 +48,41 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
         directory.settle()
 
 
-def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
+def resume(
+    run: RunName,
+    overrides: Overrides = [],  # noqa: B006
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
     """Resume a run that was interrupted, failed or was killed, and train it to its end.
 
-    A run that is done goes on if `steps` in its recipe.toml was raised.
+    A run that is done goes on with more steps, as by --set steps=200. Its recipe.toml keeps what is
+    set; what can change in a run is in deploy/README.md.
     """
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
-    from deploy.storage.sessions import recipe_changes
+    from deploy.storage.sessions import resumed_recipe
 
     terminal = Terminal()
     directory = RunDirectory.open(run, runs_dir)
-    config = directory.config()
     directory.check_at_rest()
-    changes = recipe_changes(directory, config)
+    config, changes = resumed_recipe(directory, overrides)
     if directory.status() == "done" and not any(change.name == "steps" for change in changes):
         trained = directory.summary("version")["version"]
         terminal.say(
-            f"{config.name} is done: {trained} of {config.steps} steps are trained; raise steps in "
-            f"{directory.recipe_file} and resume it to train more"
+            f"{config.name} is done: {trained} of {config.steps} steps are trained; to train more: "
+            f"headway resume {directory.path} --set steps=…"
         )
         return
     if changes:
-        terminal.say(
-            f"{directory.recipe_file} was edited; from now on\n  " + "\n  ".join(map(str, changes))
-        )
+        lines = "\n  ".join(map(str, changes))
+        terminal.say(f"{config.name} goes on with other settings than before:\n  {lines}")
     terminal.say(f"{config.name}: {CHECKING}")
     with deferred():
         from deploy.preflight.inputs import load_inputs
     inputs = load_inputs(config, resumed=directory.checkpoints)
+    if overrides:
+        with directory.held():
+            directory.store_recipe(config)
     _train(config, inputs, directory, terminal)
 
 

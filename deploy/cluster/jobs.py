@@ -203,18 +203,14 @@ def resumption(
     """Return the shell command of a job that resumes a run which was submitted before.
 
     Raises:
-        InputError: An option or setting has no effect on a resumed run, whose recipe is stored.
+        InputError: An option has no effect on a resumed run, whose recipe is stored.
     """
     for option in (*(["replace"] if replace else []), *before):
         raise InputError(f"--resume goes on with a run, and --{option} begins anew; choose one")
-    for override in overrides:
-        if override.partition("=")[0].strip() not in LOCATING_KEYS:
-            raise InputError(
-                f"--resume goes on with the recipe in the run's folder, so --set {override} would "
-                f"change nothing; allowed are {' and '.join(LOCATING_KEYS)}, which identify the run"
-            )
+    changed = [one for one in overrides if one.partition("=")[0].strip() not in LOCATING_KEYS]
+    settings = [part for override in changed for part in ("--set", override)]
     runs_dir = str(config.deploy.runs_dir)
-    return shlex.join(["headway", "resume", config.name, "--runs-dir", runs_dir])
+    return shlex.join(["headway", "resume", config.name, "--runs-dir", runs_dir, *settings])
 
 
 def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Path]:

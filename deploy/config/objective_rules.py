@@ -3,7 +3,12 @@
 from typing import TYPE_CHECKING
 
 from deploy.errors import InputError
-from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
+from learner.config.objective_rules import (
+    behavior_comparison,
+    corrects_off_policyness,
+    dropping_refused,
+    what_ties_teach,
+)
 from learner.config.traits import ObjectiveTraits
 
 if TYPE_CHECKING:
@@ -15,16 +20,26 @@ def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> Non
 
     Raises:
         InputError: Stale rollouts that nothing corrects, a truncated behaviour policy that a ratio
-            compares with, groups of one that are compared, or a baseline that nobody samples.
+            compares with, groups of one that are compared, a baseline that nobody samples, or
+            groups that are dropped although they teach something.
     """
     _check_staleness(config, traits)
     learner, actors = config.learner, config.actors
+    if config.queues.filter_tied and (reason := what_ties_teach(learner, traits)):
+        raise InputError(dropping_refused("queues.filter_tied", reason))
     truncated = actors.top_p < 1 or actors.top_k > 0
-    if truncated and (setting := behavior_comparison(learner, traits)):
+    setting = behavior_comparison(learner, traits)
+    of_one_policy = traits.loss is not None and not traits.loss.off_policy
+    if truncated and (setting or of_one_policy):
+        use = (
+            f"which learner.{setting} compares with"
+            if setting
+            else f"and learner.loss = {learner.loss!r} is of the whole one"
+        )
         raise InputError(
             f"actors.top_p = {actors.top_p} and actors.top_k = {actors.top_k} renormalise the "
-            f"behaviour policy, which learner.{setting} compares with; use top_p = 1.0 and "
-            "top_k = -1"
+            f"behaviour policy, {use}; use top_p = 1.0 and top_k = -1, or the loss raft or dpo, "
+            "which take rollouts of any policy"
         )
     if "group_size" in traits.needs and config.prompts.group_size < 2:
         setting = traits.needs["group_size"]

@@ -71,29 +71,13 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _actors_train_and_groups_differ(self) -> Self:
+    def _actors_train(self) -> Self:
         check_transport(self)
         if self.heldout is not None and self.heldout.pinned and self.actors.count < 2:
             raise ValueError(
                 "heldout.pinned = true keeps one actor for evaluations, and actors.count = "
                 f"{self.actors.count} leaves none for training; set actors.count to 2 or more, or "
                 "heldout.pinned = false"
-            )
-        for name, drops in (
-            ("queues.filter_tied", self.queues.filter_tied),
-            ("learner.drop_tied", self.learner.drop_tied),
-        ):
-            if drops and self.prompts.group_size < 2:
-                raise ValueError(
-                    f"{name} drops groups whose rollouts earn the same, which one rollout always "
-                    "does; prompts.group_size must be at least 2, not 1"
-                )
-        advantage = self.learner.traits.advantage
-        if self.queues.filter_tied and advantage is not None and advantage.ties_teach:
-            raise ValueError(
-                f"queues.filter_tied = true with learner.advantage = {self.learner.advantage!r}, "
-                f"{advantage.ties_teach}: a group whose rollouts earn the same teaches something, "
-                "and its loss would shift what is learned; set queues.filter_tied = false"
             )
         return self
 

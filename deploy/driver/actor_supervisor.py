@@ -38,6 +38,8 @@ class Timing:
     """Interval of requests for statistics; a process that dies loses what came after the last."""
     answer_seconds: float = 5.0
     """Deadline of an answer to a request for statistics."""
+    resend_seconds: float = 60.0
+    """Deadline for the engine to have taken the newest weights once more."""
     hand_over_seconds: float = 8.0
     """Deadline for the actor to hand over the groups that it is sampling."""
 
@@ -56,7 +58,7 @@ class ActorSupervisor:
         timing: Timing = Timing(),
     ) -> None:
         self.name = f"actor-{spec.index}"
-        self._engine_id = engine_id_of(spec.index)
+        self.engine_id = engine_id_of(spec.index)
         self._spec, self._create, self._timing = spec, create, timing
         self._restarts = Restarts(context, self.name, timing.clock)
         self.handle: Any = None
@@ -67,6 +69,22 @@ class ActorSupervisor:
         """The last statistics of each process that died."""
         self._statistics: dict[str, Any] | None = None
         """The newest statistics of the present process."""
+        self._ended: str | None = None
+        """Why the present process was ended, if it did not die by itself."""
+
+    def restart(self, reason: str) -> None:
+        """End the process, so that `run` creates another; nothing while there is none at work."""
+        if self.handle is not None and self._working_since is not None:
+            self._ended = reason
+            ray.kill(self.handle)
+
+    async def resend(self) -> None:
+        """Have the engine take the newest weights once more, whole, if it answers in time."""
+        if self.handle is None or self._working_since is None:
+            return
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(self._timing.resend_seconds):
+                await self.handle.resend.remote()
 
     async def stop(self) -> None:
         """Have the actor save what it is sampling and take no further lease, before a deadline."""
@@ -109,7 +127,7 @@ class ActorSupervisor:
         parts = [*self._earlier, *([self._statistics] if self._statistics else [])]
         if parts:
             return merge(parts)
-        return {**ActorStatistics(self._engine_id).statistics(), "pid": None}
+        return {**ActorStatistics(self.engine_id).statistics(), "pid": None}
 
     @property
     def health(self) -> ActorHealth | None:
@@ -119,7 +137,7 @@ class ActorSupervisor:
         statistics = self._statistics or {}
         evaluates = self._spec.purpose is Purpose.EVALUATE
         return ActorHealth(
-            engine_id=self._engine_id,
+            engine_id=self.engine_id,
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
             pinned_seconds=self._spec.pinned_seconds if evaluates else 0.0,
@@ -139,7 +157,8 @@ class ActorSupervisor:
             self._working_since = self._timing.clock.monotonic()
             await self.handle.run.remote()
         except (RayError, RunFailed) as error:
-            return _cause(error)
+            ended, self._ended = self._ended, None
+            return ended or _cause(error)
         finally:
             watching.cancel()
         return None
@@ -152,10 +171,10 @@ class ActorSupervisor:
         ray.kill(self.handle)
         self.handle, self._statistics = None, None
         try:
-            await self._spec.broker.release(self._engine_id)
+            await self._spec.broker.release(self.engine_id)
         except QueueClosed:
             return False
-        await self._spec.broadcaster.release(self._engine_id)
+        await self._spec.broadcaster.release(self.engine_id)
         return True
 
     async def _watch(self) -> None:

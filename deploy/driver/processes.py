@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from actors.engines.model_folder import context_length
 from actors.ray_actor import ActorSpec, create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
@@ -17,6 +18,7 @@ from deploy.config.evaluation_schedule import purpose
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
+from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
@@ -68,7 +70,9 @@ class Processes:
                 model_path=context.inputs.model_path,
                 seed=config.seed,
                 steps=config.steps,
+                earlier=earlier_sessions(context.directory, config),
                 temperature=config.actors.temperature,
+                context=config.actors.max_model_len or context_length(context.inputs.model_path),
                 checkpoint=str(folder) if folder else None,
                 version=version,
                 checkpoints=str(context.directory.checkpoints),
@@ -96,6 +100,7 @@ class Processes:
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
+            template_options=config.actors.chat_template_options,
             **self._reservation.options("reward_model", 0),
         )
         return [RewardModelSupervisor(self._context, client, metrics_host=self._metrics_host)]

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from actors.engines.model_folder import load_tokenizer
+from deploy.driver.engine_drift import DriftWatch
 from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
@@ -52,6 +53,7 @@ class Recorder:
         accounting_seconds: float = 5.0,
     ) -> None:
         self._context, self._processes, self._trackers = context, processes, trackers
+        self.drift = DriftWatch(context, processes.actors)
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
@@ -106,8 +108,11 @@ class Recorder:
             newest = batches[-1]
             self._context.console.advance(newest.version + 1, describe(newest, record))
 
+        drifts = [{**asdict(drift), "at": time.time()} for drift in self.drift.observe(batches)]
+
         def write() -> list[Sample]:
             jsonl.write("metrics.jsonl", rows)
+            jsonl.write("drift.jsonl", drifts)
             jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
             samples = [sample for batch in batches for sample in self._samples(batch.version)]
             jsonl.write(SAMPLES, [asdict(sample) for sample in samples])

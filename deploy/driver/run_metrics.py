@@ -67,6 +67,14 @@ class RunMetrics(Collector):
         for process, count in list(record.restarts.items()):
             restarts.add_metric([process], count)
         yield restarts
+        drifts = GaugeMetricFamily(
+            "headway_engine_drift",
+            "1 for an engine whose mismatch with the learner stands out among the engines, else 0.",
+            labels=["engine"],
+        )
+        for engine, named in list(record.drifting.items()):
+            drifts.add_metric([engine], named)
+        yield drifts
         scores = GaugeMetricFamily(
             "headway_heldout_score", "The newest held-out score.", labels=["kind"]
         )

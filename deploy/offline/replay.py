@@ -18,12 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from actors.engines.model_folder import context_length
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.sessions import recipe_at
+from deploy.storage.sessions import earlier_sessions, recipe_at
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import read_batches
@@ -97,7 +98,7 @@ def replay(
     recorded = {row["version"]: row for row in read_batches(directory.path)}
     checkpoints = committed_checkpoints(directory.path)
     plan = plan_replay(steps, recorded, checkpoints)
-    config = recipe_at(directory, plan.start)
+    config = recipe_at(directory, plan.end - 1)
     try:
         model = model_path(config)
     except InputError as error:
@@ -129,7 +130,9 @@ def train_again(
         model_path=model,
         seed=config.seed,
         steps=config.steps,
+        earlier=earlier_sessions(directory, config, last=plan.end - 1),
         temperature=config.actors.temperature,
+        context=config.actors.max_model_len or context_length(model),
         checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
         version=plan.start,
         last_version=plan.end,

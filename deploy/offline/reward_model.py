@@ -16,6 +16,7 @@ from actors.engines.model_folder import check_model, load_tokenizer
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
 from actors.sources.examples import PREFERENCES, Example, load_examples, without
+from actors.sources.rows import plain_text
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 CHECKED = 64
 """Pairs of each member that are checked before the model is loaded; others when they are drawn."""
 REPORT_FILE = "reward_model.json"
+TEMPLATE_FILE = "chat_template.jinja"
+"""File of a model folder in which transformers keeps the chat template."""
 
 
 class PreferencePairs:
@@ -47,7 +50,7 @@ class PreferencePairs:
         self._section, self._read = section, read
         self._texts = frozenset(problem.text for problem in problems)
         kept = list(islice(self._load(self.seed), section.heldout_pairs))
-        self._kept_prompts = frozenset(prompt for prompt, *_ in kept)
+        self._kept_prompts = frozenset(plain_text(prompt) for prompt, *_ in kept)
         self.heldout = [self._encode(preference) for preference in kept]
         """Pairs that accuracy is measured on."""
 
@@ -70,9 +73,10 @@ class PreferencePairs:
     def _encode(self, preference: Example) -> "Pair":
         from learner.supervised.reward_model import Pair
 
-        prompt, chosen, rejected = preference
+        prompt, *texts = preference
         try:
-            return Pair(self._read(prompt, chosen), self._read(prompt, rejected))
+            chosen, rejected = (self._read(prompt, str(text)) for text in texts)
+            return Pair(chosen, rejected)
         except PromptRefused as error:
             raise InputError(f"{PREFERENCES.setting} = {self._section.pairs!r}: {error}") from None
 
@@ -98,7 +102,10 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
     else:
         path = model_path(config)
         check_model(path)
-    pairs = PreferencePairs(config, section, load_reader(path))
+    actors = config.actors
+    templated = actors.chat_template is not False
+    reader = load_reader(path, actors.chat_template_options, templated=templated)
+    pairs = PreferencePairs(config, section, reader)
     for member in range(section.members):
         list(islice(pairs.training(member), CHECKED))
     with atomic_folder(folder, replace=replace) as partial:
@@ -126,6 +133,8 @@ def _train_all(
     for member in range(section.members):
         terminal.say(f"reward model {member}: {section.steps} steps from {path}")
         row, member_scores, scale = _train(section, path, pairs, member, partial, terminal)
+        if config.actors.chat_template is False:  # it was trained without, and is read as it is
+            (partial / row["folder"] / TEMPLATE_FILE).unlink(missing_ok=True)
         members.append(row)
         scores.append((member_scores - scale.mean) / scale.std)
         terminal.say(

@@ -1,15 +1,24 @@
 """`headway sft`: builds or loads the model of a recipe and trains it on demonstrations."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from actors.engines.model_folder import check_model, context_length, load_tokenizer
+from actors.engines.model_folder import check_model, context_length, end_ids, load_tokenizer
+from actors.environments.protocol import Message
+from actors.environments.registry import load_environment, shipped_opening
+from actors.environments.single_turn import conversation
+from actors.errors import InputError as ActorsInputError
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import encode
-from actors.sources.examples import DEMONSTRATIONS, TURN, Example, load_examples
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.demonstrations import DemonstrationRenderer, Tokens
+from actors.rollout.stops import load_stops
+from actors.sources.examples import DEMONSTRATIONS, Example, Messages, load_examples
+from actors.sources.rows import plain_text
+from actors.user_code import call, where_raised
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
@@ -19,8 +28,9 @@ from deploy.preflight.models import find_model
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
-from learner.config.learner import TinyModelConfig
 from learner.config.supervised import SftConfig
+from learner.model.tiny_tokenizer import tiny_tokenizer
+from queues.records import Prompt
 from queues.runtime.cpu_affinity import usable_cores
 
 CHECKED = 64
@@ -52,12 +62,12 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
         seed=config.seed,
         heldout=frozenset(problem.text for problem in problems),
     )
-    pairs = _checked(pairs, *_measure(config.model.tiny, path))
-    first = list(islice(pairs, CHECKED))
+    rendered = map(Demonstrations(config, path).render, pairs)
+    first = list(islice(rendered, CHECKED))
     try:
         with atomic_folder(folder, replace=replace) as partial:
             terminal.say("loading torch and DeepSpeed")
-            train_model(config, config.sft, chain(first, pairs), terminal, partial, path)
+            train_model(config, config.sft, chain(first, rendered), terminal, partial, path)
     except BaseException:
         with suppress(OSError):  # a folder that holds something else stays
             folder.parent.rmdir()
@@ -65,45 +75,79 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     return folder
 
 
-def _checked(
-    pairs: Iterator[Example], measure: Callable[[str], int], context: int
-) -> Iterator[Example]:
-    """Yield pairs; raise InputError for one whose tokens, by `measure`, exceed the context."""
-    for prompt, completion in pairs:
-        length = measure(prompt) + measure(completion) + 1
-        if length > context:
+class Demonstrations:
+    """Demonstrations as token ids, each beginning as a rollout of its prompt does.
+
+    `path` is the folder or hub name of the model; None stands for the recipe's tiny model.
+
+    Raises:
+        InputError: The recipe names a stop or an option of the chat template that does not exist.
+    """
+
+    def __init__(self, config: RunConfig, path: str | None) -> None:
+        actors, tiny = config.actors, config.model.tiny
+        tokenizer: Any = None
+        if path is not None:
+            tokenizer, self._context = load_tokenizer(path), context_length(path)
+            ends = end_ids(path, tokenizer)
+        elif tiny is not None:
+            tokenizer, self._context = tiny_tokenizer(tiny.characters, tiny.context), tiny.context
+            ends = frozenset([tokenizer.eos_token_id])
+        renderer = Renderer(tokenizer, actors.chat_template, actors.chat_template_options)
+        self._render = DemonstrationRenderer(
+            renderer,
+            load_stops(renderer, actors.stop),
+            end_ids=sorted(ends),
+            eos=tokenizer.eos_token_id,
+        )
+        self._environment = actors.environment
+        arguments = actors.environment, actors.environment_options
+        self._new_environment = load_environment(*arguments, code_execution=actors.code_execution)
+        self._shipped = shipped_opening(*arguments, code_execution=actors.code_execution)
+
+    def render(self, example: Example) -> Tokens:
+        """Return the tokens of a demonstration.
+
+        Raises:
+            InputError: It cannot be rendered, or is longer than the context of the model.
+        """
+        prompt, reply = example
+        messages = self._opening(prompt)
+        try:
+            if isinstance(reply, str):
+                tokens = self._render.pair(messages, reply)
+            else:
+                tokens = self._render.conversation(messages, reply)
+        except (PromptRefused, ActorsInputError) as error:
+            raise InputError(f"sft.demonstrations: {error}") from None
+        if len(tokens[0]) > self._context:
             raise InputError(
-                f"sft.demonstrations: {prompt[:40]!r} and its completion have {length} tokens, "
-                f"must have at most {context}, the context of the model"
+                f"sft.demonstrations: {plain_text(prompt)[:40]!r} and its completion have "
+                f"{len(tokens[0])} tokens, must have at most {self._context}, the context of the "
+                "model"
             )
-        yield prompt, completion
+        return tokens
 
-
-def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[str], int], int]:
-    """Return a counter of a text's tokens, and the context; a tiny model reads characters."""
-    tokenizer: Any = None if tiny else load_tokenizer(str(path))
-
-    def count(text: str) -> int:
-        if tiny is None:
-            try:
-                return len(encode(tokenizer, text.replace(TURN, tokenizer.eos_token)))
-            except PromptRefused as error:
-                raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
-        unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
-        if unknown is not None:
+    def _opening(self, prompt: str | Messages) -> Sequence[Message]:
+        """Return the messages that begin a rollout of a prompt; the environment decides them."""
+        metadata = {} if isinstance(prompt, str) else conversation(prompt)
+        made = Prompt(prompt_id="demonstration", text=plain_text(prompt), metadata=metadata)
+        if self._shipped is not None:
+            return self._shipped(made)
+        try:
+            opening = asyncio.run(call(self._new_environment().reset, made))
+        except Exception as error:
             raise InputError(
-                f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
-                f"model.tiny.characters = {tiny.characters!r}; add it"
-            )
-        return len(text)
-
-    return count, tiny.context if tiny else context_length(str(path))
+                f"actors.environment = {self._environment!r} raised {error!r} on the demonstration "
+                f"of {made.text[:40]!r}{where_raised(error)}"
+            ) from error
+        return list(opening)
 
 
 def train_model(
     config: RunConfig,
     sft: SftConfig,
-    pairs: Iterator[Example],
+    demonstrations: Iterator[Tokens],
     terminal: Terminal,
     partial: Path,
     path: str | None,
@@ -115,7 +159,7 @@ def train_model(
     from learner.model.logprobs import LogprobOptions
     from learner.model.policy import build_tiny, load_policy
     from learner.supervised import Progress
-    from learner.supervised.sft import tokenize, train_supervised
+    from learner.supervised.sft import Example, train_supervised
 
     torch.set_num_threads(supervised_threads(config, sft, usable_cores()))
     torch.manual_seed(config.seed)
@@ -123,12 +167,14 @@ def train_model(
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)
     options = LogprobOptions(chunk=sft.logprob_chunk)
-    policy = load_policy(origin, options, dtype=sft.dtype, attention=sft.attention)
-    tokenizer = load_tokenizer(origin)
-    examples = (
-        tokenize(tokenizer, prompt.replace(TURN, tokenizer.eos_token), completion)
-        for prompt, completion in pairs
+    policy = load_policy(
+        origin,
+        options,
+        dtype=sft.dtype,
+        attention=sft.attention,
+        context=config.actors.max_model_len or context_length(origin),
     )
+    examples = (Example(*tokens) for tokens in demonstrations)
     engine = PolicyEngine(
         policy, sft, model_path=origin, zero_stage=sft.zero_stage, dtype=sft.dtype,
         total_steps=sft.steps,

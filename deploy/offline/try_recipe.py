@@ -125,7 +125,8 @@ def _load_reward_models(config: RunConfig, inputs: Inputs) -> TextScorer | None:
     from actors.reward_models.scoring import load_reward_models
 
     section = config.actors.reward_model.model_copy(update={"cores": None, "gpus": 0.0})
-    return load_reward_models(inputs.reward_models, section)
+    options = config.actors.chat_template_options
+    return load_reward_models(inputs.reward_models, section, options)
 
 
 def describe(

@@ -3,14 +3,19 @@
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.config import ActorsConfig
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
-from actors.environments.registry import load_environment
+from actors.engines.sampling_rules import check_sampling
+from actors.environments.registry import load_environment, shipped_opening
+from actors.environments.single_turn import opening
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
+from actors.rollout.chat_rendering import Renderer
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from actors.sources.filters import shorter, within_tokens, without_heldout
@@ -61,6 +66,8 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     path = model_path(config)
     check_model(path)
     actors, prompts = config.actors, config.prompts
+    if actors.engine == "vllm":
+        check_sampling(path)
     scored_by = actors.heldout_reward or actors.reward
     load_scoring(config)
     evaluations, problems = load_heldout(config)
@@ -69,7 +76,7 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
-        fits = shorter(load_tokenizer(path), actors.chat_template, prompts.max_tokens)
+        fits = _within(actors, path, prompts.max_tokens)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
@@ -97,13 +104,23 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
             standardise=actors.reward_model.standardise,
             max_new_tokens=actors.max_new_tokens,
             max_model_len=actors.max_model_len or context_length(path),
-            prompts=(prompt.text for prompt in sample),
+            prompts=map(opening, sample),
+            template_options=actors.chat_template_options,
         )
     if Path(path).is_dir():
         check_free_space(config, weight_shapes(path), resumed=resumed)
     _check_objective(config)
     check_fit(path, actors, sample)
     return Inputs(path, source, problems, evaluations, reward_models)
+
+
+def _within(actors: ActorsConfig, path: str, max_tokens: int) -> Callable[[Prompt], bool]:
+    """Return a predicate: a rollout begins with at most `max_tokens` tokens."""
+    renderer = Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options)
+    begin = shipped_opening(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
+    return shorter(renderer, max_tokens, begin or opening)
 
 
 def load_scoring(config: RunConfig) -> None:

@@ -20,6 +20,10 @@ from deploy.runtime import machine
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making."""
+RENDERING = {
+    "environment", "environment_options", "chat_template", "chat_template_options", "stop",
+}  # fmt: skip
+"""Keys of `[actors]` that decide how a demonstration is rendered."""
 
 
 def environment() -> dict[str, Any]:
@@ -57,7 +61,9 @@ def _commit(folder: Path) -> str | None:
 
 def warm_start_origin(config: RunConfig) -> str:
     """Return the settings that a warm start depends on, as JSON."""
-    sections = config.model_dump(mode="json", include={"seed", "model", "sft"})
+    sections = config.model_dump(
+        mode="json", include={"seed": True, "model": True, "sft": True, "actors": RENDERING}
+    )
     if sections["sft"] is not None:
         del sections["sft"]["name"]
     return json.dumps(sections, sort_keys=True)
@@ -65,11 +71,10 @@ def warm_start_origin(config: RunConfig) -> str:
 
 def reward_model_origin(config: RunConfig) -> str:
     """Return the settings that reward models depend on, as JSON."""
-    sections = config.model_dump(mode="json", include={"seed", "model", "sft", "reward_model"})
-    for section in ("sft", "reward_model"):
-        if sections[section] is not None:
-            del sections[section]["name"]
-    return json.dumps(sections, sort_keys=True)
+    section = config.model_dump(mode="json", include={"reward_model"})
+    if section["reward_model"] is not None:
+        del section["reward_model"]["name"]
+    return json.dumps(section | json.loads(warm_start_origin(config)), sort_keys=True)
 
 
 def same_warm_starts(config: RunConfig) -> list[str]:

@@ -327,7 +327,12 @@ PLOTS = (
         "Before clipping, mean over the optimizer steps of a batch.",
         lambda report: report.grad_norm,
     ),
-    _figure_plot("Entropy", "Of the policy.", lambda report: report.entropy_mean, "nats a token"),
+    _figure_plot(
+        "Entropy",
+        "Of the policy, over trained tokens.",
+        lambda report: report.entropy_mean,
+        "nats a token",
+    ),
     _figure_plot(
         "Learning rate",
         "Of the last optimizer step of each batch.",

@@ -5,11 +5,10 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.config.changes import changes, differing
+from deploy.config.changes import differing
 from deploy.errors import InputError
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
@@ -21,7 +20,7 @@ from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from deploy.storage.sessions import FILE as SESSIONS
-from deploy.storage.sessions import recipe_of, settings
+from deploy.storage.sessions import settings
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
@@ -141,8 +140,8 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     return page(title, runs, _timeline(first, directories[0]), newest[::-1])
 
 
-def read_session(row: Mapping[str, Any]) -> tuple[int, dict[str, Any], str]:
-    """Return version, recipe and program of a session, a row of the file; raises as `recipe_of`."""
+def read_session(row: Mapping[str, Any]) -> tuple[int, list[str], str]:
+    """Return version, changes of the recipe and program of a session, a row of the file."""
     machine, packages = row["machine"], row["packages"]
     versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
     program = (
@@ -150,16 +149,16 @@ def read_session(row: Mapping[str, Any]) -> tuple[int, dict[str, Any], str]:
         f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
         f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
     )
-    return (*recipe_of(row), program)
+    return int(row["version"]), [str(change) for change in row["changes"]], program
 
 
-def notes(record: Record, sessions: Sequence[tuple[int, dict[str, Any], str]]) -> list[str]:
+def notes(record: Record, sessions: Sequence[tuple[int, list[str], str]]) -> list[str]:
     """Describe where a run was resumed, with the settings that were changed, and its program."""
     notes = []
     if resumed := resumptions(record.batches):
         notes.append(f"resumed at version {', '.join(map(str, resumed))} (dotted lines)")
-    for (_, before, _), (version, after, _) in pairwise(sessions):
-        notes += [f"from version {version} on: {change}" for change in changes(before, after)]
+    for version, changes, _ in sessions:
+        notes += [f"from version {version} on: {change}" for change in changes]
     return notes + [program for _, _, program in sessions[-1:]]
 
 

@@ -167,6 +167,14 @@ def show_accounting(accounting: Accounting, console: Console) -> None:
     console.print(table)
 
 
+def show_changes(sessions: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print the settings that changed between sessions, given as rows of `sessions.jsonl`."""
+    for session in sessions:
+        for change in session["changes"]:
+            line = f"from version {session['version']} on: {change}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
     """Print the newest prompts that failed permanently, if there are any.
 

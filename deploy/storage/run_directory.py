@@ -4,7 +4,8 @@ recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
 journal/          accepted rollouts            restarts.jsonl  restarts of actors
 checkpoints/      v000060/ …                   waits.jsonl     overdue waits
-summary.json      figures of the run           sessions.jsonl  recipe, program, machine
+summary.json      figures of the run           drift.jsonl     engines that drift
+                                               sessions.jsonl  recipe, program, machine
 logs/             output of every process      report.html     the figures as a page of plots
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -153,13 +154,21 @@ class RunDirectory:
             "name, or wait for its end"
         )
 
-    def config(self) -> RunConfig:
+    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
+
+        `overrides` are as those of `load_recipe`.
 
         Raises:
             InputError: The file cannot be read or is not valid, as `load_recipe`.
         """
-        return load_recipe(str(self.recipe_file)).updated(deploy={"runs_dir": self.path.parent})
+        config = load_recipe(str(self.recipe_file), overrides)
+        return config.updated(deploy={"runs_dir": self.path.parent})
+
+    def store_recipe(self, config: RunConfig) -> None:
+        """Replace the recipe in the folder."""
+        with atomic_file(self.recipe_file) as file:
+            file.write(recipe_text(config).encode())
 
     def status(self) -> str:
         """Return the run's status: "running", "done", "failed", "interrupted" or "killed".

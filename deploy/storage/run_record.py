@@ -82,6 +82,8 @@ class Record:
     """The newest statistics of each actor."""
     restarts: Counter[str] = field(default_factory=Counter)
     """Number of restarts of each process."""
+    drifting: dict[str, bool] = field(default_factory=dict)
+    """Engines that were compared with others, and whether each was found to drift."""
     accounting: Row = field(default_factory=dict)
 
     @property

@@ -1,16 +1,19 @@
 """The sessions of a run: the recipe, program and machine that each began with.
 
-A session is the time from a `headway run` or `headway resume` to its end.
+A session is the time from a `headway run` or `headway resume` to its end. A run goes on with some
+changes of its recipe (`deploy.config.changes`), made in its folder or by `--set`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from deploy.config.changes import APPLIED, Change, changes
+from deploy.config.changes import Change, changes, refusal
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
+from learner.ranks.spec import EarlierSession
 
 FILE = "sessions.jsonl"
 
@@ -36,42 +39,86 @@ def begin_session(
 
     `config` is the recipe of the folder, with the cores that were chosen for this machine.
     """
-    row = {"version": version, **environment, "recipe": settings(config)}
-    directory.rewrite(FILE, [*directory.rows(FILE), row])
+    rows = directory.rows(FILE)
+    changed = changes(rows[-1]["recipe"], settings(config)) if rows else []
+    described = list(map(str, changed))
+    row = {"version": version, **environment, "changes": described, "recipe": settings(config)}
+    directory.rewrite(FILE, [*rows, row])
 
 
-def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
-    """Return how the recipe in a run's folder differs from the one of its last session.
+def resumed_recipe(
+    directory: RunDirectory, overrides: Sequence[str]
+) -> tuple[RunConfig, list[Change]]:
+    """Return the recipe in a run's folder with overrides, and how it differs from the last session.
 
     Raises:
-        InputError: The run cannot go on with a change; names each, and what can be changed.
+        InputError: It is not valid, or the run cannot go on with a change; names each, and why.
     """
-    sessions = directory.rows(FILE, recipe_of)
-    if not sessions:
-        return []
-    _, before = sessions[-1]
+    config, sessions = directory.config(overrides), directory.rows(FILE, recipe_of)
+    before = sessions[-1][1] if sessions else settings(directory.config())
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session
-    edits = changes(before, settings(config))
-    refused = [str(edit) for edit in edits if not edit.applied]
-    if config.steps < before["steps"]:
-        refused.append(
-            f"steps = {config.steps}, was {before['steps']}: a run can be made longer, and stopped "
-            "at any step by Ctrl-C"
-        )
+    changed = changes(before, settings(config))
+    refused = [
+        f"{change}: {reason}" for change, reason in _refusals(directory, changed, before, config)
+    ]
+    if any(override.partition("=")[0].strip() == "deploy.runs_dir" for override in overrides):
+        refused.append(f"deploy.runs_dir: {refusal('deploy.runs_dir')}")
     if refused:
         raise InputError(
-            f"{directory.recipe_file} was edited, and the run cannot go on with\n  "
+            f"{directory.path.name} cannot go on with\n  "
             + "\n  ".join(refused)
-            + f"\nundo this, or start a run of its own with it: headway run "
-            f"{directory.recipe_file} --set name=…\nchanges that a run goes on with: "
-            + ", ".join(APPLIED)
+            + f"\nundo it, by --set or in {directory.recipe_file}, or start a run of its own: "
+            f"headway run {directory.recipe_file} --set name=…\nwhat can change is marked in the "
+            "keys of deploy/README.md: steps, learner.learning_rate, learner.ranks, actors.count, "
+            "all of [weight_sync] and more"
         )
-    return edits
+    return config, changed
+
+
+def _refusals(
+    directory: RunDirectory,
+    changed: Sequence[Change],
+    before: Mapping[str, Any],
+    config: RunConfig,
+) -> Iterator[tuple[Change, str]]:
+    """Yield the changes that the run cannot go on with, and why."""
+    for change in changed:
+        if change.name == "name" and config.name == directory.path.name:
+            continue  # the folder was copied or renamed
+        if (reason := refusal(change.name)) is not None:
+            yield change, reason
+        elif change.name == "steps" and config.steps < before["steps"]:
+            yield change, "a run can be made longer, and stopped at any step by Ctrl-C"
+        elif (
+            change.name == "queues.max_staleness"
+            and config.queues.max_staleness < before["queues"]["max_staleness"]
+        ):
+            yield change, "it can only be raised, since results in its ledger may lag so far"
 
 
 def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
     """Return the recipe of the session that trained the batch of a version."""
+    began = [recipe for first, recipe in _recipes(directory) if first <= version]
+    return began[-1] if began else directory.config()
+
+
+def earlier_sessions(
+    directory: RunDirectory, config: RunConfig, *, last: int | None = None
+) -> tuple[EarlierSession, ...]:
+    """Return the sessions before the last one, or before that of a version, for a learner.
+
+    Each is `config`, which is that session's, with what batches were trained with before.
+    """
+    began = [row for row in _recipes(directory) if last is None or row[0] <= last]
+    return tuple(
+        EarlierSession(end, config.objective.stepping_as(recipe.objective), recipe.steps)
+        for (_, recipe), (end, _) in pairwise(began)
+    )
+
+
+def _recipes(directory: RunDirectory) -> list[tuple[int, RunConfig]]:
+    """Return the version and the recipe that each session began with."""
 
     def read(row: Mapping[str, Any]) -> tuple[int, RunConfig]:
         first, recipe = recipe_of(row)
@@ -79,8 +126,7 @@ def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
         text = json.dumps({**recipe, "deploy": deploy})
         return first, RunConfig.model_validate_json(text, strict=True)
 
-    began = [config for first, config in directory.rows(FILE, read) if first <= version]
-    return began[-1] if began else directory.config()
+    return directory.rows(FILE, read)
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

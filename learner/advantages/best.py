@@ -6,6 +6,7 @@ RAFT: Dong et al. 2023 (arXiv 2304.06767). Pairs, for online DPO: OAIF (arXiv 24
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS, Estimate
@@ -16,14 +17,15 @@ from learner.errors import InputError
 def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None = None) -> Estimate:
     """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
 
-    Among equal rewards the first in the batch is taken (RAFT: any), so that a batch trained again
-    is the same. A group without variance is skipped, unless `min_reward`, the least reward that a
-    chosen rollout has, accepts it.
+    The group is its `trainable` rollouts. Among equal rewards the first in the batch is taken
+    (RAFT: any), so that a batch trained again is the same. A group without variance is skipped,
+    unless `min_reward`, the least reward that a chosen rollout has, accepts it.
     """
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise InputError(f"top of advantage 'best_of_n' must be a positive integer, found {top!r}")
-    eligible = ~batch.tied if min_reward is None else batch.rewards >= min_reward
-    keep = eligible & (_ranks(batch) < top)
+    among = _trainable(batch)
+    eligible = ~among.tied if min_reward is None else among.rewards >= min_reward
+    keep = _scattered(batch, eligible & (_ranks(among) < top))
     return Estimate(keep.double(), keep=keep)
 
 
@@ -31,15 +33,30 @@ def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None =
 def best_worst(batch: GroupedRewards) -> Estimate:
     """A_i = +1 for the best rollout of a group, −1 for the worst; the others do not train.
 
-    The loss `dpo` takes the preferred side from the sign. Among equal rewards the first in the
-    batch is taken. A group without variance has no pair, and is left out.
+    The loss `dpo` takes the preferred side from the sign. The group is its `trainable` rollouts.
+    Among equal rewards the first in the batch is taken. A group without variance has no pair, and
+    is left out.
     """
-    best = (_ranks(batch) == 0) & ~batch.tied
-    worst = (_ranks(replace(batch, rewards=-batch.rewards)) == 0) & ~batch.tied
+    among = _trainable(batch)
+    best = _scattered(batch, (_ranks(among) == 0) & ~among.tied)
+    reverse = replace(among, rewards=-among.rewards)
+    worst = _scattered(batch, (_ranks(reverse) == 0) & ~among.tied)
     return Estimate(best.double() - worst.double(), keep=best | worst)
 
 
-def _ranks(batch: GroupedRewards) -> torch.Tensor:
+def _trainable(batch: GroupedRewards) -> GroupedRewards:
+    """Return the rollouts that may train."""
+    return batch if batch.trainable is None else batch.of_rollouts(batch.trainable)
+
+
+def _scattered(batch: GroupedRewards, chosen: Tensor) -> Tensor:
+    """Scatter a choice among the rollouts that may train over all, [R] bool."""
+    if batch.trainable is None:
+        return chosen
+    return torch.zeros_like(batch.trainable).masked_scatter(batch.trainable, chosen)
+
+
+def _ranks(batch: GroupedRewards) -> Tensor:
     """Return each rollout's rank in its group by falling reward, from 0; ties in order; [R]."""
     order = torch.argsort(batch.rewards, descending=True, stable=True)
     order = order[torch.argsort(batch.groups[order], stable=True)]

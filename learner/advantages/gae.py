@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from learner.advantages.grouped import GroupedRewards, RolloutTokens
+from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS, Estimate
 from learner.advantages.returns import gae as estimate_advantages
 from learner.advantages.returns import length_adaptive_lambda
@@ -33,8 +33,8 @@ def gae(
         lam_values: λ of the critic's targets (VAPO's decoupled GAE: 1); None: `lam`.
         length_adaptive: α of λ = 1 − 1 / (α·n), which replaces `lam` (VAPO: 0.05); None: off.
         whiten: Whiten the advantages over all sampled tokens, as PPO does; never the returns.
-        bootstrap_truncated: Value the state after a rollout that was cut off as the one before its
-            last token, not as 0; needs `truncated`.
+        bootstrap_truncated: After a rollout that was cut off, go on with the critic's value of the
+            state after its last token, not with 0; needs `truncated` and `end_values`.
 
     Returns:
         Advantages and returns, [N] float64.
@@ -43,7 +43,7 @@ def gae(
     values = tokens.values
     assert values is not None
     rewards, present = tokens.with_final(batch.rewards), torch.unique(tokens.sequence_ids)
-    following = _after_the_end(batch, tokens, values)[present] if bootstrap_truncated else 0.0
+    following = _after_the_end(batch)[present] if bootstrap_truncated else 0.0
     columns = (rewards, values, tokens.mask, tokens.sequence_ids)
     estimate = partial(estimate_advantages, *columns, gamma=gamma, bootstrap=following)
     lam_policy: float | Tensor = lam
@@ -58,9 +58,8 @@ def gae(
     return Estimate(advantages, token_level=True, returns=returns)
 
 
-def _after_the_end(batch: GroupedRewards, tokens: RolloutTokens, values: Tensor) -> Tensor:
+def _after_the_end(batch: GroupedRewards) -> Tensor:
     """Return the value of the state after each rollout, [R]."""
-    if batch.truncated is None:
-        raise InputError("bootstrap_truncated of advantage 'gae' needs truncated [R]")
-    last = tokens.last(len(batch.rewards))
-    return torch.where(batch.truncated & (last >= 0), values[last], 0.0)
+    if batch.truncated is None or batch.end_values is None:
+        raise InputError("bootstrap_truncated of advantage 'gae' needs truncated and end_values")
+    return torch.where(batch.truncated, batch.end_values, 0.0)

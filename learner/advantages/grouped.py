@@ -35,10 +35,11 @@ class RolloutTokens:
     sequence_ids: Tensor  # [N] int64 in 0..R−1, the index of the rollout
     rewards: Tensor  # [N] on top of the rollout's own (of steps, −β·k1); only where `mask` is true
     values: Tensor | None = None  # [N], the critic's value of the state before token t
+    step_ends: Tensor | None = None  # [N] bool, tokens that end a step with a reward, perhaps of 0
 
     def __post_init__(self) -> None:
-        columns = {name: getattr(self, name) for name in ("sequence_ids", "rewards", "values")}
-        check_shapes(columns, "[N] like mask", self.mask)
+        names = ("sequence_ids", "rewards", "values", "step_ends")
+        check_shapes({name: getattr(self, name) for name in names}, "[N] like mask", self.mask)
 
     def sums(self, column: Tensor, rollouts: int) -> Tensor:
         """Return the sum of `column` [N] over the masked-in tokens of each rollout, [R] float64."""
@@ -53,6 +54,20 @@ class RolloutTokens:
         sampled = self.mask.nonzero().flatten()
         none = sampled.new_full((rollouts,), -1)
         return none.scatter_reduce(0, self.sequence_ids[sampled], sampled, "amax")
+
+    def ends_of_steps(self, rollouts: int) -> Tensor:
+        """Return true for tokens that end a step: the last sampled of each rollout among them, [N].
+
+        Without `step_ends`, steps end where a reward is not 0, and, as turns do, where the next
+        token is not sampled.
+        """
+        if self.step_ends is not None:
+            ends, last = self.mask & self.step_ends, self.last(rollouts)
+            ends[last[last >= 0]] = True
+            return ends
+        goes_on = self.mask[1:] & (self.sequence_ids[1:] == self.sequence_ids[:-1])
+        turn_ends = ~torch.nn.functional.pad(goes_on, (0, 1))
+        return self.mask & (turn_ends | (self.rewards != 0))
 
     def with_final(self, rewards: Tensor) -> Tensor:
         """Return token rewards plus `rewards` [R] on each rollout's last masked-in token, [N]."""
@@ -70,6 +85,7 @@ class RolloutTokens:
             sequence_ids=index[self.sequence_ids[kept]],
             rewards=torch.where(self.mask, self.rewards.double(), 0.0)[kept],
             values=None if self.values is None else self.values[kept].double(),
+            step_ends=None if self.step_ends is None else self.step_ends[kept],
         )
 
 
@@ -91,11 +107,13 @@ class GroupedRewards:
     """By name, [R] each; not finite where a rollout has no such part."""
     tokens: RolloutTokens | None = None
     truncated: Tensor | None = None  # [R] bool, cut off at the length limit
+    end_values: Tensor | None = None  # [R], the critic's value of the state after the last token
+    trainable: Tensor | None = None  # [R] bool, with a token that may train; None: all
 
     def __post_init__(self) -> None:
         columns = {f"reward_parts[{name!r}]": part for name, part in self.reward_parts.items()}
-        for name in ("groups", "lengths", "baseline_rewards", "truncated"):
-            columns[name] = getattr(self, name)
+        names = ("groups", "lengths", "baseline_rewards", "truncated", "end_values", "trainable")
+        columns |= {name: getattr(self, name) for name in names}
         check_shapes(columns, "[R] like rewards", self.rewards)
         if self.tokens is not None and self.tokens.sequence_ids.numel():
             low, high = (int(end) for end in self.tokens.sequence_ids.aminmax())
@@ -121,18 +139,21 @@ class GroupedRewards:
         _, groups = torch.unique(self.groups[chosen], return_inverse=True)
 
         def take(column: Tensor | None) -> Tensor | None:
-            return None if column is None else column[chosen]
+            if column is None:
+                return None
+            return column[chosen].double() if column.is_floating_point() else column[chosen]
 
-        baseline = take(self.baseline_rewards)
         return GroupedRewards(
             rewards=self.rewards[chosen].double(),
             groups=groups,
             lengths=take(self.lengths),
             state=self.state,
-            baseline_rewards=None if baseline is None else baseline.double(),
+            baseline_rewards=take(self.baseline_rewards),
             reward_parts={name: part[chosen].double() for name, part in self.reward_parts.items()},
             tokens=None if self.tokens is None else self.tokens.of_rollouts(chosen),
             truncated=take(self.truncated),
+            end_values=take(self.end_values),
+            trainable=take(self.trainable),
         )
 
     def with_token_rewards(self) -> "GroupedRewards":

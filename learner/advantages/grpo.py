@@ -15,17 +15,18 @@ def grpo(
     """A_i = (R_i − μ_g) / (σ_g + ε), exactly 0 in a group without variance (§4.1.2).
 
     With `process_rewards`, the variant of §4.1.3: every step's reward is normalised by the mean and
-    σ of all steps of the group, and A_t [N] = Σ of those of the steps that end at t or later. Steps
-    end where a token has a reward that is not 0, and at the last sampled token, which has the final
-    reward as well. σ_g is Bessel's (divides by G − 1) over the whole group.
+    σ of all steps of the group, and A_t [N] = Σ of those of the steps that end at t or later. A
+    step's reward, perhaps 0, is the sum over its tokens, and for the last step of a rollout the
+    final reward as well. σ_g is Bessel's (divides by G − 1) over the whole group.
     """
     if not process_rewards:
         return batch.with_token_rewards().normalised(epsilon)
     tokens = batch.the_tokens("grpo")
-    ends, last = tokens.rewards != 0, tokens.last(len(batch.rewards))
-    ends[last[last >= 0]] = True
-    of_steps = tokens.sequence_ids[ends]
-    steps = GroupedRewards(tokens.with_final(batch.rewards)[ends], batch.groups[of_steps])
+    ends = tokens.ends_of_steps(len(batch.rewards))
+    of_steps, step = tokens.sequence_ids[ends], ends.cumsum(0) - ends.long()
+    sampled = tokens.with_final(batch.rewards)[tokens.mask]
+    sums = sampled.new_zeros(len(of_steps)).index_add(0, step[tokens.mask], sampled)
+    steps = GroupedRewards(sums, batch.groups[of_steps])
     alone = batch.sizes[of_steps] < 2
     rewards = torch.zeros_like(tokens.rewards)
     rewards[ends] = torch.where(alone, 0.0, steps.normalised(epsilon))

@@ -41,7 +41,8 @@ class Advantages:
     """[R] bool; false where the rollout must not train: its reward is not finite, or the estimator
     selects others."""
     stats: Mapping[str, float]
-    """`groups`, `tied_groups` (all rewards equal, so no signal), `unscored` rollouts."""
+    """`groups` of scored rollouts, `tied_groups` (whose rewards are all equal, token rewards
+    included), `unscored` rollouts."""
     returns: Tensor | None = None
     """[N] float32, the targets of a critic; None without one."""
     token_level: bool = False
@@ -91,10 +92,13 @@ def compute_advantages(
     baseline_rewards: Tensor | None = None,
     reward_parts: Mapping[str, Tensor] | None = None,
     truncated: Tensor | None = None,
+    end_values: Tensor | None = None,
+    trainable: Tensor | None = None,
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
     token_rewards: Tensor | None = None,
     values: Tensor | None = None,
+    step_ends: Tensor | None = None,
     **options: Any,
 ) -> Advantages:
     """Compute the advantages of R rollouts by a named estimator.
@@ -109,11 +113,15 @@ def compute_advantages(
         baseline_rewards: [R], of the greedy rollout of the prompt.
         reward_parts: [R] by name; not finite where a rollout has no such part.
         truncated: [R] bool, cut off at the length limit.
+        end_values: [R], the critic's value of the state after a rollout's last token.
+        trainable: [R] bool, with a token that may train; None: all.
         mask: [N] bool, tokens that the policy sampled, of the whole batch packed, one sequence
             after the other.
         sequence_ids: [N] integers, the index 0..R−1 of each token's rollout.
         token_rewards: [N] on top of `rewards` (of steps, −β·k1); those masked out do not count.
         values: [N], the critic's value of the state before token t.
+        step_ends: [N] bool, tokens that end a step with a reward, perhaps of 0; None: those whose
+            reward is not 0, and the last of each run of sampled tokens.
         **options: The estimator's own.
 
     Raises:
@@ -122,13 +130,13 @@ def compute_advantages(
         TrainingDiverged: A value of the critic is not finite.
     """
     tokens = None
-    names = ("mask", "sequence_ids", "token_rewards", "values")
-    columns = (mask, sequence_ids, token_rewards, values)
+    names = ("mask", "sequence_ids", "token_rewards", "values", "step_ends")
+    columns = (mask, sequence_ids, token_rewards, values, step_ends)
     present = [name for name, column in zip(names, columns, strict=True) if column is not None]
     if mask is not None and sequence_ids is not None:
         zeros = torch.zeros_like(mask, dtype=torch.float32)
         extra = zeros if token_rewards is None else token_rewards
-        tokens = RolloutTokens(mask, sequence_ids, extra, values)
+        tokens = RolloutTokens(mask, sequence_ids, extra, values, step_ends)
     elif present:
         raise InputError(
             f"columns of tokens need both mask and sequence_ids, found only {', '.join(present)}"
@@ -142,6 +150,8 @@ def compute_advantages(
         reward_parts=reward_parts or {},
         tokens=tokens,
         truncated=truncated,
+        end_values=end_values,
+        trainable=trainable,
     )
     return estimate_advantages(name, rollouts, **options)
 
@@ -165,8 +175,8 @@ def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> 
         raise TrainingDiverged("the critic has values that are not finite; nothing is trained")
     scored = _scored(rollouts, needs)
     batch = rollouts.of_rollouts(scored)
-    whole = batch if estimator.traits.takes_token_rewards else batch.with_token_rewards()
-    result = estimator(whole, **options)
+    summed = batch.with_token_rewards()
+    result = estimator(batch if estimator.traits.takes_token_rewards else summed, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
     keep = scored if estimate.keep is None else scored.masked_scatter(scored, estimate.keep)
     scatter = partial(_scattered, name, scored, keep, tokens)
@@ -175,7 +185,7 @@ def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> 
         keep=keep,
         stats={
             "groups": float(len(torch.unique(batch.groups))),
-            "tied_groups": float(len(torch.unique(batch.groups[batch.tied]))),
+            "tied_groups": float(len(torch.unique(batch.groups[summed.tied]))),
             "unscored": float(len(scored) - len(batch.groups)),
         },
         returns=None if estimate.returns is None else scatter(estimate.returns, token_level=True),

@@ -25,13 +25,17 @@ def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
 def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """REINFORCE++-baseline: A_t = whiten(Q_t), Q_t as in `reinforce_pp`, of the reward R_i − μ_g.
 
-    Groups without variance, which have no token rewards either, stay exactly 0 and out of the mean
-    and the variance, so that filtering them before or after changes nothing.
+    Groups without variance, which have no token rewards either (a step that earned 0 has one), stay
+    exactly 0 and out of the mean and the variance, so that filtering them before or after changes
+    nothing.
     """
     tokens = batch.the_tokens("reinforce_pp_baseline")
     rewards = tokens.with_final(batch.centred)
     to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids, gamma=gamma)
-    rewarded = tokens.sums((tokens.rewards != 0).double(), len(batch.rewards))
+    has_reward = tokens.rewards != 0
+    if tokens.step_ends is not None:
+        has_reward |= tokens.step_ends
+    rewarded = tokens.sums(has_reward, len(batch.rewards))
     silent = batch.tied & (batch.group_sum(rewarded) == 0)
     informative = tokens.mask & ~silent[tokens.sequence_ids]
     return Estimate(whiten(to_go, informative), token_level=True)

@@ -43,6 +43,7 @@ class Microbatch:
     values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
     origins: Tensor | None = None  # [N] int64, `off_policy.Origin` of the token's rollout
+    units: Tensor | None = None  # [N] int64, `engine_comparison.Unit` of the token, −1: of none
 
     def to(self, device: torch.device) -> Self:
         """Return the same tokens on another device."""
@@ -139,10 +140,16 @@ class TrainBatch(Sequences):
     """[R] float64 of a greedy rollout of the same prompt, where actors sample one."""
     process_rewards: Tensor | None
     """[N] float32 on the last token of each turn, where asked for."""
+    step_ends: Tensor
+    """[N] bool: last token of a turn that has a process reward, perhaps of 0."""
     truncated: Tensor
-    """[R] bool: ended at the limit of its length."""
+    """[R] bool: cut off at its limit of tokens or turns."""
     groups: int
     """Groups that the batch was built of."""
+    engines: Sequence[str]
+    """[R] name of the engine that sampled each rollout."""
+    end_values: Tensor | None = None
+    """[R] float32, the critic's value of the state after each rollout, where it is needed."""
     advantages: Advantages | None = None
     """Advantages of the R rollouts, or of the N tokens; None before they are computed."""
     dropped: Tensor | None = None
@@ -173,6 +180,11 @@ class TrainBatch(Sequences):
         return self.tokens.versions >= 0
 
     @property
+    def response_lengths(self) -> Tensor:
+        """[R] int64, sampled tokens of each rollout, whether they train or not."""
+        return torch.bincount(self.rollout_of_token[self.sampled], minlength=len(self.lengths))
+
+    @property
     def generated(self) -> list[int]:
         """The rollouts with a token that was sampled, whether it trains or not."""
         rollouts: list[int] = torch.unique(self.rollout_of_token[self.sampled]).tolist()
@@ -186,7 +198,7 @@ class TrainBatch(Sequences):
         """Return the batch with its advantages.
 
         Rollouts `dropped` [R] bool are masked out and left out of denominators. A minibatch without
-        others keeps them: its gradient is 0.
+        others keeps them, and trains nothing.
         """
         tokens = self.tokens
         changed = replace(
@@ -248,7 +260,8 @@ def read_batch(
         mask_truncated: Mask out rollouts that ended at the limit of their length.
         oldest_version: Mask out tokens that an older version sampled.
         process_rewards: Separate rewards of turns from the rest of a rollout's reward. Its metadata
-            has them as `turn_rewards`, a list of [index of the turn's last token, reward].
+            has them as `turn_rewards`, a list of [index of the turn's last token, reward]; a turn
+            that is not in it, or whose reward is None, has none.
 
     Raises:
         LearnerError: No rollouts, or one whose first token counts as sampled: a model gives no
@@ -269,8 +282,9 @@ def read_batch(
     versions = _column(rollouts, "versions", torch.int64)
     if oldest_version is not None:
         mask &= versions >= oldest_version
-    of_turns = _turn_rewards(rollouts, lengths) if process_rewards else None
-    if of_turns is not None:
+    of_turns, step_ends = None, torch.zeros_like(mask)
+    if process_rewards:
+        of_turns, step_ends = _turn_rewards(rollouts, lengths)
         rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
     task_rewards = torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64)
     empty = torch.zeros(len(mask))
@@ -294,8 +308,10 @@ def read_batch(
         reward_parts=_parts(rollouts),
         baseline_rewards=_baselines(rollouts),
         process_rewards=of_turns,
+        step_ends=step_ends,
         truncated=truncated,
         groups=len(groups),
+        engines=[rollout.engine_id for rollout in rollouts],
     )
 
 
@@ -311,13 +327,17 @@ def _baselines(rollouts: Sequence[Rollout]) -> Tensor | None:
     return torch.tensor(known, dtype=torch.float64) if len(known) == len(rewards) else None
 
 
-def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> Tensor:
+def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the rewards of turns [N], and where turns end that have one [N] bool."""
     rewards, start = torch.zeros(sum(lengths)), 0
+    ends = torch.zeros(len(rewards), dtype=torch.bool)
     for rollout, length in zip(rollouts, lengths, strict=True):
         for position, reward in rollout.metadata.get("turn_rewards", ()):
-            rewards[start + position] += reward
+            if reward is not None:
+                rewards[start + position] += reward
+                ends[start + position] = True
         start += length
-    return rewards
+    return rewards, ends
 
 
 def _check(groups: Sequence[RolloutGroup]) -> None:

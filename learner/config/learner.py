@@ -108,6 +108,14 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         share = len(cores) // self.ranks  # without a remainder, as checked below
         return cores[rank * share : (rank + 1) * share] if share else cores
 
+    def stepping_as(self, earlier: Self) -> Self:
+        """Return these settings, with those by which a batch moves the weights from others.
+
+        They are the ones that may change between the sessions of a run.
+        """
+        names = (*OptimizerConfig.model_fields, "critic", "max_token_lag")
+        return self.model_copy(update={name: getattr(earlier, name) for name in names})
+
     @property
     def threads_of_rank(self) -> int:
         """Torch threads of one rank."""

@@ -24,7 +24,8 @@ class KlConfig(Section):
     """β; its initial value where `target` adapts it."""
     placement: Literal["loss", "reward"] = "loss"
     """`loss`: a term beside the policy loss. `reward`: β · k1 of each token, taken off its reward
-    before advantages are computed, so that credit reaches the tokens before it."""
+    before advantages are computed, so that credit reaches the tokens before it; by the proximal
+    policy where it is computed, else by the probabilities that tokens were sampled with."""
     form: Literal["weighted_k2", "ratio_k1", "ratio_k3", "k1", "k2", "k3"] = "weighted_k2"
     """Form of the term in the loss. The first three pull towards the reference for stale rollouts
     too, by the ratio current / behaviour policy; k2 and k3 only for rollouts of the current policy,
@@ -114,16 +115,19 @@ class ObjectiveConfig(Section):
     fixed_length: int | None = Field(default=None, ge=1)
     """Tokens that `fixed_length` divides every rollout by; None takes actors.max_new_tokens."""
     mask_truncated: bool = False
-    """Leave rollouts that ended at their length limit out of the loss; their rewards stay in the
-    baselines, and the rollouts in the count of `fixed_length`."""
+    """Leave rollouts that were cut off, at their limit of tokens or turns, out of the loss; their
+    rewards stay in the baselines, and the rollouts in the count of `fixed_length`. best_of_n and
+    best_worst choose among the others."""
     max_token_lag: int | None = Field(default=None, ge=0)
     """Leave tokens that lag by more versions than this out of the loss; None takes
     queues.max_staleness where queues.on_overdue = "mask", else there is no limit."""
     drop_tied: bool = False
     """Leave groups whose rewards are all equal out of the loss and of every denominator (ScaleRL),
-    so that a batch gets smaller; `queues.filter_tied` replaces them instead."""
+    so that a batch gets smaller; `queues.filter_tied` replaces them instead. Both are only for
+    advantages that compare the rollouts of a group alone."""
     process_rewards: bool = False
-    """Credit each turn with its own reward, for estimators that tell tokens apart."""
+    """Credit each turn with its own reward, also if that is 0, for estimators that tell tokens
+    apart."""
     kl: KlConfig | None = None
     entropy: EntropyConfig | None = None
     critic: CriticConfig | None = None
@@ -199,6 +203,11 @@ class ObjectiveConfig(Section):
             return self.recompute_proximal
         owns_ratio = loss is None or (loss.owns_is and loss.anchor == "proximal")
         return self.steps_per_batch > 1 and owns_ratio
+
+    @property
+    def bootstraps(self) -> bool:
+        """True if advantages go on with a critic's value of the state after a rollout."""
+        return bool(self.advantage_options.get("bootstrap_truncated"))
 
     @property
     def uses_reference(self) -> bool:

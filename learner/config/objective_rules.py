@@ -29,6 +29,37 @@ def check_traits(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
         _check_loss(config, traits.loss)
     if traits.advantage is not None:
         _check_advantage(config, traits.advantage)
+    if config.drop_tied and (reason := what_ties_teach(config, traits)):
+        raise InputError(dropping_refused("learner.drop_tied", reason))
+
+
+def what_ties_teach(config: "ObjectiveConfig", traits: ObjectiveTraits) -> str | None:
+    """Return the setting by which groups of equal task rewards have advantages; None if none has.
+
+    An advantage that is not loaded is taken to compare the rollouts of a group alone.
+    """
+    advantage, name = traits.advantage, f"learner.advantage = {config.advantage!r}"
+    if advantage is None:
+        return None
+    if not advantage.relative:
+        return f"{name}, which compares with more than the rollouts of a group"
+    under = advantage.ties_teach_with.items()
+    reasons = [reason for option, reason in under if option in config.advantage_options]
+    if advantage.ties_teach or reasons:
+        return f"{name}, {advantage.ties_teach or reasons[0]}"
+    if config.kl is not None and config.kl.placement == "reward":
+        return 'learner.kl.placement = "reward", by which rollouts that earned the same differ'
+    if config.process_rewards and advantage.takes_token_rewards:
+        return "learner.process_rewards = true, by which turns may differ where sums do not"
+    return None
+
+
+def dropping_refused(setting: str, reason: str) -> str:
+    """Return the message about a setting that drops groups whose rollouts earned the same."""
+    return (
+        f"{setting} = true with {reason}: a group whose rollouts earn the same teaches something, "
+        f"and its loss would shift what is learned; set {setting} = false"
+    )
 
 
 def corrects_off_policyness(config: "ObjectiveConfig", traits: ObjectiveTraits) -> bool:

@@ -26,8 +26,9 @@ class ScheduleConfig(Section):
     """Optimizer steps over which the rate rises linearly from 0 to its full value."""
     decay_from: float = Field(default=0.0, ge=0, lt=1)
     """Share of all steps after which a linear or cosine decay begins."""
-    final_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Rate at the last step, as a fraction of the full rate."""
+    final_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Rate at the last step, as a fraction of the full rate. None decays towards 0, which would be
+    reached one step after the last, so that no step is without effect."""
 
 
 class OptimizerConfig(Section):
@@ -37,12 +38,17 @@ class OptimizerConfig(Section):
     """`muon` orthogonalises the updates of 2-D weights inside layers; the rest stays AdamW."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """Full rate of AdamW."""
-    muon_learning_rate: float = Field(default=0.02, gt=0)
-    """Full rate of Muon; without effect under `adamw`."""
+    muon_learning_rate: float | None = Field(default=None, gt=0)
+    """Full rate of Muon, which needs it; without effect under `adamw`."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Shares of the running means of gradient and squared gradient that a step keeps."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to AdamW's root of the mean squared gradient. Parameters with gradients far below it
+    hardly move; MiniMax-M1 and ScaleRL use 1e-15."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of the optimizer."""
+    weight_decay_on: Literal["matrices", "all"] = "matrices"
+    """Parameters that decay: `matrices` leaves norms, biases and embeddings out."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 switches clipping off."""
     schedule: ScheduleConfig = ScheduleConfig()
@@ -79,4 +85,9 @@ def check_deepspeed(
             f'{where}optimizer = "muon" with zero_stage = {zero_stage} and {where}gradient_clipping'
             f" = {config.gradient_clipping:g}: under ZeRO the orthogonalised update is clipped, "
             f"not the gradient; use {where}gradient_clipping = 0, or zero_stage = 0"
+        )
+    if config.optimizer == "muon" and config.muon_learning_rate is None:
+        raise ValueError(
+            f'{where}optimizer = "muon" needs {where}muon_learning_rate, which has no default: the '
+            "0.02 of warm starts is a rate for training from scratch"
         )

@@ -13,7 +13,10 @@ class SupervisedConfig(OptimizerConfig):
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of what is trained; None takes the run's. Recipes with one name share it."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keywords of the source's `demonstrations` or `preferences`."""
+    """Keywords of the source's `demonstrations` or `preferences`; of a data set split, config and
+    revision."""
+    muon_learning_rate: float | None = Field(default=0.02, gt=0)
+    """Full rate of Muon; without effect under `adamw`."""
     zero_stage: int = Field(default=0, ge=0, le=2)
     """DeepSpeed ZeRO, as learner.zero_stage."""
     dtype: Dtype = "float32"
@@ -33,8 +36,9 @@ class SftConfig(SupervisedConfig):
     """Supervised warm start on demonstrations: `headway sft RECIPE`."""
 
     demonstrations: str
-    """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
-    or the name or dotted path of a prompt source that has worked examples."""
+    """Pairs with the fields prompt and completion, or conversations with the field messages: a
+    JSONL, Parquet or Arrow file, `datasets:NAME`, or the name or dotted path of a prompt source
+    that has worked examples."""
     steps: int = Field(default=1000, ge=1)
     """Optimizer steps."""
     batch_tokens: int = Field(default=1024, ge=16)
@@ -49,8 +53,8 @@ class RewardTrainingConfig(SupervisedConfig):
     """Reward models from preference pairs: `headway reward-model RECIPE`."""
 
     pairs: str
-    """A source of (prompt, chosen, rejected) triples: a JSONL file with these fields, or the name
-    or dotted path of a prompt source that has preferences."""
+    """(prompt, chosen, rejected) triples: a JSONL, Parquet or Arrow file with these fields,
+    `datasets:NAME`, or the name or dotted path of a prompt source that has preferences."""
     path: str | None = None
     """A model folder or hub name to begin with; None takes the recipe's model, or its warm start
     where there is one."""

@@ -56,14 +56,17 @@ class AdvantageTraits:
     needs: Collection[str] = ()
     """Members of `ADVANTAGE_NEEDS` that it cannot do without."""
     relative: bool = False
-    """It compares the rollouts of a group, so that a group of one teaches nothing."""
+    """It compares the rollouts of a group with each other alone, so that neither a group of one nor
+    one of equal rewards teaches anything."""
     takes_token_rewards: bool = False
     """It places token rewards itself; else they are added to the rollout's reward."""
     takes_task_rewards: bool = False
     """It is given the reward of the task itself, without shaping and with what turns earned: parts,
     counts and thresholds of a reward do not survive a penalty in it."""
     ties_teach: str | None = None
-    """Reason why a group of equal rewards still has a gradient; None: it has none."""
+    """Reason why a group of equal rewards has a gradient although `relative`; None: it has none."""
+    ties_teach_with: Mapping[str, str] = field(default_factory=dict)
+    """Option → the same reason, where the option is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ ADVANTAGE_NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "val
 """Optional columns of rollouts and tokens that an estimator may declare a need for."""
 
 _GROUP = AdvantageTraits(relative=True)
-_BATCH = AdvantageTraits(ties_teach="which compares with rollouts of other groups")
+_BATCH = AdvantageTraits()
 
 ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
     "reinforce": _BATCH,
@@ -101,13 +104,15 @@ ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
     ),
     "maxrl": replace(_GROUP, takes_task_rewards=True),
     "pass_at_k": replace(_GROUP, takes_task_rewards=True),
-    "best_of_n": _GROUP,
+    "best_of_n": replace(
+        _GROUP,
+        ties_teach_with={"min_reward": "which takes rollouts whose reward reaches min_reward"},
+    ),
     "best_worst": _GROUP,
     "reinforce_pp": replace(_BATCH, takes_token_rewards=True),
     "remax": AdvantageTraits(
         needs=frozenset({"baseline_rewards"}),
         takes_token_rewards=True,
-        ties_teach="which compares with a greedy rollout",
     ),
     "gae": AdvantageTraits(needs=frozenset({"values"}), takes_token_rewards=True),
 }

@@ -24,7 +24,7 @@ def kl_mask(
     require_one_of("kl_mask's estimator", estimator, ("k2", "k3"))
     require_one_of("kl_mask's level", level, ("token", "sequence", "sequence_max"))
     require_positive("kl_mask's threshold", threshold)
-    log_ratio = inputs.behavior_log_ratio
+    log_ratio = inputs.raw_behavior_log_ratio
     # The sampler is the policy of the estimate, the proximal policy its reference: d = −log ρ.
     distance = kl_penalty(estimator, torch.zeros_like(log_ratio), log_ratio)
     too_far = distance > threshold

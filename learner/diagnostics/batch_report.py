@@ -22,15 +22,33 @@ class OriginFigures:
     kl: float | None
     """KL(behaviour ‖ current) in nats a token, by k3."""
     tokens: int
-    """Sampled tokens that were trained."""
+    """Tokens that were trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFigures:
+    """Distance of one engine's sampling from the policy that is trained, and from other engines'.
+
+    See `engine_comparison`.
+    """
+
+    mismatch_fresh: float | None
+    """Mean |log ratio| of current / behaviour policy over its fresh tokens; None without any."""
+    tokens_fresh: int
+    """Sampled tokens of fresh rollouts that were trained."""
+    rank_score: float | None
+    """Standardised rank sum of its mismatches among those of all engines: mean 0 and standard
+    deviation 1 if it is like the others, positive if it is worse. None with nothing to compare."""
+    mismatch_ratio: float | None
+    """Its mismatch over that of the others; geometric means over groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyFigures:
     """Distance of a batch from the policy that is trained; None where there is nothing to measure.
 
-    ρ is current / behaviour policy over tokens; of the proximal instead of the current policy where
-    it is computed.
+    Everything is over trained tokens, and rollouts count by theirs. ρ is current / behaviour policy
+    over tokens; of the proximal instead of the current policy where it is computed.
     """
 
     ess: float | None
@@ -79,40 +97,46 @@ class BatchReport(OffPolicyFigures):
     """
 
     loss: float
-    """With penalties; a mean over minibatches, as `policy_loss` is."""
+    """With penalties; a mean over the minibatches that had a token to train, as `policy_loss` is,
+    and 0 where none had."""
     policy_loss: float
     """Without penalties."""
     reward_mean: float | None
-    """Whole rewards, with what turns earned."""
+    """Whole rewards, with what turns earned, over all rollouts whose reward is finite."""
     reward_std: float | None
+    """Over the same."""
     groups: float
+    """Groups of the batch."""
     tied_groups: float
-    """Groups whose rewards are all equal."""
+    """Groups whose rollouts all earned the same task reward: without shaping, with what turns
+    earned."""
     unscored: float
-    """Rollouts without a finite reward."""
+    """Rollouts whose reward, or what else the advantage needs of it, is not finite."""
     truncated_rollouts: int
-    """Cut off at their length limit."""
+    """Cut off at their limit of tokens or turns."""
     dropped_rollouts: int
     """Left out of every minibatch."""
     tokens_trained: int
+    """Sampled tokens in the loss: neither masked out nor dropped."""
     rollouts_trained: int
+    """Rollouts with such a token."""
     multi_version_rollouts: int
-    """Rollouts with tokens of several policy versions."""
+    """Rollouts that several policy versions sampled, trained or not."""
     response_length_mean: float | None
-    """Sampled tokens of a rollout."""
+    """Sampled tokens of a rollout, over all rollouts of the batch, trained or not."""
     entropy_mean: float | None
-    """Nats a token."""
+    """Nats a token, over trained tokens."""
     max_lag: int | None
-    """Versions."""
+    """Versions, over trained tokens."""
     lag_mean: float | None
-    """Versions, over tokens."""
+    """Versions, over trained tokens."""
     lag_histogram: Mapping[int, int]
-    """Lag → tokens."""
+    """Lag → trained tokens."""
     group_lag_histogram: Mapping[int, int]
-    """Lag of the oldest token → groups."""
+    """Lag of the oldest trained token → groups."""
     fractions: Mapping[str, float | None]
-    """Fractions of tokens that a loss or correction clipped, capped or rejected, or whose
-    log-probabilities are not finite."""
+    """Fractions of trained tokens that a loss or correction clipped, capped or rejected; of
+    masked-in tokens those whose log-probabilities are not finite."""
     microbatches: int
     """Microbatches of all ranks and steps."""
     pack_efficiency: float | None
@@ -124,7 +148,7 @@ class BatchReport(OffPolicyFigures):
     grad_norm: float | None
     """Mean over the optimizer steps, before clipping."""
     reference_kl: float | None = None
-    """Nats a token, to the reference policy."""
+    """Nats a token, to the reference policy, over trained tokens."""
     learning_rate: float | None = None
     """Of the batch's last optimizer step; None where the policy was not trained."""
     reward_parts: Mapping[str, float | None] | None = None
@@ -134,6 +158,8 @@ class BatchReport(OffPolicyFigures):
     entropy_coefficient: float | None = None
     tokens_too_old: int | None = None
     """Sampled tokens left out for their lag, where there is a limit."""
+    engines: Mapping[str, EngineFigures] | None = None
+    """By name of the engine; None where nothing was measured."""
     versions_skipped: int | None = None
     """Versions never sent to engines, since a newer one overtook them."""
 
@@ -147,6 +173,8 @@ class BatchReport(OffPolicyFigures):
         row |= vars(row.pop("critic")) if self.critic is not None else {}
         for origin, figures in row.pop("origins").items():
             row |= {f"{name}_{origin}": value for name, value in vars(figures).items()}
+        if self.engines is not None:
+            row["engines"] = {name: dict(vars(figures)) for name, figures in self.engines.items()}
         for name in _HISTOGRAMS:
             row[name] = {str(lag): count for lag, count in row[name].items()}
         return row
@@ -160,6 +188,10 @@ class BatchReport(OffPolicyFigures):
             for origin in ORIGINS
         }
         values["fractions"] = row.get("fractions", {})
+        if "engines" in row:
+            values["engines"] = {
+                name: EngineFigures(**figures) for name, figures in row["engines"].items()
+            }
         if "value_loss" in row:
             values["critic"] = CriticFigures(**_values(CriticFigures, row))
         for name in _HISTOGRAMS:

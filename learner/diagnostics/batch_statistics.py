@@ -1,12 +1,13 @@
 """Makes the report of a batch from the sums that training it left."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from learner.batch.batch import TrainBatch
 from learner.config.learner import LearnerConfig
+from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport, CriticFigures
 from learner.diagnostics.off_policy import (
     Origin,
@@ -33,7 +34,8 @@ class StepTotals:
     learning_rate: float | None = None
     """Of the newest step of the policy's optimizer."""
     minibatches: int = 0
-    """Minibatches trained in all epochs; fewer than configured where there are fewer groups."""
+    """Minibatches with a token that trains, in all epochs; fewer than configured where there are
+    fewer groups."""
     busiest: int = 0
     """Workload of the busiest rank, summed over the steps."""
     workload: int = 0
@@ -46,38 +48,38 @@ def batch_report(
     sums: Mapping[str, float],
     version: int,
     config: LearnerConfig,
+    units: Sequence[engine_comparison.Unit],
 ) -> BatchReport:
-    """Report on one trained batch, which has advantages and origins.
+    """Report on one trained batch, which has advantages, origins and units.
 
     `sums` are over the tokens of all microbatches of all ranks, each token once an epoch, and
     `version` is the one that was trained.
     """
     steps = len(totals.grad_norms)
-    columns = batch.tokens
+    columns, minibatches = batch.tokens, max(1, totals.minibatches)
     tokens, trained = int(columns.mask.sum()), sums["trained"]
     lags = lag_histogram(columns.versions, columns.mask, version=version)
-    sampled = torch.bincount(columns.sequence_ids[columns.mask], minlength=len(batch.lengths))
-    rollouts = int((sampled > 0).sum())
+    lengths = batch.response_lengths
     rewards = batch.whole_rewards
     scored = rewards[torch.isfinite(rewards)]
     assert batch.advantages is not None
     assert batch.dropped is not None
     assert columns.origins is not None
-    crossed = columns.mask & (columns.origins == Origin.CROSSED)
+    crossed = columns.origins == Origin.CROSSED
     return BatchReport(
-        loss=sums["loss"] / totals.minibatches,
-        policy_loss=sums["policy_loss"] / totals.minibatches,
+        loss=sums["loss"] / minibatches,
+        policy_loss=sums["policy_loss"] / minibatches,
         reward_mean=share(float(scored.sum()), len(scored)),
         reward_std=float(scored.std()) if len(scored) > 1 else None,
-        groups=batch.advantages.stats["groups"],
-        tied_groups=batch.advantages.stats["tied_groups"],
+        groups=float(batch.groups),
+        tied_groups=float(len(torch.unique(batch.group_ids[batch.tied]))),
         unscored=batch.advantages.stats["unscored"],
         truncated_rollouts=int(batch.truncated.sum()),
         dropped_rollouts=int(batch.dropped.sum()),
         tokens_trained=tokens,
-        rollouts_trained=rollouts,
+        rollouts_trained=len(torch.unique(columns.sequence_ids[columns.mask])),
         multi_version_rollouts=len(torch.unique(columns.sequence_ids[crossed])),
-        response_length_mean=share(tokens, rollouts),
+        response_length_mean=share(int(lengths.sum()), len(lengths)),
         entropy_mean=share(sums["entropy"], trained),
         max_lag=max(lags, default=None),
         lag_mean=share(sum(lag * count for lag, count in lags.items()), tokens),
@@ -99,6 +101,7 @@ def batch_report(
         kl_coefficient=totals.kl_coefficient,
         entropy_coefficient=totals.entropy_coefficient,
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
+        engines=engine_comparison.figures(units, sums, passes=config.epochs) or None,
     )
 
 
@@ -132,7 +135,7 @@ def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:
 def _critic_figures(totals: StepTotals, sums: Mapping[str, float]) -> CriticFigures:
     norms, tokens, returns = totals.critic_grad_norms, sums["critic_tokens"], sums["critic_returns"]
     return CriticFigures(
-        value_loss=sums["value_loss"] / totals.minibatches,
+        value_loss=sums["value_loss"] / max(1, totals.minibatches),
         explained_variance=explained_variance(sums),
         value_mean=share(returns - sums["critic_errors"], tokens),
         return_mean=share(returns, tokens),

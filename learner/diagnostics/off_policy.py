@@ -28,7 +28,7 @@ than the one before, out to ± `LOG_RATIO_BOUND`."""
 
 
 class Origin(IntEnum):
-    """Kind of a rollout by the policy versions that sampled it."""
+    """Kind of a rollout by the versions that sampled its tokens, whether they train or not."""
 
     FRESH = 0
     """All tokens by the version being trained: only engine numerics differ."""
@@ -42,8 +42,8 @@ class Origin(IntEnum):
 def origins(versions: Tensor, mask: Tensor, sequence_ids: Tensor, *, version: int) -> Tensor:
     """Return the `Origin` of the rollout that each token belongs to, [N] int64.
 
-    `versions` [N] int64 sampled the tokens, and `mask` [N] bool is true for those that count; a
-    sequence without any is FRESH. `version` is being trained.
+    `versions` [N] int64 sampled the tokens, and `mask` [N] bool is true for those that a policy
+    sampled; a sequence without any is FRESH. `version` is being trained.
     """
     _, sequence = torch.unique(sequence_ids, return_inverse=True)
     counted, size = versions[mask], int(sequence.max()) + 1 if sequence.numel() else 0

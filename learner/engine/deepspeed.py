@@ -6,6 +6,7 @@ The only file that imports deepspeed. One process is one rank.
 import math
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
-from learner.disk_wait import write_file, write_whole
-from learner.engine.checkpoint import check_whole
+from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
+from learner.engine.optimizer_state import load_parts, parts_of
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
-from learner.errors import InputError, TrainingDiverged
-from learner.model.policy import Policy, before_each, check_packing, load_tokenizer
+from learner.engine.tensor_parts import Part, PartReader, write_parts
+from learner.errors import TrainingDiverged
+from learner.model.forward_check import check_forward
+from learner.model.policy import Policy, before_each, load_tokenizer
+from learner.model.scalar_model import ScalarModel
 
 OPTIMIZER_FOLDER = "optimizer"
+STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 HEADS = ("score.weight", "value_head.weight")
@@ -54,6 +59,7 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
         parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
     shared = {
         "betas": list(config.betas),
+        "eps": config.epsilon,
         "weight_decay": config.weight_decay,
         "torch_adam": True,  # DeepSpeed's own is compiled at first use, and needs a toolchain
     }
@@ -64,38 +70,54 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
-def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
-    """Return parameter groups where parts of a module have their own learning rates, else None."""
-    if not rates:
+def _groups(
+    module: nn.Module, config: OptimizerConfig, rates: Mapping[str, float]
+) -> list[dict[str, Any]] | None:
+    """Return parameter groups by learning rate and weight decay; None where all have the same.
+
+    `rates` are learning rates of parts of the module, by the prefix of their parameters' names.
+    The names of groups begin with those of their parts.
+    """
+    only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
+    spared = no_matrices(module) if only_matrices else set()
+    if not (rates or spared):
         return None
-    parts: dict[str, list[nn.Parameter]] = {name: [] for name in ("", *rates)}
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
-        parts[next((part for part in rates if name.startswith(part)), "")].append(parameter)
+        part = next((part for part in rates if name.startswith(part)), "")
+        groups.setdefault((part, id(parameter) in spared), []).append(parameter)
     return [
-        {"params": parameters, **({"lr": rates[part]} if part else {})}
-        for part, parameters in parts.items()
+        {"params": groups[part, spares], "name": (part or "rest") + ("-spared" if spares else "")}
+        | ({"lr": rates[part]} if part else {})
+        | ({"weight_decay": 0.0} if spares else {})
+        for part, spares in sorted(groups)
     ]
 
 
-def _wait_for_space(writer: Any) -> None:
-    """Make DeepSpeed's writer of checkpoint files wait while the disk is full."""
-    save = writer.save
+def no_matrices(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters that are norms, biases or embeddings.
 
-    def write(state_dict: Any, path: str) -> None:
-        write_file(Path(path), lambda file: save(state_dict, file))
-
-    writer.save = write
+    An output layer that shares its weight with the embedding is one too.
+    """
+    found = set()
+    for owner in module.modules():
+        kind = type(owner).__name__.lower()
+        whole = isinstance(owner, nn.Embedding) or "norm" in kind
+        for name, parameter in owner.named_parameters(recurse=False):
+            if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
+                found.add(id(parameter))
+    return found
 
 
 class DeepSpeedEngine:
     """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
 
-    The module has a transformers model as `model`, and is called with columns of a microbatch.
+    The module is called with columns of a microbatch.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Policy | ScalarModel,
         config: OptimizerConfig,
         *,
         model_path: str,
@@ -112,9 +134,7 @@ class DeepSpeedEngine:
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._config = config
         self._model_path = model_path
-        self._total_steps = total_steps
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
@@ -125,7 +145,7 @@ class DeepSpeedEngine:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module,
-            model_parameters=_groups(module, rates or {}),
+            model_parameters=_groups(module, config, rates or {}),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
@@ -138,12 +158,30 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
-        _wait_for_space(self._engine.checkpoint_engine)
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
-        self.full_rates = [group["lr"] for group in self._optimizer.param_groups]
-        check_packing(self.outputs, dtype=dtype)
+        self.adopt(config, total_steps, rates)
+        # At stage 0 DeepSpeed refuses to have its outputs differentiated by others.
+        check_forward(module, self.outputs if zero_stage else module, device=self.device)
+
+    def adopt(
+        self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+    ) -> None:
+        """See `Trainable.adopt`."""
+        self._config, self._total_steps = config, total_steps
+        self.full_rates: list[float] = []
+        for group in self._optimizer.param_groups:
+            rate = config.learning_rate
+            if group.get("use_muon") and config.muon_learning_rate is not None:
+                rate = config.muon_learning_rate
+            for part, own in (rates or {}).items():
+                rate = own if group["name"].startswith(part) else rate
+            self.full_rates.append(rate)
+        clipping = config.gradient_clipping or math.inf
+        self._engine._config.gradient_clipping = clipping
+        if self._zero_stage:
+            self._engine.optimizer.clip_grad = clipping
 
     @property
     def learning_rate(self) -> float:
@@ -243,26 +281,22 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def save(self, folder: Path) -> None:
-        """See `Trainable.save`; all but the model is in DeepSpeed's own format."""
+        """See `Trainable.save`; ranks share out the optimizer's folder."""
         self.save_model(folder)
-        state = {"optimizer_steps": self.steps_taken}
-        self._engine.save_checkpoint(
-            str(folder / OPTIMIZER_FOLDER), tag="state", client_state=state, save_latest=False
+        parts = [Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))] if self.rank == 0 else []
+        write_parts(
+            folder / OPTIMIZER_FOLDER,
+            chain(parts, parts_of(self._engine)),
+            rank=self.rank,
+            ranks=self.ranks,
         )
         dist.barrier()
 
     def load(self, folder: Path) -> None:
         """See `Trainable.load`."""
-        saved = str(folder / OPTIMIZER_FOLDER)
-        # DeepSpeed itself would go on without an optimizer's state that is missing.
-        names = [self._engine._get_ckpt_name(saved, "state")]
-        if self._zero_stage > 0:
-            names.append(self._engine._get_zero_ckpt_name(saved, "state"))
-        check_whole(folder, map(Path, names))
-        _, state = self._engine.load_checkpoint(saved, tag="state")
-        if state is None:
-            raise InputError(f"DeepSpeed finds no checkpoint of its own in {saved}")
-        self.steps_taken = state["optimizer_steps"]
+        reader = PartReader(folder / OPTIMIZER_FOLDER)
+        load_parts(self._engine, reader)
+        self.steps_taken = int(reader.read(STEPS_TAKEN, 0, 1))
 
     def close(self) -> None:
         """See `Trainable.close`; the process stays in its group, which DeepSpeed joins once."""
@@ -292,5 +326,10 @@ class CriticEngine(DeepSpeedEngine):
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """See `ValueEngine.values`."""
-        (scores,) = self.outputs(token_ids, position_ids)
+        scores = self.values_after(token_ids, position_ids)
         return before_each(scores[:-1], position_ids.to(scores.device))
+
+    def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `ValueEngine.values_after`."""
+        (scores,) = self.outputs(token_ids, position_ids)
+        return scores

@@ -4,12 +4,14 @@ Every rank has an engine, and methods marked collective must be called by all of
 order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from learner.config.optimizer import OptimizerConfig
 
 
 class Forward(NamedTuple):
@@ -20,7 +22,10 @@ class Forward(NamedTuple):
     entropies: Tensor
     """[N] float32, with gradient where the objective needs it."""
     values: Tensor | None = None
-    """[N] float32 with gradient, where the policy has a value head."""
+    """[N] float32 with gradient, of the state before each token, where the policy has a value head.
+    """
+    values_after: Tensor | None = None
+    """[N] float32, of the state after each token, where the objective needs it."""
 
 
 class Trainable(Protocol):
@@ -57,6 +62,16 @@ class Trainable(Protocol):
         """
         ...
 
+    def adopt(
+        self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+    ) -> None:
+        """Take further steps with another rate, schedule and clipping; the state stays.
+
+        `total_steps` is the length of the schedule, and `rates` are learning rates of parts of the
+        module, by the prefix of their parameters' names.
+        """
+        ...
+
     def save(self, folder: Path) -> None:
         """Write the model with its tokenizer, and everything needed to go on. Collective.
 
@@ -82,6 +97,10 @@ class ValueEngine(Trainable, Protocol):
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return values [N] float32 with gradient, of the state before each token. Collective."""
+        ...
+
+    def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return values [N] float32 of the state after each token. Collective."""
         ...
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.config.objective_rules import RATIO_FORMS
 from learner.losses.checks import require_finite, require_one_of, require_positive
-from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded
+from learner.losses.loss_inputs import LOG_RATIO_BOUND, LossInputs, TokenLoss, bounded
 
 ESTIMATORS = ("k1", "k2", "k3")
 FORMS = (*ESTIMATORS, *RATIO_FORMS)
@@ -23,9 +23,9 @@ def kl_penalty(
 ) -> Tensor:
     """Estimate KL(policy ‖ reference) per token, [N], differentiable in `logprobs` [N].
 
-    k1 and k3 are unbiased for tokens of the policy, k2 to second order; k2 and k3 are ≥ 0. d is
-    clamped to ± 20, the result is not. It is 0 where `mask` [N] is false, or where a
-    log-probability is not finite.
+    k1 and k3 are unbiased for tokens of the policy, k2 to second order; k2 and k3 are ≥ 0. Only
+    the exponent of k3 is bounded: its d is at least −20. The result is 0 where `mask` [N] is false,
+    or where a log-probability is not finite.
 
     Raises:
         InputError: Another estimator than k1, k2 or k3.
@@ -35,7 +35,7 @@ def kl_penalty(
     if mask is not None:
         usable &= mask
     policy, reference = (torch.where(usable, x, 0.0) for x in (logprobs, reference_logprobs))
-    return _estimate(estimator, bounded(policy - reference))
+    return _estimate(estimator, policy - reference)
 
 
 def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
@@ -58,7 +58,7 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
     """
     require_one_of("the form of the KL term", form, FORMS)
     require_positive("the KL term's cap", cap)
-    distance = bounded(inputs.reference_log_ratio)
+    distance = inputs.reference_log_ratio
     ratio = bounded(inputs.raw_full_log_ratio).exp()
     weight = ratio.detach().clamp(max=cap)
     estimate = (weight * _estimate("k3", distance)).detach()
@@ -102,7 +102,7 @@ def adapted_coefficient(
 
 
 def _estimate(estimator: str, distance: Tensor) -> Tensor:
-    """Estimate from d [N], bounded."""
+    """Estimate from d [N]; its gradient is alive at any distance, but for k3 below −20."""
     if estimator == "k1":
         return distance
     if estimator == "k2":
@@ -114,7 +114,7 @@ def k3(log_ratios: Tensor) -> Tensor:
     """Estimate KL(behaviour ‖ current) per token of the behaviour policy: ρ − 1 − log ρ ≥ 0.
 
     Unbiased (Schulman 2020, "Approximating KL divergence"); `log_ratios` [N] is log of current /
-    behaviour, clamped to ± 20 on input.
+    behaviour, of which at most 20 counts, so that `exp` stays finite.
     """
-    clamped = bounded(log_ratios)
+    clamped = log_ratios.clamp(max=LOG_RATIO_BOUND)
     return clamped.expm1() - clamped

@@ -6,10 +6,14 @@ causal attention without a mask. `flash_attention_2` does that itself and stays 
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from learner.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +30,19 @@ def attend_packed(model: Any) -> bool:
     It is changed if it computes plain causal attention by torch's `scaled_dot_product_attention`.
     Return True then; the log gives the reason why a model that was tried stays as it is.
     """
-    config = model.config
-    if config._attn_implementation != "sdpa" or _windowed(config):
+    if model.config._attn_implementation != "sdpa":
         return False
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, _attend)  # a name without a mask of its own gets none
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _mask)
     most = HALF_TOLERANCE if model.dtype.itemsize < 4 else TOLERANCE
     try:
         expected = _try_out(model)
         model.set_attn_implementation(NAME)
         difference = float((_try_out(model) - expected).norm() / expected.norm())
         why = "" if difference <= most else f"the results differ by {difference:.0%}"
-    except (RuntimeError, ValueError, _NotOneRow) as error:  # as of layers that need a GPU
+    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError, InputError) as error:
         why = str(error) or repr(error)
     if why:
         model.set_attn_implementation("sdpa")
@@ -46,28 +50,55 @@ def attend_packed(model: Any) -> bool:
     return not why
 
 
-class _NotOneRow(Exception):
-    """Attention was called without the positions that mark where sequences begin."""
+@contextmanager
+def plain_attention(model: Any, *, written_out: bool) -> Iterator[None]:
+    """Have a model attend as in transformers for a while: step by step, or by its own kernel.
+
+    Kernels leave out, without a word, what they cannot do, such as a cap on scores.
+    """
+    chosen = model.config._attn_implementation
+    plain = "eager" if written_out else "sdpa" if chosen == NAME else chosen
+    if plain != chosen:
+        model.set_attn_implementation(plain)
+    try:
+        yield
+    finally:
+        if plain != chosen:
+            model.set_attn_implementation(chosen)
 
 
-def _windowed(config: Any) -> bool:
-    """Return True if some layer sees less than everything before a token."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    windows = ("sliding_window", "attention_chunk_size")
-    # A window that no layer type names is one of all layers.
-    of_all = not kinds and any(getattr(config, name, None) for name in windows)
-    return of_all or not kinds <= {"full_attention"}
+class _NotOneRow(ValueError):
+    """Attention is not that of packed sequences, each causal and without a window."""
+
+
+def _mask(*, local_size: int | None = None, use_vmap: bool = False, **options: Any) -> None:
+    """Give a layer no mask, where transformers asks for the mask of a causal layer."""
+    if local_size:
+        raise _NotOneRow(f"it has layers with a window of {local_size} tokens")
+    if use_vmap or "allow_is_bidirectional_skip" in options:
+        raise _NotOneRow("it has layers that are not causal")
 
 
 @torch.no_grad()
 def _try_out(model: Any) -> Tensor:
     """Return the last hidden states [8, H] of two packed sequences."""
-    token_ids = torch.tensor([[5, 3, 7, 4, 4, 7, 3, 5]], device=model.device)
-    position_ids = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device)
+    token_ids = torch.tensor([5, 3, 7, 4, 4, 7, 3, 5], device=model.device)
+    position_ids = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4], device=model.device)
+    return hidden_states(model, token_ids, position_ids).float()
+
+
+def hidden_states(model: Any, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Return the last hidden states [N, H] of packed sequences; positions restart at 0 with each.
+
+    Raises:
+        InputError: The head of the model cannot be told from the rest of it.
+    """
+    if model.base_model is model:
+        raise InputError(f"{type(model).__name__} names no base model, without its head")
     hidden: Tensor = model.base_model(
-        input_ids=token_ids, position_ids=position_ids, use_cache=False
+        input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
     ).last_hidden_state[0]
-    return hidden.float()
+    return hidden
 
 
 def _attend(

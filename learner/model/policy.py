@@ -1,6 +1,7 @@
 """Policies: building a tiny one from scratch, loading, and log-probabilities of packed tokens."""
 
-from collections.abc import Callable
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,40 +11,24 @@ from torch import Tensor, nn
 from learner.config.learner import TinyModelConfig
 from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
-from learner.model.packed_attention import attend_packed
+from learner.model.packed_attention import attend_packed, hidden_states
+from learner.model.rope import pin_rope
+from learner.model.tiny_tokenizer import tiny_tokenizer, vocabulary_of
 
-SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
-
-RESHAPED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of models whose logits are not plainly hidden states times the output embedding."""
-
-PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest difference in a log-probability that rounding explains."""
+log = logging.getLogger(__name__)
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
     """Write a Qwen3 with random weights and its character tokenizer as a model folder."""
     quiet()
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *config.characters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<pad>",
-        model_max_length=config.context,
-    ).save_pretrained(folder)
+    tiny_tokenizer(config.characters, config.context).save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(
             Qwen3Config(
-                vocab_size=len(vocabulary),
+                vocab_size=len(vocabulary_of(config.characters)),
                 hidden_size=config.hidden_size,
                 intermediate_size=config.intermediate_size,
                 num_hidden_layers=config.layers,
@@ -91,16 +76,20 @@ class Policy(nn.Module):
     """A causal language model whose output is the log-probabilities of packed tokens.
 
     With a value head it answers with values as well: of the state before each token, from the
-    hidden state that the token is drawn from.
+    hidden state that the token is drawn from; and where `values_after`, of the state after it.
     """
+
+    output = "log-probabilities"
 
     def __init__(
         self, model: Any, options: LogprobOptions, value_head: nn.Linear | None = None
     ) -> None:
         super().__init__()
         self.model = model
-        self.options = options
+        self.options = replace(options, **_form_of_logits(model.config.get_text_config()))
         self.value_head = value_head
+        self.values_after = False
+        """Answer with values after each token too."""
 
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
@@ -114,11 +103,9 @@ class Policy(nn.Module):
             Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
             was drawn from, [N] float32, with gradient if configured; and values [N] float32 if
             there is a value head. Entries of first tokens are 0, and so are, except for values,
-            those of tokens that are not wanted.
+            those of tokens that are not wanted. Then, with `values_after`, those values [N].
         """
-        hidden = self.model.base_model(
-            input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
-        ).last_hidden_state[0]
+        hidden = hidden_states(self.model, token_ids, position_ids)
         states, targets = hidden[:-1], token_ids[1:]
         if wanted is not None:
             # Also if none is wanted: the loss must reach every parameter on every rank.
@@ -130,9 +117,37 @@ class Policy(nn.Module):
         if wanted is not None:
             zeros = scored[0].new_zeros(len(hidden) - 1)
             outputs = [zeros.index_copy(0, chosen, values) for values in scored]
-        if self.value_head is not None:
-            outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
-        return tuple(before_each(values, position_ids) for values in outputs)
+        after = () if self.value_head is None else (self.value_head(hidden).squeeze(-1).float(),)
+        outputs += [values[:-1] for values in after]
+        before = tuple(before_each(values, position_ids) for values in outputs)
+        return (*before, *after) if self.values_after else before
+
+    def add_value_head(self) -> None:
+        """Add a head for values, whose output is 0 at first."""
+        weight = self.model.get_output_embeddings().weight
+        self.value_head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+
+    def own(self, token_ids: Tensor) -> Tensor:
+        """Compute the log-probabilities [N − 1] of one sequence from the model's own logits."""
+        logits = self.model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        chosen = []
+        for some, ids in zip(
+            torch.split(logits, self.options.chunk),
+            torch.split(token_ids[1:, None], self.options.chunk),
+            strict=True,
+        ):
+            scores = (some.float() / self.options.temperature).log_softmax(-1)
+            chosen.append(scores.gather(-1, ids)[:, 0])
+        return torch.cat(chosen)
+
+
+def _form_of_logits(config: Any) -> dict[str, Any]:
+    """Return the scale and the cap of a model's logits; `check_forward` finds what is missing."""
+    names = "logit_scale", "logits_scaling", "final_logit_softcapping", "logits_soft_cap"
+    values = [getattr(config, name, None) for name in names]
+    scale, divisor, *caps = (value if isinstance(value, int | float) else None for value in values)
+    return {"scale": (scale or 1.0) / (divisor or 1.0), "cap": caps[0] or caps[1]}
 
 
 def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
@@ -150,77 +165,65 @@ def load_policy(
     dtype: str,
     attention: str,
     activation_checkpointing: bool = False,
-    value_head: bool = False,
+    context: int | None = None,
 ) -> Policy:
     """Load a causal language model for training on packed sequences.
 
-    `value_head` adds a head for values, whose output is 0 at first.
+    `context` is the longest sequence of the engines in tokens, which `pin_rope` needs.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
     """
     quiet()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attention
         )
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"no language model can be loaded from {path!r}: {error}") from error
-    reshaped = [name for name in RESHAPED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
-    if reshaped or getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise InputError(
-            f"{path!r} changes its logits after the output embedding "
-            f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
+    except Exception as error:  # a configuration raises whatever its author chose
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise InputError(f"no language model can be loaded from {path!r}: {reason}") from error
+    balance = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0)
+    if balance:
+        log.warning(
+            "%s: router_aux_loss_coef = %g has no effect; the loss has no term that balances the "
+            "load of experts",
+            path,
+            balance,
         )
+    prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
+    return Policy(model, options)
+
+
+def prepare(model: Any, path: str, *, context: int | None, activation_checkpointing: bool) -> None:
+    """Make a loaded model fit for packed sequences, if it can be; `check_forward` decides.
+
+    Raises:
+        InputError: Its positions differ from those of the engines, or it cannot checkpoint.
+    """
+    pin_rope(model, path, context)
     attend_packed(model)
     if activation_checkpointing:
-        checkpoint_activations(model, path)
-    return Policy(model, options, _value_head(model) if value_head else None)
+        _checkpoint_activations(model, path)
 
 
-def _value_head(model: Any) -> nn.Linear:
-    weight = model.get_output_embeddings().weight
-    head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
-    nn.init.zeros_(head.weight)
-    return head
+def _checkpoint_activations(model: Any, path: str) -> None:
+    """Have transformers compute the insides of layers again in the backward pass."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
-
-def checkpoint_activations(model: Any, path: str) -> None:
-    """Have transformers compute the insides of layers again in the backward pass.
-
-    Raises:
-        InputError: The model cannot.
-    """
-    try:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    except ValueError as error:
-        raise InputError(f"learner.activation_checkpointing with {path!r}: {error}") from error
-    for module in model.modules():
-        if hasattr(module, "gradient_checkpointing"):
-            # transformers checkpoints layers in training mode only; what is inside of them stays
-            # in evaluation mode, so that no dropout comes in.
-            module.training = True
-
-
-@torch.no_grad()
-def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
-    """Compare the first output for two short sequences packed together with each alone.
-
-    Raises:
-        InputError: The sequences see each other: linear attention, convolutions, or an attention
-            implementation that ignores where position_ids restart.
-    """
-    sequences = [torch.tensor([5, 3, 7, 4]), torch.tensor([4, 7, 3, 5, 6])]
-    positions = [torch.arange(len(sequence)) for sequence in sequences]
-    packed = forward(torch.cat(sequences), torch.cat(positions))[0]
-    alone = torch.cat([forward(*one)[0] for one in zip(sequences, positions, strict=True)])
-    difference = float((packed - alone).abs().max())
-    if difference > PACKING_TOLERANCE[dtype]:
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not (layers and model.supports_gradient_checkpointing):
         raise InputError(
-            f"sequences packed together see each other (log-probabilities differ by "
-            f"{difference:.3g}): this model's layers ignore position_ids, as linear attention and "
-            "convolutions do; only models with plain attention can be trained"
+            f"activation_checkpointing with {path!r}: transformers cannot checkpoint the layers of "
+            f"{type(model).__name__}; set activation_checkpointing = false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        # It is checkpointed in training mode only. While it computes it is in evaluation mode, as
+        # the whole model is, so that no dropout comes in.
+        layer.training = True
+        layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
+        layer.register_forward_hook(
+            lambda layer, *_: setattr(layer, "training", True), always_call=True
         )

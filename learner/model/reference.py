@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from learner.disk_wait import write_whole
+from learner.model.forward_check import check_forward
 from learner.model.policy import Policy
 
 REFERENCE_FOLDER = "reference"
@@ -23,6 +24,7 @@ class Reference:
         self._policy = policy.to(device).requires_grad_(requires_grad=False)
         self._device = device
         self._refreshed = refreshed
+        check_forward(self._policy, self._policy, device=device)
 
     @torch.no_grad()
     def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from learner.errors import InputError
-from learner.model.packed_attention import attend_packed
-from learner.model.policy import checkpoint_activations, quiet
+from learner.model.packed_attention import hidden_states
+from learner.model.policy import prepare, quiet
 
 
 class ScalarModel(nn.Module):
     """A transformers model with `base_model` and a one-row head `score`."""
+
+    output = "scores"
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -25,18 +27,28 @@ class ScalarModel(nn.Module):
 
         `token_ids` and `position_ids` are [N] int64, packed as in `Policy.forward`.
         """
-        hidden = self.model.base_model(
-            input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
-        ).last_hidden_state[0]
+        hidden = hidden_states(self.model, token_ids, position_ids)
         return (self.model.score(hidden).squeeze(-1).float(),)
+
+    def own(self, token_ids: Tensor) -> Tensor:
+        """Return the model's own score [1] of a text."""
+        score: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits[0]
+        return score.float()
 
 
 def load_scalar_model(
-    path: str, *, dtype: str, attention: str, seed: int, activation_checkpointing: bool = False
+    path: str,
+    *,
+    dtype: str,
+    attention: str,
+    seed: int,
+    activation_checkpointing: bool = False,
+    context: int | None = None,
 ) -> ScalarModel:
     """Load a model folder with one number as its output.
 
-    A language model gets a new head, made from `seed`; a head of one label is kept.
+    A language model gets a new head, made from `seed`; a head of one label is kept. `context` is
+    that of the engines whose policy it is the critic of, for `pin_rope`.
 
     Raises:
         InputError: The folder holds no such model.
@@ -50,9 +62,10 @@ def load_scalar_model(
             model = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=getattr(torch, dtype), attn_implementation=attention, num_labels=1
             )
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # a configuration raises whatever its author chose
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(
-            f"no model with one number as its output can be loaded from {path!r}: {error}"
+            f"no model with one number as its output can be loaded from {path!r}: {reason}"
         ) from error
     if not isinstance(getattr(model, "score", None), nn.Linear):
         heads = {name: m for name, m in model.named_children() if m is not model.base_model}
@@ -60,7 +73,5 @@ def load_scalar_model(
         raise InputError(
             f"the head of {path!r} must be a Linear `score` with one output, found {found}"
         )
-    attend_packed(model)
-    if activation_checkpointing:
-        checkpoint_activations(model, path)
+    prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
     return ScalarModel(model)

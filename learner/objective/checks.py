@@ -110,6 +110,7 @@ def _made_up_rollouts(config: ObjectiveConfig, tokens: LossInputs) -> GroupedRew
             values=None if config.critic is None else torch.zeros(2),
         ),
         truncated=torch.tensor([False, False]),
+        end_values=torch.zeros(2),
     )
 
 

@@ -106,16 +106,19 @@ class Objective:
             sequence_ids=batch.tokens.sequence_ids,
             rewards=torch.zeros(len(batch.sampled)) if turns is None else turns,
             values=batch.tokens.values,
+            step_ends=batch.step_ends,
         )
         rollouts = GroupedRewards(
             rewards=batch.task_rewards if raw else batch.rewards,
             groups=batch.group_ids,
-            lengths=tokens.sums(batch.sampled, len(batch.lengths)).long(),
+            lengths=batch.response_lengths,
             state=self.state,
             baseline_rewards=batch.baseline_rewards,
             reward_parts=batch.reward_parts,
             tokens=tokens,
             truncated=batch.truncated,
+            end_values=batch.end_values,
+            trainable=tokens.sums(batch.tokens.mask, len(batch.lengths)) > 0,
         )
         advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
         dropped = ~advantages.keep
@@ -128,23 +131,25 @@ class Objective:
         kl, tokens, turns = self._config.kl, batch.tokens, batch.process_rewards
         if kl is None or kl.placement != "reward":
             return turns
-        behavior, reference = tokens.behavior_logprobs, tokens.reference_logprobs
+        proximal, reference = tokens.proximal_logprobs, tokens.reference_logprobs
         assert reference is not None
-        penalty = kl_rewards(behavior, reference, batch.sampled, coefficient=self.kl_coefficient)
+        policy = tokens.behavior_logprobs if proximal is None else proximal
+        penalty = kl_rewards(policy, reference, batch.sampled, coefficient=self.kl_coefficient)
         return penalty if turns is None else penalty + turns
 
     def loss(
         self, micro: Microbatch, out: Forward, *, version: int, positive_tokens: int
     ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        """Compute the loss of a microbatch, sums over tokens, and what `off_policy.measure` needs.
+        """Compute the loss of a microbatch, sums over tokens, and what diagnostics need.
 
         `out` is the policy's output for it, `version` the one being trained, and `positive_tokens`
         the count by `count_positive_tokens` of the whole minibatch.
 
         Returns:
             A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;
-            scalars that add up over microbatches and ranks; and the arguments of
-            `off_policy.measure`, which may be concatenated.
+            scalars that add up over microbatches and ranks, `learned` of them the tokens with a
+            part in the loss; and columns that may be concatenated: the arguments of
+            `off_policy.measure`, the units and the behaviour log-probabilities.
         """
         config = self._config
         inputs = LossInputs(
@@ -175,14 +180,28 @@ class Objective:
             "masked_in": micro.mask.sum(),
             "rejected": (inputs.trained & ~correction.keep).sum(),
         }
+        rejected = 0 if self._penalises else sums["rejected"]
+        sums["learned"] = sums["trained"] - rejected
         for penalty, own in self._penalties(micro, inputs, out, positive_tokens):
             loss = loss + penalty
             sums |= own
         sums["loss"] = loss.detach()
         sums |= {f"fraction/{name}": value for name, value in fractions.items()}
         assert micro.origins is not None
-        compared = inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids
+        assert micro.units is not None
+        compared = (
+            inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids,
+            micro.units, micro.behavior_logprobs,
+        )  # fmt: skip
         return loss, sums, compared
+
+    @property
+    def _penalises(self) -> bool:
+        """True if tokens that a correction rejects still have a part in the loss."""
+        config = self._config
+        kl = config.kl is not None and config.kl.placement == "loss"
+        shared = config.critic is not None and config.critic.shared
+        return kl or shared or bool(config.positive_nll) or self.entropy_coefficient > 0
 
     def _penalties(
         self, micro: Microbatch, inputs: LossInputs, out: Forward, positive: int

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
@@ -23,6 +24,18 @@ from learner.ranks.spec import LearnerSpec
 from learner.update import Updater
 from queues.records import Payload
 from queues.schema import decode_arrays
+
+
+def policy_steps(config: LearnerConfig, steps: int) -> int:
+    """Return the optimizer steps of the policy in a run of so many batches, at least 1."""
+    pretrained = config.critic.pretrain_batches if config.critic else 0
+    return max(1, steps - pretrained) * config.steps_per_batch
+
+
+def rates_of_parts(config: LearnerConfig) -> dict[str, float]:
+    """Return the learning rates of parts of the policy that have their own."""
+    critic = config.critic
+    return {"value_head": critic.learning_rate} if critic is not None and critic.shared else {}
 
 
 class Rank:
@@ -49,6 +62,7 @@ class Rank:
             "dtype": config.dtype,
             "attention": config.attention,
             "activation_checkpointing": config.activation_checkpointing,
+            "context": spec.context,
         }
         self._options = LogprobOptions(
             chunk=config.logprob_chunk,
@@ -60,27 +74,28 @@ class Rank:
         saved = Path(spec.checkpoint) if spec.checkpoint else None
         self.reference = self._reference(saved) if config.uses_reference else None
         self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
+        self._settings_now = config, spec.steps
         self.state: checkpoint.State | None = None
         if saved is not None:
-            self.state = checkpoint.load(
-                self.engine,
-                saved,
-                critic=self.critic,
-                zero_stage=config.zero_stage,
-                dtype=config.dtype,
-            )
+            self.state = checkpoint.load(self.engine, saved, critic=self.critic)
             self.updater.objective.state.update(self.state.objective_state)
 
     def _policy(self, path: str) -> PolicyEngine:
         config, critic = self.config, self.config.critic
         shared = critic if critic is not None and critic.shared else None
         options = replace(self._options, entropy_gradient=config.entropy is not None)
-        policy = load_policy(path, options, **self._model, value_head=shared is not None)
+        policy = load_policy(path, options, **self._model)
+        if shared is not None:
+            policy.add_value_head()
+            policy.values_after = config.bootstraps
         self._names = HuggingFaceNames(policy.model)
-        rates = {"value_head": shared.learning_rate} if shared else None
-        trained = self._spec.steps - (critic.pretrain_batches if critic else 0)
-        steps = max(1, trained) * config.steps_per_batch
-        return PolicyEngine(policy, config, total_steps=steps, rates=rates, **self._settings)
+        return PolicyEngine(
+            policy,
+            config,
+            total_steps=policy_steps(config, self._spec.steps),
+            rates=rates_of_parts(config),
+            **self._settings,
+        )
 
     def _critic(self) -> CriticEngine | None:
         spec, config = self._spec, self.config.critic
@@ -89,6 +104,14 @@ class Rank:
         model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
         steps = spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
+
+    def _adopt(self, config: LearnerConfig, steps: int) -> None:
+        """Go on with other settings of optimizers and of the length of the run."""
+        self._settings_now = config, steps
+        self.updater.config = config
+        self.engine.adopt(config, policy_steps(config, steps), rates_of_parts(config))
+        if self.critic is not None and config.critic is not None:
+            self.critic.adopt(config.critic, steps * config.steps_per_batch)
 
     def _reference(self, saved: Path | None) -> Reference:
         """Load the reference as it was saved, or else as it is at the start of a run."""
@@ -103,6 +126,8 @@ class Rank:
     def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """Train a batch of encoded groups; return figures over all ranks. Collective."""
         groups = decode_arrays(payloads)
+        if (settings := self._spec.settings_at(version)) != self._settings_now:
+            self._adopt(*settings)
         report = self.updater.update(groups, version)
         if self.engine.rank == 0:
             note_trained(groups, version)

@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from learner.config.learner import LearnerConfig
 from weight_sync.config import WeightSyncConfig
+
+
+class EarlierSession(NamedTuple):
+    """Settings of an earlier session of a run, whose batches may be trained again."""
+
+    end: int
+    """The first version that was not trained with them."""
+    config: LearnerConfig
+    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +28,12 @@ class LearnerSpec:
     """Seed of Python, NumPy and torch in each rank; a checkpoint restores the random state."""
     steps: int
     """Batches of the whole run, which the learning rate is scheduled over."""
+    earlier: tuple[EarlierSession, ...] = ()
+    """Earlier sessions in their order; their batches are trained again with their own settings."""
     temperature: float = 1.0
     """Sampling temperature of the actors."""
+    context: int | None = None
+    """Longest sequence of the engines in tokens; None: there are none."""
     checkpoint: str | None = None
     """Folder of a checkpoint to go on from exactly."""
     version: int = 0
@@ -29,6 +43,13 @@ class LearnerSpec:
     checkpoints: str = "checkpoints"
     """Folder of all checkpoints."""
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
+
+    def settings_at(self, version: int) -> tuple[LearnerConfig, int]:
+        """Return the settings that the batch of a version is trained with, and the steps."""
+        for session in self.earlier:
+            if version < session.end:
+                return session.config, session.steps
+        return self.config, self.steps
 
 
 KEEP_FREED_MEMORY: Mapping[str, str] = {

@@ -10,7 +10,7 @@ class Progress:
     step: int
     steps: int
     loss: float
-    """Mean over the completion tokens, in nats, or over the pairs of the step."""
+    """Mean over the learned tokens, in nats, or over the pairs of the step."""
     tokens: int
     """Tokens trained so far, prompts included."""
     seconds: float

@@ -1,10 +1,12 @@
-"""Supervised warm start: next-token likelihood of demonstrations, in one process."""
+"""Supervised warm start: next-token likelihood of demonstrations, in one process.
+
+A demonstration comes as token ids; text becomes ids where rollouts are rendered.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 
@@ -16,17 +18,11 @@ from learner.supervised import Progress
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A demonstration as token ids; the loss is on everything after the prompt."""
+    """A demonstration as token ids."""
 
     token_ids: list[int]
-    prompt_length: int
-
-
-def tokenize(tokenizer: Any, prompt: str, completion: str) -> Example:
-    """Return the ids of a prompt and its completion, closed by the end-of-sequence token."""
-    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    completion_ids = tokenizer.encode(completion, add_special_tokens=False)
-    return Example([*prompt_ids, *completion_ids, tokenizer.eos_token_id], len(prompt_ids))
+    loss_mask: list[bool]
+    """True for the tokens that are learned; the first never is, for nothing predicts it."""
 
 
 def train_supervised(
@@ -48,17 +44,17 @@ def train_supervised(
 
 
 def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:
-    """Take one optimizer step; return the mean loss over all completion tokens of the batch."""
-    completion_tokens = sum(len(e.token_ids) - e.prompt_length for e in batch)
+    """Take one optimizer step; return the mean loss over all learned tokens of the batch."""
+    learned_tokens = max(1, sum(sum(e.loss_mask[1:]) for e in batch))
     total = 0.0
     for indices in pack([len(e.token_ids) for e in batch], capacity):
         members = [batch[i] for i in indices]
         token_ids = torch.tensor(list(chain.from_iterable(e.token_ids for e in members)))
         position_ids = torch.cat([torch.arange(len(e.token_ids)) for e in members])
-        starts = torch.cat([torch.full((len(e.token_ids),), e.prompt_length) for e in members])
-        completion = position_ids >= starts
-        logprobs = engine.forward(token_ids, position_ids, completion).logprobs
-        loss = -logprobs[completion.to(logprobs.device)].sum() / completion_tokens
+        learned = torch.tensor(list(chain.from_iterable(e.loss_mask for e in members)))
+        learned &= position_ids > 0
+        logprobs = engine.forward(token_ids, position_ids, learned).logprobs
+        loss = -logprobs[learned.to(logprobs.device)].sum() / learned_tokens
         engine.backward(loss)
         total += float(loss.detach())
     engine.step()

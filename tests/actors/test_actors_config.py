@@ -20,7 +20,7 @@ from weight_sync.config import WeightSyncConfig
     ("section", "settings", "message"),
     [
         (ActorsConfig, {"temprature": 1.0}, "temprature"),
-        (ActorsConfig, {"temperature": 0.0}, "greater than 0"),
+        (ActorsConfig, {"temperature": 0.0}, "greater than or equal to 0.01"),
         (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, numeric_match"),
         (ActorsConfig, {"reward": []}, "at least one"),
         (ActorsConfig, {"environment": "tools", "reward": []}, "at least one"),

@@ -12,6 +12,7 @@ from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.environments.protocol import Message
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.rewards import load_rewards
+from actors.sources.examples import DEMONSTRATIONS, load_examples
 from deploy.config.loader import load_recipe
 from queues.records import Prompt
 
@@ -45,6 +46,16 @@ def test_the_ten_lines_are_ten_and_a_recipe(tmp_path, monkeypatch):
     assert json.loads(block('{"prompt"')) == {"prompt": "12*34=", "answer": "408"}
 
 
+def test_the_demonstrations_of_the_page_can_be_learned(tmp_path):
+    (tmp_path / "talks.jsonl").write_text(block('{"messages"'))
+    path = str(tmp_path / "talks.jsonl")
+    read = load_examples(DEMONSTRATIONS, path, options={}, seed=0, heldout=frozenset())
+    ask, answer = Message("user", "12*34="), Message("assistant", "=408")
+    examples = [next(read), next(read)]
+    assert ("12*34=", "=408") in examples
+    assert ((ask,), (answer,)) in examples
+
+
 def test_the_function_and_the_environment_do_what_they_are_for():
     space = {}
     exec(block("def score"), space)
@@ -68,6 +79,7 @@ def test_the_function_and_the_environment_do_what_they_are_for():
         ("[heldout]\npinned", "heldout", HeldoutConfig),
         ('[actors]\nreward = ["llm_judge"]', "actors", ActorsConfig),
         ('[actors]\nenvironment = "tools"', "actors", ActorsConfig),
+        ("[actors]\nchat_template_options", "actors", ActorsConfig),
     ],
 )
 def test_every_section_of_the_page_is_valid(start, section, model):

@@ -196,10 +196,11 @@ class Priceless(Countdown):
 
 
 class Unpaid(Countdown):
-    """Pays nothing at all."""
+    """Pays for every message but the last, which has no reward."""
 
     def step(self, message):
-        return Turn([], None, done=True)
+        turn = super().step(message)
+        return replace(turn, reward=None) if turn.done else turn
 
 
 class Boundless(Countdown):

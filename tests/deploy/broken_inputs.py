@@ -53,6 +53,16 @@ INPUTS = [
         ["has no tokenizer", "tokenizer.json"],
         prepare=model(lambda m: [p.unlink() for p in m.glob("tokenizer*")]),
     ),
+    sets(
+        "tokens that vLLM never samples",
+        "actors.engine=vllm",
+        "generation_config.json",
+        "suppress_tokens = [5]",
+        "remove it",
+        prepare=model(
+            lambda m: (m / "generation_config.json").write_text('{"suppress_tokens": [5]}')
+        ),
+    ),
     Case("no eos", ["no end-of-sequence token", "eos_token"], prepare=tokenizer(eos_token=None)),
     Case("vocabulary", ["token ids up to 34", "30 rows"], prepare=description(vocab_size=30)),
     Case(

@@ -4,14 +4,14 @@ Results are written by rank 0 with torch.save, under the keys that the tests loo
 """
 
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from rollouts import random_groups
+from rollouts import cut_off, random_groups
 
 from learner import disk_wait
 from learner.config.learner import LearnerConfig
@@ -110,6 +110,7 @@ def muon_weights(rank, model_path, file):
     for stage in (0, 1, 2):
         config = LearnerConfig(
             optimizer="muon",
+            muon_learning_rate=0.02,
             gradient_clipping=0.0,
             zero_stage=stage,
             ranks=dist.get_world_size(),
@@ -118,6 +119,34 @@ def muon_weights(rank, model_path, file):
         for version in range(2):
             updater.update(random_groups(count=5, seed=version), version)
         results[stage] = torch.cat([t.double().flatten() for _, t in engine.weights()])
+        engine.close()
+    if rank == 0:
+        torch.save(results, file)
+
+
+def without_tokens(rank, model_path, file):
+    """Write weights and steps after batches of which one has no token, and one a single rollout."""
+    results = {}
+    for stage in (0, 1, 2, 3):
+        config = LearnerConfig(
+            zero_stage=stage,
+            ranks=dist.get_world_size(),
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            epsilon=1e-3,  # else the rounding of tiny gradients grows to steps of their own
+            mask_truncated=True,
+            advantage="reinforce",
+            advantage_options={"baseline": "ema"},
+            correction="tis",
+            loss="reinforce",
+        )
+        updater, engine = _updater(model_path, config)
+        first, *others = random_groups(seed=3)
+        single = replace(first, rollouts=first.rollouts[:1])
+        batches = [random_groups(seed=1), cut_off(others), [single], random_groups(seed=2)]
+        steps = [updater.update(groups, 0).optimizer_steps for groups in batches]
+        weights = torch.cat([tensor.double().flatten() for _, tensor in engine.weights()])
+        results[(stage,)] = weights, steps
         engine.close()
     if rank == 0:
         torch.save(results, file)
@@ -188,10 +217,9 @@ def filled(rank, model_path, disk, file):
 
 def _train(rank, model_path, config, root, versions, *, load):
     updater, engine = _updater(model_path, config)
-    here = {"zero_stage": config.zero_stage, "dtype": config.dtype}
     if load is not None:
         folder = checkpoint.checkpoint_path(root, load)
-        state = checkpoint.load(engine, folder, **here)
+        state = checkpoint.load(engine, folder)
         updater.objective.state.update(state.objective_state)
     statistics, draws = [], []
     for version in versions:
@@ -280,26 +308,30 @@ def resumed_with_models(rank, model_path, root, file):
     """Weights and statistics with critic, moving reference and adapted coefficients."""
     results = {}
     for stage in (0, 1, 3):
-        config = LearnerConfig(
-            zero_stage=stage,
-            ranks=dist.get_world_size(),
-            learning_rate=1e-3,
-            advantage="gae",
-            critic={"learning_rate": 1e-3, "pretrain_batches": 1},
-            kl={"coefficient": 0.3, "target": 0.01, "refresh_every": 1, "refresh_mix": 0.5},
-            entropy={"target": 2.0},
-        )
+        config = with_models(zero_stage=stage, ranks=dist.get_world_size())
         folder = Path(root) / str(stage)
-        straight = _go_on(_rank(model_path, config), range(4), rank, folder)
+        straight = go_on(_rank(model_path, config), range(4), rank, folder)
         saved = checkpoint.checkpoint_path(folder, 2)
         loaded = _rank(model_path, config, checkpoint_path=str(saved))
-        again = _go_on(loaded, range(2, 4), rank, None)
+        again = go_on(loaded, range(2, 4), rank, None)
         results[stage] = straight, again
     if rank == 0:
         torch.save(results, file)
 
 
-def _go_on(loaded, versions, rank, root):
+def with_models(**layout):
+    """Return settings with a critic, a moving reference and adapted coefficients."""
+    return LearnerConfig(
+        **layout,
+        learning_rate=1e-3,
+        advantage="gae",
+        critic={"learning_rate": 1e-3, "pretrain_batches": 1},
+        kl={"coefficient": 0.3, "target": 0.01, "refresh_every": 1, "refresh_mix": 0.5},
+        entropy={"target": 2.0},
+    )
+
+
+def go_on(loaded, versions, rank, root):
     """Trains, saving version 2 where there is a folder."""
     statistics = []
     for version in versions:

@@ -1,5 +1,7 @@
 """Rollout groups and a plain torch engine for tests of the batch, the update and the loop."""
 
+import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
@@ -73,6 +75,31 @@ def random_groups(count=3, size=4, *, seed=0, version=0):
             )
         groups.append(group(f"g{g}", rollouts))
     return groups
+
+
+def cut_off(groups):
+    """Return groups whose rollouts all ended at their limit."""
+    return [
+        replace(
+            item,
+            rollouts=[replace(one, finish_reason=FinishReason.LENGTH) for one in item.rollouts],
+        )
+        for item in groups
+    ]
+
+
+def unexplained(groups):
+    """Return groups as sampled by a policy that excludes every token."""
+    return [
+        replace(
+            item,
+            rollouts=[
+                replace(one, behavior_logprobs=[-math.inf] * len(one.token_ids))
+                for one in item.rollouts
+            ],
+        )
+        for item in groups
+    ]
 
 
 class TinyPolicy(nn.Module):

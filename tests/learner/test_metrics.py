@@ -6,6 +6,10 @@ from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import LearnerMetrics
 
 
+def engine(**figures):
+    return {"rank_score": 0.5, "mismatch_ratio": 1.0, **figures}
+
+
 def batch(**changes):
     row = {
         "version": 0,
@@ -24,6 +28,10 @@ def batch(**changes):
         "fractions": {"capped": 0.125, "rejected": None},
         "learning_rate": 1e-4,
         "reward_parts": {"style": 0.25, "judge": None},
+        "engines": {
+            "engine-0": engine(mismatch_fresh=1e-6, tokens_fresh=7),
+            "engine-1": engine(mismatch_fresh=None, tokens_fresh=0),
+        },
         "wait_started_at": 100.0,
         "wait_finished_at": 101.0,
         "step_started_at": 101.0,
@@ -55,6 +63,8 @@ def test_counts_add_up_over_batches_and_figures_are_the_newest():
     assert value("learning_rate") == 1e-4
     assert value("reward_part", part="style") == 0.25
     assert value("reward_part", part="judge") is None
+    assert value("mismatch_fresh", engine="engine-0") == 1e-6
+    assert value("mismatch_fresh", engine="engine-1") is None
     assert value("learner_seconds_total", phase="wait") == 2
     assert value("learner_seconds_total", phase="step") == 4
     assert value("learner_seconds_total", phase="publish") == 1

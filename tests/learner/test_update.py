@@ -146,7 +146,7 @@ def test_a_batch_with_equal_rewards_has_a_zero_gradient():
 def test_a_batch_that_is_masked_out_is_finite_and_leaves_the_weights():
     groups = [group("a", [rollout([1, 2, 3], reward=math.nan)])]
     gradient, statistics = train(groups)
-    assert gradient.abs().max() == 0
+    assert gradient is None, "no step was taken"
     assert (statistics.loss, statistics.tokens_trained) == (0.0, 0)
     assert statistics.ess is None
     assert statistics.max_lag is None

@@ -78,6 +78,10 @@ class Receiver:
         self._options = options
         self._expected = options.expected
         self._base: StagedWeights | None = None
+        self._resending: asyncio.Future[None] | None = None
+        """Done when the engine has taken a version as `resend` wants it; None if nobody waits."""
+        self._resent = asyncio.Event()
+        """Wakes the loop when it is to send a version again."""
         self._attempt: WeightUpdateReport
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -88,14 +92,16 @@ class Receiver:
         """
         failed, failures, retry_at = -1, 0, 0.0
         while not stop.is_set():
-            served = -1 if self.version is None else self.version
+            served = -1 if self.version is None or self._resending is not None else self.version
             waits = time.monotonic() < retry_at
             manifest = await newer(
                 self._announcements,
                 failed if waits else served,
                 min(NEWEST_SECONDS, retry_at - time.monotonic()) if waits else NEWEST_SECONDS,
                 stop,
+                self._resent,
             )
+            self._resent.clear()
             if manifest is None:
                 continue
             report = await self.update(manifest, stop)
@@ -105,6 +111,17 @@ class Receiver:
             elif report is not None:
                 failures, retry_at = 0, 0.0
 
+    async def resend(self) -> None:
+        """Replace all weights, if need be by those of the version that is served already.
+
+        The version is fetched whole and loaded in a pause: neither a delta nor what was prepared
+        beside the old weights is used. Returns when the engine serves it.
+        """
+        if self._resending is None:
+            self._resending = asyncio.get_running_loop().create_future()
+            self._resent.set()
+        await asyncio.shield(self._resending)
+
     async def update(
         self, manifest: Manifest, stop: asyncio.Event | None = None
     ) -> WeightUpdateReport | None:
@@ -113,6 +130,7 @@ class Receiver:
         Returns None if a newer version or `stop` came before the permit. Raises IncompatibleWeights
         if the engine serves nothing yet and cannot take these weights.
         """
+        resending = self._resending
         self._attempt = WeightUpdateReport(
             engine_id=self.engine_id,
             version=manifest.version,
@@ -123,7 +141,7 @@ class Receiver:
             seeding=self.version is None,
         )
         try:
-            staged = await self._stage(manifest)
+            staged = await self._stage(manifest, again=resending is not None)
         except (StagingError, IncompatibleWeights, VersionOrderError) as error:
             report = await self._report(error)
             if self.version is None and isinstance(error, IncompatibleWeights):
@@ -131,7 +149,8 @@ class Receiver:
             return report
         self._note(staged_at=time.time(), codec=staged.codec, bytes=staged.fetched)
         try:
-            await self._prepare(staged)
+            if resending is None:
+                await self._prepare(staged)
             if not await self._permitted(manifest.version, stop):
                 return None
             try:
@@ -146,6 +165,9 @@ class Receiver:
         self.version = manifest.version
         self._expected = manifest.signature
         report = await self._report(None)
+        if resending is not None:
+            resending.set_result(None)
+            self._resending = None
         if self._on_version is not None:
             await self._on_version(manifest.version)
         return report
@@ -164,9 +186,10 @@ class Receiver:
         else:
             staged.close()
 
-    async def _stage(self, manifest: Manifest) -> StagedWeights:
-        """Run every check that does not touch the engine."""
-        if self.version is not None and manifest.version <= self.version:
+    async def _stage(self, manifest: Manifest, *, again: bool) -> StagedWeights:
+        """Run every check that does not touch the engine; see `resend` for `again`."""
+        served = -1 if self.version is None else self.version
+        if manifest.version < served or (manifest.version == served and not again):
             raise VersionOrderError(
                 f"version {manifest.version} was offered to {self.engine_id}, which serves "
                 f"{self.version} already"
@@ -174,7 +197,8 @@ class Receiver:
         if self._expected is not None:
             check_signature(manifest, self._expected)
         loop = asyncio.get_running_loop()
-        staging = loop.run_in_executor(None, stage, manifest, self._transport, self._base)
+        base = None if again else self._base
+        staging = loop.run_in_executor(None, stage, manifest, self._transport, base)
         try:
             async with asyncio.timeout(self._options.timeout):
                 try:
@@ -253,17 +277,17 @@ class Receiver:
 
 
 async def newer(
-    announcements: Announcements, after: int, timeout: float, stop: asyncio.Event
+    announcements: Announcements, after: int, timeout: float, *events: asyncio.Event
 ) -> Manifest | None:
-    """Wait as `Announcements.newest` does; None as soon as `stop` is set."""
+    """Wait as `Announcements.newest` does; None as soon as one of the events is set."""
     asked = asyncio.ensure_future(announcements.newest(after, timeout))
-    stopped = asyncio.create_task(stop.wait())
+    waits = [asyncio.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait([asked, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([asked, *waits], return_when=asyncio.FIRST_COMPLETED)
         return asked.result() if asked.done() else None
     finally:
-        asked.cancel()
-        stopped.cancel()
+        for task in (asked, *waits):
+            task.cancel()
 
 
 def _close_staged(staging: asyncio.Future[StagedWeights]) -> None:

@@ -10,9 +10,12 @@ import torch
 from engine_bench import LONG_PROMPT, VOCABULARY, Bench, build_model, forward_logprobs, staged
 
 from actors.config import ActorsConfig
+from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import EngineSpec
 from actors.engines.scripted import ScriptedEngine
 from actors.errors import EngineDied
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.stops import load_stops
 from queues.records import FinishReason
 from weight_sync.config import WeightSyncConfig
 from weight_sync.errors import LoadFailed
@@ -79,6 +82,23 @@ def test_a_seed_repeats_the_tokens_and_another_seed_does_not(bench: Bench) -> No
 
     one, same, other = bench.run(three())
     assert one.token_ids == same.token_ids != other.token_ids
+
+
+@pytest.mark.parametrize("by", ["text", "id"])
+def test_an_engine_stops_at_a_stop_or_later_and_never_before_it(bench: Bench, by, model) -> None:
+    renderer = Renderer(load_tokenizer(str(model[0])))
+    whole = bench.run(bench.generate("whole", seed=7))
+    stop = whole.token_ids[9] if by == "id" else renderer.text(whole.token_ids[8:10])
+    stops = load_stops(renderer, [stop])
+    asked = {"stop": stops.strings, "stop_ids": stops.ids}
+    done = bench.run(bench.generate("stopped", seed=7, **asked))
+    length = stops.find(whole.token_ids)
+    assert length is not None
+    assert done.token_ids == whole.token_ids[: len(done.token_ids)]
+    assert length <= len(done.token_ids) == len(done.logprobs) == len(done.versions)
+    if bench.real:
+        assert len(done.token_ids) == length < len(whole.token_ids)
+        assert done.finish_reason is FinishReason.STOP
 
 
 def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(bench: Bench) -> None:

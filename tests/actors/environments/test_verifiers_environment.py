@@ -124,6 +124,13 @@ class Forgetful(Countdown):
         return result[-1:] if state["trajectory"] else result
 
 
+class Choosy(vf.SingleTurnEnv):
+    """Asks for each message with sampling arguments of its own."""
+
+    async def setup_state(self, state):
+        state["sampling_args"] = {"min_p": 0.1}
+
+
 async def double(number: int) -> str:
     """Doubles a number.
 
@@ -152,6 +159,10 @@ def build(kind):
         "evaluated": lambda: vf.SingleTurnEnv(
             dataset=rows(), eval_dataset=rows().select(range(3)), rubric=rubric
         ),
+        "hot": lambda: vf.SingleTurnEnv(
+            dataset=rows(), rubric=rubric, sampling_args={"temperature": 0.1}
+        ),
+        "asks for more": lambda: Choosy(dataset=rows(), rubric=rubric),
         "wrong": lambda: types.SimpleNamespace(env_id=None, env_args=None),
     }
     return kinds[kind]()
@@ -238,6 +249,13 @@ def test_tools_are_told_of_called_and_what_they_say_comes_back():
 def test_an_environment_that_rewrites_what_was_said_fails_its_rollout():
     with pytest.raises(EnvironmentFailed, match="has rewritten the conversation"):
         play("forgetful", "1", "0", "2")
+
+
+def test_an_environment_that_asks_for_other_sampling_half_way_fails_its_rollout():
+    with pytest.raises(
+        EnvironmentFailed, match=r"asks for a message with sampling_args = \{'min_p"
+    ):
+        play("asks for more", "4")
 
 
 def test_conversations_that_are_cut_off_leave_nothing_running():
@@ -351,6 +369,7 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
         ("verifiers:no-such-env", {}, "no_such_env|no-such-env"),
         ("verifiers:tiny-env", {"kind": "wrong"}, "must be a SingleTurnEnv"),
         ("verifiers:tiny-env", {"sort": 1}, "sort"),
+        ("verifiers:tiny-env", {"kind": "hot"}, "sampling_args = {'temperature': 0.1}, and roll"),
     ],
 )
 def test_what_cannot_be_played_is_refused_when_the_run_starts(name, options, message):

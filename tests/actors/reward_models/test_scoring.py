@@ -1,6 +1,8 @@
 """Reward models: a text has one score, whatever shares its batch; how several become one."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,6 +143,17 @@ def test_a_text_that_does_not_fit_is_refused_and_the_others_are_scored(folders):
 def test_a_head_of_two_rows_is_refused(tmp_path):
     with pytest.raises(InputError, match="no head `score` of one row"):
         member(build_classifier(tmp_path, labels=2))
+
+
+def test_a_model_whose_scores_would_follow_the_longest_text_of_a_batch_is_refused(tmp_path):
+    file = Path(build_classifier(tmp_path)) / "config.json"
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 3.0, **factors}
+    config = json.loads(file.read_text())
+    config["rope_parameters"] = {**rope, "original_max_position_embeddings": 16}
+    file.write_text(json.dumps(config))
+    with pytest.raises(InputError, match="factors follow the longest text of a batch"):
+        member(str(tmp_path))
 
 
 def test_cores_that_are_not_there_are_an_input_error(folders):

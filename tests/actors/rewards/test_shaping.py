@@ -113,3 +113,58 @@ def test_the_length_of_a_conversation_is_what_the_policy_sampled_in_all_turns() 
     assert sum(rollout.loss_mask) == 6
     assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0, "overlong": -0.5}
     assert rollout.task_reward == 2.0
+
+
+@given(st.integers(0, 60), st.integers(1, 40), st.integers(1, 60), st.integers(1, 40))
+def test_without_tokens_of_an_environment_the_smaller_limit_counts(
+    length: int, most: int, space: int, buffer: int
+) -> None:
+    config = ActorsConfig(max_new_tokens=most, overlong=OverlongConfig(buffer=min(buffer, most)))
+    limit = min(most, space)
+    expected = overlong_penalty(length, limit=limit, buffer=min(buffer, limit))
+    assert shaping_parts(config, length, STOP, space=space)["overlong"] == expected
+
+
+@pytest.mark.parametrize(
+    ("sampled", "injected", "expected"),
+    [(4, 0, 0.0), (4, 12, 0.0), (4, 14, -0.5), (4, 16, -1.0), (4, 99, -1.0), (8, 0, -0.5)],
+)
+def test_tokens_of_tools_fill_the_context_and_not_the_budget_of_the_policy(
+    sampled: int, injected: int, expected: float
+) -> None:
+    config = ActorsConfig(max_new_tokens=10, overlong=OverlongConfig(buffer=4))
+    found = shaping_parts(config, sampled, LENGTH, space=20, injected=injected)
+    assert found == {"overlong": expected}
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "turns", "penalty"),
+    [(30, 2, 0.0), (16, 2, -0.75), (13, 2, -1.0), (12, 1, -1.0)],
+)
+def test_a_conversation_that_fills_the_context_is_overlong_whoever_filled_it(
+    max_model_len: int, turns: int, penalty: float
+) -> None:
+    """Prompt 4, first message 2, the environment's reply 6, second message 3 tokens."""
+    rollout = play(
+        Recited("a", "bb"), of=lease(answer="2"), max_model_len=max_model_len,
+        environment="user_module:Countdown", **SHAPED,
+    )  # fmt: skip
+    assert rollout.turns == turns
+    assert rollout.reward_parts["overlong"] == penalty
+
+
+def test_a_reply_that_does_not_fit_ends_a_rollout_as_overlong() -> None:
+    rollout = play(
+        Recited("b=7"), of=lease(answer="7"), environment="user_module:Verbose", **SHAPED
+    )
+    assert (rollout.turns, rollout.finish_reason) == (1, LENGTH)
+    assert rollout.reward_parts["overlong"] == -1.0
+
+
+def test_a_conversation_cut_off_after_its_most_turns_is_not_overlong() -> None:
+    rollout = play(
+        Recited("a", "b"), of=lease(answer="9"), environment="user_module:Countdown", max_turns=2,
+        max_model_len=60, **SHAPED,
+    )  # fmt: skip
+    assert rollout.finish_reason is LENGTH
+    assert rollout.reward_parts["overlong"] == 0.0

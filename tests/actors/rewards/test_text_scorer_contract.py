@@ -7,6 +7,8 @@ import pytest
 from reward_model_folders import CONTEXT, FakeScorer, build_classifier
 
 from actors.config import RewardModelConfig
+from actors.environments.protocol import Message
+from actors.environments.single_turn import conversation
 from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
 from actors.reward_models.scoring import load_reward_models
 from actors.rewards import load_rewards
@@ -97,6 +99,22 @@ def test_without_a_judge_the_reward_fails_and_is_no_zero():
     rewards = load_rewards(["reward_model"])
     with pytest.raises(RewardFailed, match="no reward model was started"):
         asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
+
+
+class Heard:
+    """A judge that notes what it is asked."""
+
+    async def score(self, prompt, completion):
+        self.asked = (prompt, completion)
+        return 1.0
+
+
+def test_a_judge_reads_the_messages_of_a_prompt_as_the_policy_does():
+    judge, messages = Heard(), [Message("system", "s"), Message("user", "u")]
+    rewards = load_rewards(["reward_model"], reward_model_client=judge)
+    prompt = Prompt(prompt_id="a/0/0", text="s\n\nu", metadata=conversation(messages))
+    asyncio.run(rewards.score(prompt, "2"))
+    assert judge.asked == (messages, "2")
 
 
 class Silent:

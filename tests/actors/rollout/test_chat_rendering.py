@@ -2,6 +2,8 @@
 
 import pytest
 from characters import TEMPLATE, character_tokenizer
+from real_tokenizers import real_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from actors.environments.protocol import Message
 from actors.errors import InputError
@@ -69,3 +71,75 @@ def test_a_template_that_is_asked_for_must_exist():
 def test_the_text_of_a_reply_has_no_special_tokens():
     renderer = Renderer(character_tokenizer())
     assert renderer.text([*renderer.prompt(ASK), 1]) == "3+4="
+
+
+def beginning(template=None, *, ends=False):
+    """Return a tokenizer that begins texts with <bos>, and perhaps ends them with <eos>."""
+    tokenizer = character_tokenizer(template)
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>" if ends else "<bos> $A",
+        special_tokens=[("<bos>", bos), ("<eos>", eos)],
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_tokenizer_puts_before_texts_begins_a_prompt_once(ends):
+    renderer = Renderer(beginning(ends=ends))
+    assert characters(renderer, renderer.prompt(ASK)) == "<bos>3+4="
+    assert characters(renderer, renderer.prompt([Message("user", "<bos>3+4=")])) == "<bos>3+4="
+    assert characters(renderer, renderer.prompt([Message("user", "")])) == "<bos>"
+    assert characters(renderer, renderer.continuation(ASK, 1)) == "3+4="
+    assert characters(renderer, renderer.following("7")) == "7"
+
+
+def test_a_template_alone_decides_what_begins_its_prompts():
+    without = Renderer(beginning(TEMPLATE))
+    assert characters(without, without.prompt(ASK)) == "user:3+4=<eos>\nassistant:"
+    with_bos = Renderer(beginning("{{ bos_token }}" + TEMPLATE))
+    assert characters(with_bos, with_bos.prompt(ASK)) == "<bos>user:3+4=<eos>\nassistant:"
+
+
+THINKING = (
+    "{% for m in messages %}{{ m.role }}:"
+    "{% if m.role == 'assistant' and loop.last and not thinking %};;{% endif %}"
+    "{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if not thinking %};;{% endif %}{% endif %}"
+)
+"""Writes an empty thought (;;) where the policy speaks without thinking, and in no earlier turn."""
+
+
+def test_options_of_a_template_reach_it_in_every_turn():
+    tokenizer = character_tokenizer(THINKING)
+    thinks = Renderer(tokenizer, options={"thinking": True})
+    assert characters(thinks, thinks.prompt(ASK)) == "user:3+4=<eos>\nassistant:"
+    silent = Renderer(tokenizer, options={"thinking": False})
+    assert characters(silent, silent.prompt(ASK)) == "user:3+4=<eos>\nassistant:;;"
+    follows = characters(silent, silent.continuation([Message("user", "2+2=")], 1))
+    assert follows == "\nuser:2+2=<eos>\nassistant:;;"
+
+
+@pytest.mark.parametrize("name", ["thinkin", "tokenize", "add_generation_prompt"])
+def test_an_option_that_a_template_does_not_read_is_refused(name):
+    tokenizer = character_tokenizer(THINKING)
+    with pytest.raises(InputError, match=f"names {name}, which the chat template"):
+        Renderer(tokenizer, options={name: True})
+    with pytest.raises(InputError, match=f"names {name}, but prompts are rendered without a chat"):
+        Renderer(tokenizer, False, options={name: True})
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma", "qwen3"])
+@pytest.mark.parametrize("text", ["7", " 7", "\n7", "a b", "é€"])
+def test_a_text_that_follows_another_gets_no_space_of_the_tokenizers(name, text):
+    tokenizer = real_tokenizer(name)
+    renderer = Renderer(tokenizer, False)
+    ids = renderer.prompt([Message("user", "3+4=")])
+    assert renderer.text([*ids, *renderer.following(text)]) == f"3+4={text}"
+
+
+def test_a_reply_with_the_character_that_stands_for_the_policy_is_continued():
+    renderer = Renderer(real_tokenizer("qwen3"))
+    ids = renderer.continuation([Message("user", "a\ue000b")], renderer.tokenizer.eos_token_id)
+    assert "a\ue000b<|im_end|>" in renderer.tokenizer.decode(ids)

@@ -99,9 +99,17 @@ def test_what_turns_earned_is_kept_though_it_adds_up_to_nothing():
 
 def test_an_environment_that_gives_nothing_gives_a_zero():
     rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Flat")
-    assert rollout.metadata == {}
+    assert rollout.metadata["turn_rewards"] == [(5, 0.0), (15, 0.0)]
     assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
-    assert "environment" not in play(Recited("b=7")).reward_parts
+    single = play(Recited("b=7"))
+    assert "environment" not in single.reward_parts
+    assert single.metadata == {}
+
+
+def test_a_turn_without_a_reward_earns_nothing_and_is_not_among_those_that_have_one():
+    rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Unpaid")
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5)]
+    assert rollout.reward_parts == {"environment": 0.5, "last_answer": 1.0}
 
 
 def test_every_turn_is_salted_with_the_version_that_the_first_one_began_at():
@@ -231,7 +239,6 @@ def test_rollouts_of_every_kind_pass_the_schema():
         ("=7", {"environment": "user_module:Mute"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordy"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Priceless"}, EnvironmentFailed, "environment"),
-        ("=7", {"environment": "user_module:Unpaid"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Boundless"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordless"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Blocked", "environment_timeout_seconds": 0.05},

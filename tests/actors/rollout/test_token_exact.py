@@ -3,73 +3,15 @@
 What is trained is what the engine sampled after what the engine saw, and nothing else.
 """
 
-import asyncio
-from dataclasses import replace
-
 import pytest
-from fakes import episodes, lease
+from dialogues import KNOWS_TOOLS, NAMES, Engine, play
 from hypothesis import given
 from hypothesis import strategies as st
 from real_tokenizers import real_tokenizer
 
-from actors.engines.protocol import Generation, SamplingParameters
-from actors.environments.protocol import Message, Turn
+from actors.environments.protocol import Message
 from actors.errors import PromptRefused
-from actors.rollout.chat_rendering import Renderer
 from queues.records import FinishReason
-
-NAMES = ["qwen3", "llama3", "mistral", "gemma"]
-KNOWS_TOOLS = ["qwen3", "llama3"]
-SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=400)
-
-
-class Engine:
-    """Samples given token ids, ended or cut off, and writes down what it saw and sampled_ids."""
-
-    def __init__(self, speeches):
-        self.speeches, self.seen = list(speeches), []
-
-    async def generate(self, request_id, prompt_ids, sampling, *, cache_salt=None):
-        sampled_ids, reason = self.speeches[len(self.seen)]
-        version = len(self.seen)
-        self.seen.append((list(prompt_ids), sampled_ids))
-        return Generation(
-            token_ids=list(sampled_ids),
-            logprobs=[-0.25] * len(sampled_ids),
-            versions=[version] * len(sampled_ids),
-            finish_reason=reason,
-            cache_salt="0",
-        )
-
-
-class Scripted:
-    """An environment that says given messages, then ends."""
-
-    def __init__(self, messages):
-        self.messages = list(messages)
-
-    async def reset(self, prompt):
-        return [Message("user", prompt.text)]
-
-    async def step(self, message):
-        if not self.messages:
-            return Turn([], 0.0, done=True)
-        return Turn([self.messages.pop(0)], 0.5, done=False)
-
-
-def play(name, engine, messages, text="3+4="):
-    runner = episodes(
-        engine,
-        SAMPLING,
-        environment="single_turn",
-        renderer=Renderer(real_tokenizer(name)),
-        rewards=["last_answer"],
-        max_model_len=100_000,
-    )
-    config = runner.config.model_copy(update={"environment": "test_token_exact:Scripted"})
-    runner = replace(runner, config=config, new_environment=lambda: Scripted(messages))
-    return asyncio.run(runner.run(lease(text=text), 0))
-
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Co"]), max_size=20)
 
@@ -112,8 +54,7 @@ def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
     assert rollout.prompt_length == len(engine.seen[0][0])
     ends = [len(seen) + len(sampled_ids) - 1 for seen, sampled_ids in engine.seen]
     paid = [0.5] * len(messages) + [0.0]
-    expected = list(zip(ends, paid, strict=True)) if messages else []
-    assert rollout.metadata.get("turn_rewards", []) == expected
+    assert rollout.metadata["turn_rewards"] == list(zip(ends, paid, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,9 +1,13 @@
 """Demonstrations for a warm start: from the demo's source and from files."""
 
+import json
 from itertools import islice
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from actors.environments.protocol import Message
 from actors.errors import InputError
 from actors.sources.examples import DEMONSTRATIONS, load_examples
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
@@ -109,6 +113,59 @@ def test_a_source_shows_no_held_out_prompt_and_holds_out_as_many_itself():
 def test_an_option_that_the_demonstrations_lack_is_named(name, options, message):
     with pytest.raises(InputError, match=message):
         load(name, **options)
+
+
+TALK = [
+    {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "a"}, {"role": "tool", "content": "t"},
+    {"role": "assistant", "content": "b"},
+]  # fmt: skip
+READ = tuple(Message(**message) for message in TALK)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_of_messages_is_conversations(tmp_path, suffix):
+    """Other columns, and fields of a message that are null, do not matter."""
+    path = tmp_path / f"talks.{suffix}"
+    talk = [{**message, "name": None, "tool_calls": None} for message in TALK]
+    rows = [{"id": i, "messages": talk} for i in range(2)]
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert next(load(str(path))) == (READ[:2], READ[2:])
+    with pytest.raises(InputError, match="every prompt is held out"):
+        load(str(path), heldout=frozenset(["s\n\nu"]))
+
+
+def test_the_prompt_of_a_pair_may_be_messages(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": TALK[:2], "completion": "a"}))
+    assert next(load(str(path))) == (READ[:2], "a")
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([], "must be messages, each of a role (system, user, assistant, tool) and a content"),
+        ([{"role": "bot", "content": "a"}], "must be messages, each of a role"),
+        ([*TALK, {"role": "assistant", "content": None, "tool_calls": [1]}], "must be messages"),
+        ("hello", "must be a tuple of the strings prompt, completion"),
+        (TALK[:2], "messages of system, user must begin with another role than the assistant's"),
+        (TALK[2:], "messages of assistant, tool, assistant must begin with another role"),
+        (TALK[:4], "and end with the assistant"),
+        ([TALK[1], {"role": "assistant", "content": ""}], "no message of the assistant may be emp"),
+    ],
+)
+def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
+    tmp_path, messages, expected
+):
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps({"messages": TALK}) + "\n" + json.dumps({"messages": messages}))
+    with pytest.raises(InputError) as caught:
+        load(str(path))
+    assert f"{path}:2: " in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from itertools import islice
 
 import pytest
 
+from actors.environments.protocol import Message
 from actors.errors import InputError
 from actors.sources.examples import PREFERENCES, load_examples
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
@@ -126,3 +127,10 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):
 def test_a_source_that_cannot_be_used_is_an_input_error(name, options, message):
     with pytest.raises(InputError, match=message):
         next(load(name, **options))
+
+
+def test_the_prompt_of_a_preference_may_be_messages(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    prompt = '[{"role": "user", "content": "u"}]'
+    path.write_text(f'{{"prompt": {prompt}, "chosen": "a", "rejected": "b"}}')
+    assert next(load(str(path))) == ((Message("user", "u"),), "a", "b")

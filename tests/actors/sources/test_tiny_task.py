@@ -6,8 +6,9 @@ from itertools import islice
 import pytest
 
 from actors.environments.calculator import calculator
+from actors.environments.protocol import Message
 from actors.errors import InputError
-from actors.sources.examples import DEMONSTRATIONS, TURN, load_examples
+from actors.sources.examples import DEMONSTRATIONS, load_examples
 from actors.sources.registry import load_source
 
 PARTS = {"parts": [{"source": "tiny:distance", "weight": 3}, {"source": "tiny:twice"}]}
@@ -54,14 +55,14 @@ def test_a_source_goes_on_where_its_cursor_was_taken():
     assert again.next(5) == rest
 
 
-def test_a_conversation_is_demonstrated_turn_by_turn():
+def test_a_worked_product_is_a_conversation_with_the_calculator():
     result = load_examples(
         DEMONSTRATIONS, "tiny:product", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
     )
-    (asked, call), (heard, answer) = islice(result, 2)
-    assert call == f"[{asked.removesuffix('=')}]"
-    reply = calculator(call[1:-1])
-    assert (heard, answer) == (f"{asked}{call}{TURN}{reply}", f"={reply}")
+    for (question,), (call, reply, answer) in islice(result, 5):
+        assert call == Message("assistant", f"[{question.content.removesuffix('=')}]")
+        assert reply == Message("tool", calculator(call.content[1:-1]))
+        assert answer == Message("assistant", f"={reply.content}")
 
 
 def test_a_share_of_the_demonstrations_is_worked():

@@ -6,6 +6,7 @@ import pytest
 from characters import TEMPLATE, character_tokenizer
 
 from actors.errors import InputError
+from actors.rollout.chat_rendering import Renderer
 from actors.sources.filters import shorter, within_tokens
 from queues.records import Prompt
 
@@ -29,7 +30,7 @@ class Growing:
 
 
 def test_what_is_longer_is_left_out_and_the_source_goes_on_from_its_cursor():
-    fits = shorter(character_tokenizer(), "auto", 3)
+    fits = shorter(Renderer(character_tokenizer()), 3)
     source = within_tokens(Growing(5), fits)
     assert [len(prompt.text) for prompt in source.next(7)] == [1, 2, 3, 1, 2, 3, 1]
     cursor = source.cursor()
@@ -41,11 +42,12 @@ def test_what_is_longer_is_left_out_and_the_source_goes_on_from_its_cursor():
 
 def test_what_the_chat_template_writes_counts():
     tokenizer = character_tokenizer(TEMPLATE)
+    templated, plain = Renderer(tokenizer), Renderer(tokenizer, False)
     around = len("user:") + 2 + len("assistant:")
     prompt = Prompt(prompt_id="p", text="aaa")
-    assert shorter(tokenizer, "auto", around + 3)(prompt)
-    assert not shorter(tokenizer, "auto", around + 2)(prompt)
-    assert shorter(tokenizer, False, 3)(prompt)
+    assert shorter(templated, around + 3)(prompt)
+    assert not shorter(templated, around + 2)(prompt)
+    assert shorter(plain, 3)(prompt)
 
 
 def test_a_source_of_long_prompts_alone_is_an_input_error():

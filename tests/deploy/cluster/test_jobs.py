@@ -91,10 +91,14 @@ def test_a_job_does_on_the_head_node_what_the_user_asked_for():
     assert command == "headway resume mine --runs-dir /data/runs"
 
 
+def test_a_resumed_run_is_given_what_is_set():
+    settings = ["name=mine", "steps=3", "deploy.runs_dir=/data/runs"]
+    command = resumption(load_recipe("demo", settings), settings, replace=False)
+    assert command == "headway resume mine --runs-dir /data/runs --set steps=3"
+
+
 def test_what_a_resumed_run_would_not_do_is_refused():
     config = load_recipe("demo", ["steps=3"])
-    with pytest.raises(InputError, match=r"--set steps=3 would change nothing; allowed are name"):
-        resumption(config, ["name=mine", "steps=3"], replace=False)
     with pytest.raises(InputError, match=r"--replace begins anew"):
         resumption(config, [], replace=True)
     with pytest.raises(InputError, match=r"--sft begins anew"):
@@ -303,9 +307,9 @@ class TestOnACluster:
         assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
         version, _ = newest_checkpoint(folder)
         assert version > before
-        refused = headway(*arguments, "--resume", "--wait")
+        refused = headway(*arguments, "--resume", "--wait", "--set", "actors.top_k=3")
         assert refused.returncode == 2
-        assert "--set sft.name=small would change nothing" in refused.stderr.replace("\n", " ")
+        assert "actors.top_k: -1 → 3: rollouts in its ledger" in refused.stdout
         where = ("--set", f"deploy.runs_dir={headway.folder / 'runs'}", "--set", "name=long")
         address = ("--address", cluster.address)
         again = headway("submit", RECIPE, *where, *address, "--resume", "--wait")

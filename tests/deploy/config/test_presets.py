@@ -116,3 +116,9 @@ def test_the_command_lists_presets_and_shows_one():
     shown = CliRunner().invoke(app, ["presets", "gspo"]).stdout
     assert shown.startswith("# GSPO (Zheng et al. 2025, arXiv 2507.18071).")
     assert 'loss = "gspo"' in shown
+
+
+def test_presets_whose_papers_say_so_have_a_small_epsilon():
+    epsilons = {name: load_recipe(name).learner.epsilon for name in PRESETS}
+    small = {"cispo", "scalerl"}
+    assert epsilons == {name: 1e-15 if name in small else 1e-8 for name in PRESETS}

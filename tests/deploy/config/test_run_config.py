@@ -5,7 +5,10 @@ from codecs import BOM_UTF8
 import pytest
 
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
+from deploy.config.objective_rules import check_against_objective
 from deploy.errors import InputError
+from learner.advantages import ESTIMATORS
+from learner.objective.checks import check_objective
 
 
 def refusal(recipe, *overrides):
@@ -55,6 +58,9 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
         ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
         ("actors.top_p=0.9", "actors.top_p = 0.9"),
+        ("actors.temperature=0.001", "actors.temperature = 0.001"),
+        ("actors.temperature=2.5", "actors.temperature = 2.5"),
+        ("weight_sync.on_drift=kill", "'alert', 'resend' or 'restart'"),
         ("learner.correction=tis", "would count it twice"),
         ("model.path=x", "give either path"),
         ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
@@ -185,27 +191,85 @@ def test_the_setting_that_compares_with_the_behaviour_policy_is_named(overrides,
     assert f"renormalise the behaviour policy, which learner.{setting} compares with" in text
 
 
-def test_groups_of_one_are_never_filtered_for_being_tied():
-    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
-    text = refusal("demo", "queues.filter_tied=true", *overrides)
-    assert "prompts.group_size must be at least 2, not 1" in text
-    assert load_recipe("demo", ["queues.filter_tied=true"]).flow.filter_tied
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["learner.loss=reinforce", "learner.advantage=grpo"],
+        ["learner.loss=ppo", "learner.recompute_proximal=true"],
+        ["learner.loss=grpo", "learner.recompute_proximal=true", "actors.top_k=5"],
+    ],
+)
+def test_a_policy_gradient_is_of_the_policy_that_was_sampled(overrides):
+    text = refusal("demo", "actors.top_p=0.9", "queues.max_staleness=0", *overrides)
+    loss = overrides[0].partition("=")[2]
+    assert f"and learner.loss = '{loss}' is of the whole one" in text
+    assert "or the loss raft or dpo, which take rollouts of any policy" in text
 
 
-@pytest.mark.parametrize("name", ["remax", "reinforce", "reinforce_pp", "gdpo"])
-def test_tied_groups_are_never_filtered_where_they_hold_a_signal(name):
+def test_rollouts_of_any_policy_may_be_sampled_from_the_most_probable_tokens():
+    chosen = ["learner.loss=raft", "learner.advantage=best_of_n", "learner.correction=none"]
+    config = load_recipe("demo", ["actors.top_p=0.9", "actors.top_k=5", *chosen])
+    assert (config.actors.top_p, config.actors.top_k) == (0.9, 5)
+
+
+DROPS = ["queues.filter_tied", "learner.drop_tied"]
+
+
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize("name", ["remax", "reinforce", "reinforce_pp", "gae", "gdpo"])
+def test_tied_groups_are_never_left_out_where_they_hold_a_signal(setting, name):
     chosen = [f"learner.advantage={name}", "actors.greedy_baseline=true"]
-    text = refusal("demo", "queues.filter_tied=true", *chosen)
-    assert f"queues.filter_tied = true with learner.advantage = '{name}', which compares" in text
+    chosen += ["learner.critic={}"] if name == "gae" else []
+    text = refusal("demo", f"{setting}=true", *chosen)
+    assert f"{setting} = true with learner.advantage = '{name}', which compares" in text
+    assert f"set {setting} = false" in text
     assert load_recipe("demo", chosen).learner.advantage == name
 
 
-def test_groups_of_one_are_never_dropped_for_being_tied():
-    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
-    text = refusal("demo", "learner.drop_tied=true", *overrides)
-    assert "learner.drop_tied drops groups" in text
-    assert "prompts.group_size must be at least 2, not 1" in text
-    assert load_recipe("demo", overrides).prompts.group_size == 1
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (['learner.kl={placement="reward"}'], 'learner.kl.placement = "reward", by which'),
+        (["learner.process_rewards=true"], "learner.process_rewards = true, by which turns"),
+        (
+            ["learner.advantage=best_of_n", "learner.advantage_options={min_reward=0.5}"],
+            "which takes rollouts whose reward reaches min_reward",
+        ),
+    ],
+)
+def test_tied_groups_are_never_left_out_where_a_setting_gives_them_a_signal(
+    setting, chosen, reason
+):
+    assert f"{setting} = true with " in (text := refusal("demo", f"{setting}=true", *chosen))
+    assert reason in text
+    load_recipe("demo", chosen)
+
+
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_norm", "maxrl", "best_of_n"])
+def test_tied_groups_may_be_left_out_where_a_group_alone_is_compared(setting, name):
+    config = load_recipe("demo", [f"{setting}=true", f"learner.advantage={name}"])
+    assert config.flow.filter_tied or config.learner.drop_tied
+
+
+@pytest.mark.parametrize("setting", DROPS)
+@pytest.mark.parametrize("relative", [True, False])
+def test_the_rule_holds_for_a_registered_advantage_too(monkeypatch, tmp_path, setting, relative):
+    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS._entries))
+    name = f"own_{setting.partition('.')[2]}_{relative}"
+    (tmp_path / f"{name}.py").write_text(
+        "from learner import advantage\n"
+        f"@advantage('{name}', relative={relative})\n"
+        "def own(batch):\n    return batch.rewards\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_recipe("demo", [f"{setting}=true", f"learner.advantage={name}:own"])
+    if relative:
+        check_against_objective(config, check_objective(config.objective))
+        return
+    with pytest.raises(ValueError, match=f"{setting} = true with learner.advantage = '{name}:own'"):
+        check_against_objective(config, check_objective(config.objective))
 
 
 def test_a_critic_is_not_trained_alone_to_the_end():

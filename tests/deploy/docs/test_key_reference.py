@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from deploy.config.changes import refusal
 from deploy.config.messages import section_of
 from deploy.config.run_config import RunConfig
 
@@ -52,10 +53,12 @@ def tables(model, section=""):
     if keys:
         rows = (
             f"| `{name}` | {cell(default(field))} | {cell(allowed(field))} | "
+            f"{'' if refusal(f'{section}.{name}'.lstrip('.')) else 'yes'} | "
             f"{cell(field.description or '')} |\n"
             for name, field in keys.items()
         )
-        yield "| key | default | allowed | meaning |\n|---|---|---|---|\n" + "".join(rows)
+        heading = "| key | default | allowed | resume | meaning |\n|---|---|---|---|---|\n"
+        yield heading + "".join(rows)
     for name, part in inner.items():
         if part is not None:
             yield from tables(part, f"{section}.{name}".lstrip("."))
@@ -63,7 +66,8 @@ def tables(model, section=""):
 
 def reference():
     return (
-        f"{HEADING}\nGenerated from the models of the configuration. An empty default is none.\n\n"
+        f"{HEADING}\nGenerated from the models of the configuration. An empty default is none.\n"
+        "Keys with a yes under *resume* may change when a run is resumed.\n\n"
         + "\n".join(tables(RunConfig))
     )
 
@@ -77,7 +81,7 @@ def test_every_key_has_its_place_and_most_a_meaning():
     rows = [line.split(" | ") for line in reference().splitlines() if line.startswith("| `")]
     assert len(rows) > 150
     assert [row[0] for row in rows if "max_staleness" in row[0]] == ["| `max_staleness`"]
-    without = [row[0] for row in rows if row[3].strip() == "|"]
+    without = [row[0] for row in rows if row[4].strip() == "|"]
     assert without == []
 
 

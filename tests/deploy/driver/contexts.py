@@ -11,9 +11,10 @@ from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from weight_sync.config import WeightSyncConfig
 
 
-def make_context(folder, **settings):
+def make_context(folder, *, on_drift="alert", **settings):
     """Make the context of a run in a folder, with these settings of [deploy]."""
     directory = RunDirectory(folder)
     console = Terminal(Console(file=io.StringIO(), width=400))
@@ -21,6 +22,7 @@ def make_context(folder, **settings):
         config=SimpleNamespace(
             deploy=DeployConfig(**settings),
             queues=SimpleNamespace(on_overdue="wait"),
+            weight_sync=WeightSyncConfig(on_drift=on_drift),
         ),
         inputs=None,
         directory=directory,

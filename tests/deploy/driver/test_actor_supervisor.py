@@ -36,7 +36,7 @@ class Stage:
         self.context = make_context(tmp_path, **settings)
         self.record = self.context.record
         self.now = 0.0
-        monkeypatch.setattr("ray.kill", lambda actor: self.note("kill", actor.number))
+        monkeypatch.setattr("ray.kill", self.kill)
         self.supervisor = ActorSupervisor(
             self.context,
             SimpleNamespace(
@@ -51,11 +51,16 @@ class Stage:
                 poll_seconds=60.0,
                 answer_seconds=0.05,
                 hand_over_seconds=0.05,
+                resend_seconds=0.05,
             ),
         )
 
     def note(self, *event):
         self.events.append(event)
+
+    def kill(self, actor):
+        self.note("kill", actor.number)
+        actor.killed.set()
 
     def create(self, spec):
         assert spec.index == 3
@@ -95,14 +100,16 @@ class Actor:
         self.seconds = seconds[0] if seconds else 0.0
         self.number = sum(kind == "create" for kind, *_ in stage.events)
         stage.note("create", self.number)
-        for name in ("start", "run", "statistics", "stop"):
+        for name in ("start", "run", "statistics", "stop", "resend"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
         self.dead = False
+        self.killed = asyncio.Event()
 
     async def _end(self, name, how):
         self.stage.note(name, self.number)
         if how == HANG:
-            await asyncio.Event().wait()
+            await self.killed.wait()
+            raise RayActorError
         self.stage.now += self.seconds
         await asyncio.get_running_loop().run_in_executor(None, lambda: None)  # let others look
         if how is not OVER:
@@ -117,6 +124,10 @@ class Actor:
 
     async def _stop(self):
         self.stage.note("stop", self.number)
+        await asyncio.Event().wait()
+
+    async def _resend(self):
+        self.stage.note("resend", self.number)
         await asyncio.Event().wait()
 
     async def _statistics(self):
@@ -283,3 +294,27 @@ def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_en
         await asyncio.wait({working})
 
     asyncio.run(scenario())
+
+
+def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(stage):
+    played = stage(HANG, OVER)
+
+    async def scenario():
+        played.supervisor.restart("there is none yet")
+        await played.supervisor.resend()
+        assert played.events == []
+        working = asyncio.create_task(played.supervisor.run())
+        async with asyncio.timeout(10):
+            while ("run", 0) not in played.events:
+                await asyncio.wait({working}, timeout=0.001)
+            await played.supervisor.resend()
+            played.supervisor.restart("its engine drifts")
+            await working
+
+    asyncio.run(scenario())
+    assert played.events == [
+        ("create", 0), ("start", 0), ("run", 0), ("resend", 0), ("kill", 0), ("kill", 0),
+        ("release", "engine-3"), ("permit", "engine-3"),
+        ("create", 1), ("start", 1), ("run", 1),
+    ]  # fmt: skip
+    assert [row["reason"] for row in played.rows()] == ["its engine drifts"]

@@ -75,3 +75,14 @@ def test_an_actor_that_only_evaluates_may_be_idle_and_stale(tmp_path, purpose):
     ]
     assert firing(tmp_path, "HeadwayActorIdle", [idle]) is not bool(purpose)
     assert firing(tmp_path, "HeadwayEngineStale", versions) is not bool(purpose)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+def test_an_engine_that_drifts_is_named_and_others_are_not(tmp_path):
+    given = [
+        series("headway_engine_drift", value, run="r", process="driver", engine=engine)
+        for engine, value in (("engine-0", "0x60"), ("engine-1", "0x10 1x50"))
+    ]
+    assert firing(tmp_path, "HeadwayEngineDrifts", given)
+    assert not firing(tmp_path, "HeadwayEngineDrifts", given[:1])
+    assert not firing(tmp_path, "HeadwayEngineDrifts", given, at="5m")

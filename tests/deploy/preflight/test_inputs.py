@@ -42,6 +42,8 @@ def test_a_recipe_with_a_warm_start_asks_for_it_first(tmp_path):
         ("seed=1", "made with seed = 0, not 1. For this recipe, run `headway sft --replace`"),
         ("sft.steps=9", "made with sft.steps = 850, not 9"),
         ("model.tiny.layers=2", "made with model.tiny.layers = 3, not 2"),
+        ("actors.chat_template=false", r'made with actors.chat_template = "?auto"?, not false'),
+        ("actors.stop=['=']", "made with actors.stop = "),
     ],
 )
 def test_a_warm_start_of_other_settings_is_refused_with_what_differs(tmp_path, changed, message):
@@ -240,11 +242,11 @@ def test_a_checkpoint_weighs_what_it_holds():
     from deploy.preflight.disk_space import parameter_bytes
     from learner.config.learner import LearnerConfig
 
-    assert parameter_bytes(LearnerConfig()) == 20
+    assert parameter_bytes(LearnerConfig()) == 16
     critic = {"advantage": "gae", "critic": {}}
-    assert parameter_bytes(LearnerConfig(**critic)) == 40
-    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 20
-    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 24
+    assert parameter_bytes(LearnerConfig(**critic)) == 32
+    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 16
+    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 20
 
 
 @pytest.mark.parametrize(

@@ -240,14 +240,14 @@ def test_notes_name_resumptions_changed_settings_program_and_machine():
         "machine": machine,
     }  # fmt: skip
     sessions = [
-        {"version": 0, "recipe": {"steps": 2, "learner": {}}, **common},
-        {"version": 2, "recipe": {"steps": 4, "learner": {}}, **common},
+        {"version": 0, "changes": [], **common},
+        {"version": 2, "changes": ["steps: 2 → 4"], **common},
     ]
     record = shown(batches=2).record
     record.batches += [batch(2, session=2.0)]
     assert notes(record, list(map(read_session, sessions))) == [
         "resumed at version 2 (dotted lines)",
-        "from version 2 on: steps = 4, was 2",
+        "from version 2 on: steps: 2 → 4",
         "Headway 0.1.0 (0123456789ab), torch 2.13, on 2 cores of a CPU, 24 GiB, no GPU",
     ]
 

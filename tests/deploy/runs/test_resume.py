@@ -46,8 +46,9 @@ def interrupt(process):
     return output
 
 
-def resume(headway, name, timeout=600):
-    result = headway("resume", name, timeout=timeout)
+def resume(headway, name, *settings, timeout=600):
+    options = [part for setting in settings for part in ("--set", setting)]
+    result = headway("resume", name, *options, timeout=timeout)
     assert result.returncode == 0, result.stdout + result.stderr
     return FinishedRun(headway.run_folder(name), result.stdout)
 
@@ -171,24 +172,32 @@ def test_a_run_that_is_done_or_does_not_exist_is_not_resumed(headway, resumed):
 
 
 @pytest.mark.slow
-def test_a_finished_run_whose_recipe_asks_for_more_steps_goes_on(headway, copied_run):
-    recipe = copied_run / "recipe.toml"
-    text = recipe.read_text()
-    assert text.count("steps = 6\n") == 1
-    text = text.replace("steps = 6\n", "steps = 8\n").replace('/weights"', '/weights-8"')
-    recipe.write_text(text)
-    run = resume(headway, "copied")
-    assert "from now on" in run.output
-    assert "steps = 8, was 6" in run.output
+def test_a_finished_run_goes_on_with_more_steps_and_another_learning_rate(headway, copied_run):
+    folder = headway.folder / "weights-8"
+    run = resume(
+        headway, "copied", "steps=8", "learner.learning_rate=0.002", "learner.zero_stage=2",
+        f"weight_sync.folder={folder}",
+    )  # fmt: skip
+    assert "copied goes on with other settings than before" in run.output
+    assert "steps: 6 → 8" in run.output
     check_finished(headway, run, steps=8, heldout=2)
     first, second = run.rows("sessions.jsonl")
     assert (first["version"], first["recipe"]["steps"]) == (0, 6)
     assert (second["version"], second["recipe"]["steps"]) == (6, 8)
+    assert [change.partition(":")[0] for change in second["changes"]] == [
+        "learner.learning_rate", "learner.zero_stage", "name", "steps", "weight_sync.folder",
+    ]  # fmt: skip
+    rates = [row["learning_rate"] for row in run.rows("metrics.jsonl")]
+    assert len({*rates[:6], 0.002}) == 2
+    assert rates[6:] == [0.002, 0.002]
+    inspected = headway.call("inspect", "copied").stdout
+    assert "from version 6 on: steps: 6 → 8" in inspected
     again = headway.call("resume", "copied")
     assert (again.returncode, "8 of 8 steps" in again.stdout) == (0, True)
 
 
 def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):
+    """They are trained with the learning rate that they had, and only new ones with another."""
     process = headway.start(
         "run", "name=sudden", "steps=14", "heldout.every=7", "learner.checkpoint_every=5"
     )
@@ -196,8 +205,14 @@ def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=180)
     wait_for_end(headway, seconds=180)
-    assert headway.accounting("sudden")["trained"] >= 8 * 2
-    check_finished(headway, resume(headway, "sudden"), steps=14, heldout=7)
+    trained = headway.accounting("sudden")["trained"] // 2
+    assert trained >= 8
+    run = resume(headway, "sudden", "learner.learning_rate=0.002")
+    check_finished(headway, run, steps=14, heldout=7)
+    rates = [row["learning_rate"] for row in run.rows("metrics.jsonl")]
+    assert [rate == 0.002 for rate in rates] == [version >= trained for version in range(14)]
+    replayed = headway("replay", "sudden", "--steps", f"5:{min(trained + 2, 14)}")
+    assert replayed.returncode == 0, replayed.stdout
 
 
 @pytest.mark.slow

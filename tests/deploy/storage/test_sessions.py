@@ -2,13 +2,16 @@
 
 import pytest
 
-from deploy.config.changes import APPLIED
+from deploy.api.training_run import resume
+from deploy.config.changes import OF_A_STEP, RULES, refusal
 from deploy.config.loader import load_recipe
+from deploy.config.messages import key_paths, section_of
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.provenance import environment
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.sessions import FILE, begin_session, recipe_at, recipe_changes
+from deploy.storage.sessions import FILE, begin_session, earlier_sessions, recipe_at, resumed_recipe
+from learner.config.optimizer import OptimizerConfig
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
 
@@ -33,8 +36,15 @@ def edit(directory, *replacements):
     directory.recipe_file.write_text(text)
 
 
-def changed(directory):
-    return list(map(str, recipe_changes(directory, directory.config())))
+def changed(directory, *overrides):
+    return list(map(str, resumed_recipe(directory, overrides)[1]))
+
+
+def go_on(directory, *overrides, version):
+    """Begin another session with overrides, as `headway resume --set` does."""
+    config, _ = resumed_recipe(directory, overrides)
+    directory.store_recipe(config)
+    begin_session(directory, config, {"started_at": float(version)}, version=version)
 
 
 def test_a_recipe_that_was_not_edited_or_only_moved_has_no_changes(directory, tmp_path):
@@ -53,28 +63,61 @@ def test_cores_that_were_chosen_for_the_machine_are_no_edit_and_are_replayed(dir
     assert changed(directory) == []
     assert recipe_at(directory, 2).learner.cores == "1"
     edit(directory, ("\n[learner]\n", '\n[learner]\ncores = "0"\n'))
-    assert changed(directory) == ['learner.cores = "0", was "1"']
+    assert changed(directory) == ['learner.cores: "1" → "0"']
 
 
 def test_what_a_run_can_go_on_with_is_named_and_is_known_to_the_next_session(directory):
     edit(directory, ("steps = 2\n", "steps = 9\n"))
     edit(directory, ("learning_rate = 0.0003\n", "learning_rate = 1e-5\n"))
-    assert changed(directory) == ["learner.learning_rate = 1e-05, was 0.0003", "steps = 9, was 2"]
-    begin_session(directory, directory.config(), {"started_at": 2.0}, version=2)
+    assert changed(directory) == ["learner.learning_rate: 0.0003 → 1e-05", "steps: 2 → 9"]
+    go_on(directory, version=2)
     assert changed(directory) == []
     recipes = [recipe_at(directory, version) for version in (0, 1, 2, 5)]
     assert [recipe.steps for recipe in recipes] == [2, 2, 9, 9]
     assert recipes[2] == directory.config()
 
 
+def test_what_is_set_is_kept_in_the_recipe_and_recorded_by_session(directory):
+    go_on(directory, "steps=9", "learner.learning_rate=1e-5", version=2)
+    go_on(directory, "learner.learning_rate=2e-5", "learner.ranks=2", version=4)
+    go_on(directory, version=5)
+    go_on(directory, "learner.learning_rate=2e-5", version=6)
+    assert [row["changes"] for row in directory.rows("sessions.jsonl")] == [
+        [],
+        ["learner.learning_rate: 0.0003 → 1e-05", "steps: 2 → 9"],
+        ["learner.learning_rate: 1e-05 → 2e-05", "learner.ranks: 1 → 2"],
+        [],
+        [],
+    ]
+    config = directory.config()
+    assert (config.steps, config.learner.learning_rate, config.learner.ranks) == (9, 2e-5, 2)
+
+
+def test_batches_of_earlier_sessions_keep_what_they_were_trained_with(directory):
+    go_on(directory, "steps=9", "learner.learning_rate=1e-5", version=2)
+    go_on(directory, "learner.learning_rate=2e-5", "learner.microbatch_tokens=99", version=4)
+    config = directory.config()
+    first, second = earlier_sessions(directory, config)
+    assert (first.end, first.steps, first.config.learning_rate) == (2, 2, 3e-4)
+    assert (second.end, second.steps, second.config.learning_rate) == (4, 9, 1e-5)
+    assert first.config.microbatch_tokens == 99
+    assert second.config == config.objective.model_copy(update={"learning_rate": 1e-5})
+    assert [session.end for session in earlier_sessions(directory, config, last=3)] == [2]
+    assert earlier_sessions(directory, config, last=1) == ()
+
+
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ("seed = 0", "seed = 1", "seed = 1, was 0"),
-        ("group_size = 8", "group_size = 4", "prompts.group_size = 4, was 8"),
-        ("# ess_target is not set", "ess_target = 0.5", "queues.ess_target = 0.5, was none"),
-        ("{ cap_high = 5.0 }", "{ cap_high = 4.0 }", "learner.loss_options.cap_high = 4.0, was 5"),
-        ("steps = 2\n", "steps = 1\n", "steps = 1, was 2: a run can be made longer"),
+        ("seed = 0", "seed = 1", "seed: 0 → 1: its ledger has prompts"),
+        ("group_size = 8", "group_size = 4", "prompts.group_size: 8 → 4: its ledger has prompts"),
+        (
+            "{ cap_high = 5.0 }",
+            "{ cap_high = 4.0 }",
+            "learner.loss_options.cap_high: 5.0 → 4.0",
+        ),
+        ("max_staleness = 2", "max_staleness = 1", "queues.max_staleness: 2 → 1: it can only be"),
+        ("steps = 2\n", "steps = 1\n", "steps: 2 → 1: a run can be made longer"),
     ],
 )
 def test_what_a_run_cannot_go_on_with_is_refused_with_a_way_out(directory, before, after, named):
@@ -86,16 +129,55 @@ def test_what_a_run_cannot_go_on_with_is_refused_with_a_way_out(directory, befor
     assert "learner.learning_rate" in refused.stderr
 
 
+def test_what_is_set_and_cannot_change_is_refused_by_name_before_anything_is_written(directory):
+    before = directory.recipe_file.read_text()
+    refused = call_main(
+        [
+            "resume", "mine", "--set", "steps=9", "--set", "name=other",
+            "--set", "learner.betas=[0.5, 0.5]", "--set", "deploy.runs_dir=/tmp",
+        ],
+        directory.path.parents[1],
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "mine cannot go on with" in refused.stderr
+    assert 'name: "mine" → "other": it is the name of the run\'s folder' in refused.stderr
+    assert "→ [0.5, 0.5]: it is a constant of the optimizer" in refused.stderr
+    assert "deploy.runs_dir: the run is where its folder is" in refused.stderr
+    assert "steps: 2" not in refused.stderr
+    assert directory.recipe_file.read_text() == before
+    assert len(directory.rows("sessions.jsonl")) == 1
+
+
+def test_from_python_too_it_is_refused_at_once(directory):
+    with pytest.raises(InputError, match=r"prompts\.group_size: 8 → 4: its ledger has"):
+        resume(str(directory.path), overrides={"prompts": {"group_size": 4}})
+
+
+def test_what_is_set_and_does_not_exist_is_answered_with_what_does(directory):
+    refused = call_main(["resume", "mine", "--set", "learner.lr=1"], directory.path.parents[1])
+    assert refused.returncode == 2
+    assert "learner.lr: unknown key; did you mean 'learning_rate'?" in refused.stderr
+
+
+def test_a_copy_of_a_run_may_have_the_name_of_its_folder(directory):
+    copy = RunDirectory(directory.path.rename(directory.path.with_name("copy")))
+    assert changed(copy, "name=copy") == ['name: "mine" → "copy"']
+    with pytest.raises(InputError, match="it is the name of the run's folder"):
+        changed(copy, "name=other")
+
+
 def test_a_run_that_is_done_says_how_many_steps_it_has_trained(directory):
     resumed = call_main(["resume", "mine"], directory.path.parents[1])
     assert "mine is done: 2 of 2 steps are trained" in resumed.stdout
-    assert f"raise steps in {directory.recipe_file}" in resumed.stdout
+    assert f"headway resume {directory.path} --set steps=" in resumed.stdout
+    again = call_main(["resume", "mine", "--set", "steps=2"], directory.path.parents[1])
+    assert (again.returncode, "is done" in again.stdout) == (0, True)
 
 
 def test_a_run_that_is_done_and_asks_for_more_is_not_called_done(directory):
     edit(directory, ("steps = 2\n", "steps = 75\n"))
     resumed = call_main(["resume", "mine"], directory.path.parents[1])  # no warm start is there
-    assert "steps = 75, was 2" in resumed.stdout
+    assert "steps: 2 → 75" in resumed.stdout
     assert "is done" not in resumed.stdout
     assert "75 of 75" not in resumed.stdout + resumed.stderr
 
@@ -107,12 +189,35 @@ def test_a_recipe_that_was_edited_into_nonsense_is_refused_by_key(directory):
     assert "prompts.grup_size: unknown key; did you mean 'group_size'?" in refused.stderr
 
 
-def test_settings_that_a_run_goes_on_with_exist():
-    for name in APPLIED:
-        model = RunConfig
-        for part in name.split("."):
-            assert part in model.model_fields, name
-            model = model.model_fields[part].annotation
+def keys():
+    """Return every key of a recipe that is no section."""
+    names = list(key_paths(RunConfig))
+    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+
+
+def test_every_key_of_a_recipe_may_change_in_a_run_or_has_a_reason_why_not():
+    """A new key belongs into a table of `deploy.config.changes`."""
+    known = [name for name in keys() for rule in RULES if f"{name}.".startswith(f"{rule}.")]
+    assert sorted(known) == sorted(keys())
+
+
+def test_only_keys_are_in_the_tables_and_what_moves_weights_is_replayed():
+    assert set(RULES) <= set(key_paths(RunConfig))
+    named = [name for name in RULES if section_of_path(name) is not None]
+    assert sorted(named) == [
+        "actors.overlong", "deploy.placement", "learner.critic.schedule", "learner.entropy",
+        "learner.kl", "learner.schedule", "model", "reward_model", "sft",
+    ]  # fmt: skip
+    stepping = {name for name in OptimizerConfig.model_fields if not refusal(f"learner.{name}")}
+    assert stepping == set(OF_A_STEP["learner"].split())
+
+
+def section_of_path(name):
+    """Return the model of a section, or None for a key."""
+    model = RunConfig
+    for part in name.split("."):
+        model = section_of(model, part)
+    return model
 
 
 def test_the_environment_names_program_packages_and_machine():
@@ -129,14 +234,15 @@ def test_the_environment_names_program_packages_and_machine():
         ("recipe", {"steps": "2", "learner": {}}), ("recipe", {"steps": 2, "learner": []}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("read", [recipe_changes, lambda run, config: recipe_at(run, 0)])
+@pytest.mark.parametrize(
+    "read", [lambda run: resumed_recipe(run, []), lambda run: recipe_at(run, 0)]
+)
 def test_a_session_with_wrong_keys_is_named_by_file_and_line(directory, read, key, value):
-    config = directory.config()
     [row] = directory.rows(FILE)
     wrong = {name: content for name, content in row.items() if name != key}
     directory.rewrite(FILE, [row, wrong if value is None else {**row, key: value}])
     with pytest.raises(InputError, match=f"{FILE}, line 2 is damaged: "):
-        read(directory, config)
+        read(directory)
 
 
 def test_a_recipe_of_a_session_that_is_not_valid_is_named_by_file_and_line(directory):

@@ -110,6 +110,74 @@ def test_process_rewards_are_normalised_over_all_steps_of_the_group():
     close(found, [0, first + last, 0, last, 0, 0, other])
 
 
+# Four rollouts of one prompt with two, three, one and two turns of two sampled tokens each, and
+# what each turn earned; a message of the environment is between turns.
+TURNS = [[1.0, 1.0], [1.0, 1.0, 0.0], [1.0], [0.0, 1.0]]
+
+
+def packed_turns(turns):
+    """Return mask, sequence_ids, token rewards and step ends of rollouts with these turns."""
+    mask, rows, paid, ends = [], [], [], []
+    for row, rewards in enumerate(turns):
+        for reward in rewards:
+            mask += [False, True, True]
+            rows += [row] * 3
+            paid += [0.0, 0.0, reward]
+            ends += [False, False, True]
+    as_tensors = torch.tensor(mask), torch.tensor(rows), torch.tensor(paid), torch.tensor(ends)
+    return dict(
+        zip(("mask", "sequence_ids", "token_rewards", "step_ends"), as_tensors, strict=True)
+    )
+
+
+def process_advantages_by_hand(turns):
+    """Normalise every turn's reward over all turns of the group, and sum what is to come."""
+    every = [reward for rewards in turns for reward in rewards]
+    mean = sum(every) / len(every)
+    deviation = (sum((reward - mean) ** 2 for reward in every) / (len(every) - 1)) ** 0.5
+    expected = []
+    for rewards in turns:
+        normal = [(reward - mean) / (deviation + 1e-6) for reward in rewards]
+        for turn in range(len(rewards)):
+            expected += [0.0, *[sum(normal[turn:])] * 2]
+    return expected
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["ends given", "ends of turns"])
+@pytest.mark.parametrize(
+    "turns", [TURNS, [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]]]
+)
+def test_a_turn_that_earned_nothing_is_a_step_as_any_other(turns, told):
+    columns = packed_turns(turns)
+    if not told:
+        del columns["step_ends"]
+    size = len(turns)
+    found = compute_advantages(
+        "grpo", torch.zeros(size), torch.zeros(size).long(), process_rewards=True, **columns
+    )
+    close(found.values, process_advantages_by_hand(turns))
+    assert found.values.any()
+
+
+def test_a_turn_without_a_reward_is_part_of_the_step_that_follows():
+    columns = packed_turns([[0.0, 1.0], [0.0, 0.0]])
+    columns["step_ends"] &= columns["token_rewards"] != 0
+    columns["token_rewards"][1] = -0.5  # such as a KL penalty within the first turn
+    found = compute_advantages(
+        "grpo", torch.zeros(2), torch.zeros(2).long(), process_rewards=True, **columns
+    )
+    one = 0.5 / (0.5**0.5 * 0.5 + 1e-6) / 2  # of two steps that earned 1 − 0.5 and 0
+    close(found.values, [0, one, one, 0, one, one, 0, -one, -one, 0, -one, -one])
+
+
+def test_a_group_whose_turns_all_earned_nothing_is_worse_than_one_whose_turns_earned():
+    columns = packed_turns([[1.0], [1.0], [0.0], [0.0]])
+    groups, rewards = torch.tensor([0, 0, 1, 1]), torch.zeros(4)
+    found = compute_advantages("reinforce_pp_baseline", rewards, groups, **columns).values
+    white = 0.5 / (2 / 7) ** 0.5  # of 1, 1, 1, 1, 0, 0, 0, 0
+    close(found, [0, white, white] * 2 + [0, -white, -white] * 2)
+
+
 def test_process_rewards_of_equal_steps_or_of_a_single_rollout_are_exactly_zero():
     equal = torch.tensor([0, 0.3, 0, 0, 0, 0, 0])
     found = values("grpo", torch.tensor([0.3, 0.3]), token_rewards=equal, process_rewards=True)
@@ -215,15 +283,17 @@ def test_a_length_adaptive_lambda_is_of_the_policy_alone_and_counts_sampled_toke
     assert found.returns[MASK].tolist() == [1, 1, 0]
 
 
-def test_a_rollout_that_was_cut_off_goes_on_at_the_last_value_known():
+def test_a_rollout_that_was_cut_off_goes_on_at_the_value_after_its_last_token():
     cut = torch.tensor([True, False])
     options = {"values": CRITIC, "lam": 1.0, "whiten": False, "truncated": cut}
     without = values("gae", **options)
-    found = values("gae", bootstrap_truncated=True, **options)
+    options |= {"bootstrap_truncated": True, "end_values": torch.tensor([0.625, 9.0])}
+    found = values("gae", **options)
     assert without[MASK].tolist() == [0.5, 0.75, -1.0]
-    assert found[MASK].tolist() == [0.75, 1.0, -1.0]
-    with pytest.raises(InputError, match="bootstrap_truncated of advantage 'gae' needs truncated"):
-        values("gae", values=CRITIC, bootstrap_truncated=True)
+    assert found[MASK].tolist() == [1.125, 1.375, -1.0]
+    for missing in ("truncated", "end_values"):
+        with pytest.raises(InputError, match="'gae' needs truncated and end_values"):
+            values("gae", **{**options, missing: None})
 
 
 def test_a_value_that_is_not_finite_on_a_sampled_token_ends_the_training():

@@ -234,3 +234,78 @@ def test_the_order_differs_between_epochs_and_versions():
         str(split_groups(12, 3, version=v, epoch=e)) for v, e in [(0, 0), (0, 1), (1, 0), (1, 1)]
     }
     assert len(orders) == 4
+
+
+def test_a_turn_that_earned_nothing_has_a_reward_and_one_without_a_reward_has_none():
+    metadata = {"turn_rewards": [[2, 0.0], [4, None], [6, 1.0]]}
+    one = dataclasses.replace(rollout([1, 2, 3, 4, 5, 6, 7], reward=1.0), metadata=metadata)
+    batch = read_batch([group("a", [one])], process_rewards=True)
+    assert batch.process_rewards.tolist() == [0, 0, 0, 0, 0, 0, 1]
+    assert batch.step_ends.int().tolist() == [0, 0, 1, 0, 0, 0, 1]
+    assert not read_batch([group("a", [one])]).step_ends.any()
+
+
+def turns(earned, index):
+    """Return a rollout of turns of one token each, a message of the environment between them."""
+    sampled = [position % 2 == 1 for position in range(2 * len(earned))]
+    paid = [[2 * turn + 1, reward] for turn, reward in enumerate(earned)]
+    one = rollout(
+        list(range(1, 2 * len(earned) + 1)), prompt=1, mask=sampled, reward=sum(earned), index=index
+    )
+    return dataclasses.replace(one, metadata={"turn_rewards": paid})
+
+
+def test_three_right_turns_against_one_are_a_signal():
+    both = [group("a", [turns([1.0, 1.0, 1.0], 0), turns([0.0, 0.0, 1.0], 1)])]
+    settings = {"process_rewards": True, "advantage_options": {"process_rewards": True}}
+    found = batch_of(both, **settings).tokens.advantages
+    steps = torch.tensor([1.0, 1, 1, 0, 0, 1])
+    normal = ((steps - steps.mean()) / (steps.std() + 1e-6)).view(2, 3)
+    expected = normal.flip(1).cumsum(1).flip(1)  # of each turn what is to come
+    torch.testing.assert_close(found[1::2], expected.flatten(), atol=1e-6, rtol=0)
+    assert found[1] > 0 > found[7]
+
+
+def cut(one):
+    return dataclasses.replace(one, finish_reason=FinishReason.LENGTH)
+
+
+def ranked(count=4, masked=()):
+    """Return a group whose rewards fall from the first rollout on, some of them cut off."""
+    rollouts = [rollout([1, 2, 3 + i], reward=float(count - i), index=i) for i in range(count)]
+    return group("a", [cut(one) if i in masked else one for i, one in enumerate(rollouts)])
+
+
+@pytest.mark.parametrize(
+    ("advantage", "masked", "expected"),
+    [
+        ("best_of_n", (), [1, 0, 0, 0]),
+        ("best_of_n", (0,), [0, 1, 0, 0]),
+        ("best_of_n", (0, 1, 2), [0, 0, 0, 0]),  # alone, so without variance
+        ("best_worst", (), [1, 0, 0, -1]),
+        ("best_worst", (0, 3), [0, 1, -1, 0]),
+        ("best_worst", (1,), [1, 0, 0, -1]),
+        ("best_worst", (0, 1, 2), [0, 0, 0, 0]),
+    ],
+)
+def test_the_best_and_the_worst_are_among_rollouts_that_may_train(advantage, masked, expected):
+    batch = batch_of([ranked(masked=masked)], advantage=advantage, mask_truncated=True)
+    values = batch.advantages.values
+    assert values.tolist() == expected
+    trained = torch.unique(batch.tokens.sequence_ids[batch.tokens.mask]).tolist()
+    assert trained == values.nonzero().flatten().tolist()
+
+
+def test_a_reward_that_is_good_enough_is_taken_of_a_rollout_that_may_train():
+    settings = {"advantage": "best_of_n", "advantage_options": {"min_reward": 2.0, "top": 2}}
+    batch = batch_of([ranked(masked=(0,))], mask_truncated=True, **settings)
+    assert batch.advantages.values.tolist() == [0, 1, 1, 0]
+
+
+def test_rollouts_whose_tokens_are_all_too_old_are_no_candidates():
+    rollouts = [
+        rollout([1, 2, 3], reward=float(i), versions=[9 if i < 2 else 1], index=i) for i in range(4)
+    ]
+    batch = read_batch([group("a", rollouts)], oldest_version=5)
+    found = Objective(LearnerConfig(advantage="best_worst")).with_advantages(batch)
+    assert found.advantages.values.tolist() == [-1, 1, 0, 0]

@@ -14,6 +14,7 @@ from learner.config.supervised import SftConfig
         ({"optimizer": "muon", "zero_stage": 3}, "use zero_stage 0, 1 or 2"),
         ({"optimizer": "muon", "offload_optimizer": True}, "without offload_optimizer, or adamw"),
         ({"optimizer": "muon", "zero_stage": 1}, "use gradient_clipping = 0, or zero_stage = 0"),
+        ({"optimizer": "muon", "zero_stage": 0}, "needs muon_learning_rate, which has no default"),
         ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
         ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),
@@ -33,6 +34,7 @@ MUON = {"optimizer": "muon"}
         ({"zero_stage": 3}, MUON, 'critic.optimizer = "muon" with zero_stage = 3'),
         ({"offload_optimizer": True}, MUON, "without offload_optimizer, or adamw"),
         ({"zero_stage": 1}, MUON, "critic.gradient_clipping = 1: under ZeRO"),
+        ({"zero_stage": 0}, MUON, "needs critic.muon_learning_rate, which has no default"),
     ],
 )
 def test_the_optimizer_of_a_critic_is_held_to_what_deepspeed_can(settings, critic, message):
@@ -40,6 +42,12 @@ def test_the_optimizer_of_a_critic_is_held_to_what_deepspeed_can(settings, criti
         LearnerConfig(advantage="gae", critic=critic, **settings)
     LearnerConfig(advantage="gae", critic={**critic, "shared": True}, **settings)
     LearnerConfig(advantage="gae", critic={}, **settings)
+
+
+def test_only_warm_starts_have_a_rate_of_muon_by_default():
+    assert SftConfig(demonstrations="x", optimizer="muon").muon_learning_rate == 0.02
+    given = LearnerConfig(optimizer="muon", muon_learning_rate=1e-3, zero_stage=0)
+    assert given.muon_learning_rate == 1e-3
 
 
 def test_a_warm_start_in_bfloat16_needs_zero_too():

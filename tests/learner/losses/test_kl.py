@@ -40,12 +40,83 @@ def test_estimates_by_hand(estimator, expected):
     assert found.tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_only_the_input_is_clamped(estimator):
-    far = kl_penalty(estimator, torch.tensor([-50.0]), torch.tensor([0.0]))
-    edge = kl_penalty(estimator, torch.tensor([-20.0]), torch.tensor([0.0]))
-    assert far.item() == edge.item()
-    assert abs(far.item()) >= 20
+FAR = torch.tensor([-60.0, -35.0, -20.5, 20.5, 35.0, 60.0], dtype=torch.float64)
+"""Log-ratios of policy and reference beyond the bound of exponents."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "derivative"), [("k1", torch.ones_like(FAR)), ("k2", FAR), ("k3", None)]
+)
+def test_far_from_the_reference_the_estimate_is_exact_unless_its_exponent_is_bounded(
+    estimator, derivative
+):
+    policy = FAR.clone().requires_grad_()
+    found = kl_penalty(estimator, policy, torch.zeros_like(FAR))
+    (gradient,) = torch.autograd.grad(found.sum(), policy)
+    if derivative is not None:
+        assert torch.equal(gradient, derivative)
+        assert torch.equal(found.detach(), FAR if estimator == "k1" else FAR**2 / 2)
+        return
+    # Where the exponent is bounded, k3 is that of −20 nats; beyond +20 it grows on.
+    expected = [math.exp(20) - 21] * 3 + [math.exp(-d) - 1 + d for d in FAR[3:].tolist()]
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    assert gradient.tolist() == pytest.approx([0.0] * 3 + [1.0] * 3)
+
+
+RATIOS = [0.3, -1.2, 2.0, -25.0, 4.0, 0.0]
+"""Log-ratios of current and behaviour policy; the fourth is beyond the bound."""
+
+
+@pytest.mark.parametrize("form", ["k1", "k2", "weighted_k2", "ratio_k1"])
+def test_the_pull_of_forms_without_an_exponent_goes_on_beyond_20_nats(form):
+    """Against finite differences of the formulas, the weight of weighted_k2 held fixed."""
+    behavior = -torch.tensor(RATIOS, dtype=torch.float64)
+
+    def by_hand(index, policy):
+        d, ratio = FAR[index].item() + policy, math.exp(max(-20.0, RATIOS[index] + policy))
+        fixed = min(5.0, math.exp(max(-20.0, RATIOS[index])))
+        return {"k1": d, "k2": d * d / 2, "weighted_k2": fixed * d * d / 2, "ratio_k1": ratio * d}[
+            form
+        ]
+
+    policy = torch.zeros_like(FAR, requires_grad=True)
+    inputs = LossInputs(
+        logprobs=policy,
+        behavior_logprobs=behavior,
+        advantages=torch.ones_like(FAR),
+        mask=torch.ones(6, dtype=torch.bool),
+        sequence_ids=torch.zeros(6, dtype=torch.int64),
+        reference_logprobs=-FAR,
+    )
+    (gradient,) = torch.autograd.grad(kl_loss(form, inputs).per_token.sum(), policy)
+    step = 1e-6
+    expected = [(by_hand(i, step) - by_hand(i, -step)) / (2 * step) for i in range(6)]
+    assert gradient.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert (gradient != 0).all()
+
+
+@pytest.mark.parametrize("form", ["k3", "ratio_k3", "weighted_k2"])
+def test_forms_with_an_exponent_stay_finite_in_float32(form):
+    far = torch.tensor([-600.0, 600.0, -90.0, 90.0], requires_grad=True)
+    inputs = LossInputs(
+        logprobs=far,
+        behavior_logprobs=torch.tensor([0.0, 0.0, 300.0, -300.0]),
+        advantages=torch.ones(4),
+        mask=torch.ones(4, dtype=torch.bool),
+        sequence_ids=torch.zeros(4, dtype=torch.int64),
+        reference_logprobs=torch.zeros(4),
+    )
+    term = kl_loss(form, inputs)
+    (gradient,) = torch.autograd.grad(term.per_token.sum(), far)
+    assert torch.isfinite(term.per_token).all()
+    assert torch.isfinite(gradient).all()
+
+
+def test_rewards_count_the_whole_distance():
+    far = kl_rewards(
+        torch.tensor([-50.0]), torch.tensor([0.0]), torch.tensor([True]), coefficient=2
+    )
+    assert far.item() == 100.0
 
 
 def test_a_small_difference_keeps_its_precision_in_float32():

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import Policy
+from learner.model.policy import Policy, load_policy, prepare
+from tests.learner.model.architectures import write
 
 LENGTHS = [5, 1, 7, 3]
 TOKENS = sum(LENGTHS)
@@ -63,3 +65,32 @@ def test_a_row_of_which_no_token_is_wanted_reaches_every_parameter(policy):
     assert not said[0].any()
     assert not said[1].any()
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize(("name", "said"), [("qwen3_moe", True), ("qwen3", False)])
+def test_the_log_says_that_the_load_of_experts_is_not_balanced(tmp_path, caplog, name, said):
+    write(name, str(tmp_path))
+    load_policy(str(tmp_path), LogprobOptions(chunk=4), dtype="float32", attention="sdpa")
+    assert ("router_aux_loss_coef = 0.001 has no effect" in caplog.text) == said
+
+
+def test_the_value_after_a_token_is_that_before_the_next(policy):
+    tokens, places = torch.arange(9) * 7 % 40, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    policy.values_after = True
+    try:
+        *_, before, after = policy(tokens, places)
+    finally:
+        policy.values_after = False
+    cut = [1, 2, 3, 5, 6, 7, 8]
+    torch.testing.assert_close(before[cut], after[[at - 1 for at in cut]])
+    assert before[0] == before[4] == 0
+    longer = torch.cat([tokens, torch.tensor([11])]), torch.cat([places, torch.tensor([5])])
+    torch.testing.assert_close(policy(*longer)[2][-1], after[8], msg="the value after the last")
+
+
+def test_activations_that_transformers_cannot_checkpoint_are_refused(tmp_path):
+    write("gptj", str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(InputError, match="transformers cannot checkpoint the layers of GPTJ"):
+        prepare(model, "gptj", context=None, activation_checkpointing=True)

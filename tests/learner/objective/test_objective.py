@@ -134,6 +134,38 @@ def loss_by_hand(groups, *, beta):
     return total / tokens
 
 
+@pytest.mark.parametrize("proximal", [True, False])
+def test_kl_in_the_reward_is_of_the_proximal_policy_where_it_is_computed(proximal, monkeypatch):
+    seen = []
+    compute = Objective.with_advantages
+
+    def kept(self, batch):
+        seen.append(compute(self, batch))
+        return seen[-1]
+
+    monkeypatch.setattr(Objective, "with_advantages", kept)
+    groups = random_groups()
+    train(
+        groups,
+        reference=PlainReference(shift=1.0),
+        advantage="dr_grpo",
+        loss="ppo",
+        kl={"coefficient": 0.5, "placement": "reward"},
+        recompute_proximal=proximal,
+    )
+    policy, reference, expected = TinyPolicy(), PlainReference(shift=1.0), []
+    for item in groups:
+        rewards = []
+        for one in item.rollouts:
+            ids = torch.tensor(one.token_ids), torch.arange(len(one.token_ids))
+            sampled = torch.tensor(one.behavior_logprobs, dtype=torch.float64)
+            logprobs = policy(*ids)[0].detach() if proximal else sampled
+            distance = (logprobs - reference.logprobs(*ids))[2:].sum()
+            rewards.append(one.reward - 0.5 * float(distance))
+        expected += [reward - sum(rewards) / len(rewards) for reward in rewards]
+    assert seen[0].advantages.values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
     asked = []
 

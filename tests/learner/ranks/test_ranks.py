@@ -7,6 +7,7 @@ from rank_processes import (
     COMBINATIONS,
     OBJECTIVES,
     filled,
+    go_on,
     gradients,
     muon_weights,
     objectives,
@@ -14,10 +15,17 @@ from rank_processes import (
     resumed,
     resumed_with_models,
     spawn,
+    with_models,
+    without_tokens,
 )
+from rollouts import random_groups
 
-from learner.config.learner import TinyModelConfig
+from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.engine import checkpoint
 from learner.model.policy import build_tiny
+from learner.ranks.rank import Rank
+from learner.ranks.spec import EarlierSession, LearnerSpec
+from queues.schema import encode
 
 pytestmark = pytest.mark.deepspeed
 
@@ -73,6 +81,17 @@ def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path,
         errors = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert errors.keys() == {0, 1, 2, 3}
         assert all("gradient norm is" in text for text in errors.values())
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_a_batch_without_a_token_and_on_one_that_only_one_rank_has_tokens_of(
+    model_path, tmp_path_factory
+):
+    results = by_ranks(without_tokens, model_path, tmp_path_factory)
+    reference, _ = results[1, 0]
+    for (ranks, stage), (weights, steps) in results.items():
+        assert steps == [1, 0, 1, 1], (ranks, stage)
+        torch.testing.assert_close(weights, reference, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -155,13 +174,90 @@ def interrupted_with_models(model_path, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("models")
     file = folder / "results.pt"
     spawn(request.param, resumed_with_models, model_path, str(folder), str(file))
-    return torch.load(file, weights_only=True)
+    return folder, torch.load(file, weights_only=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_critic_reference_and_coefficients_go_on_bit_for_bit(interrupted_with_models, stage):
-    straight, again = interrupted_with_models[stage]
+    straight, again = interrupted_with_models[1][stage]
     assert again["statistics"] == straight["statistics"]
     for name, tensor in straight["weights"].items():
         assert torch.equal(again["weights"][name], tensor), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "stage"), [(3, 0), (0, 3), (3, 1)])
+def test_they_go_on_in_another_layout_the_same_to_rounding(
+    model_path, interrupted_with_models, saved, stage
+):
+    folder, results = interrupted_with_models
+    path = checkpoint.checkpoint_path(folder / str(saved), 2)
+    shared = {"model_path": model_path, "seed": 0, "steps": 4, "checkpoint": str(path)}
+    rank = Rank(LearnerSpec(config=with_models(zero_stage=stage), **shared))
+    straight, again = results[saved][0], go_on(rank, range(2, 4), 0, None)
+    for found, expected in zip(again["statistics"], straight["statistics"], strict=True):
+        for name in ("loss", "reference_kl", "value_loss", "kl_coefficient", "learning_rate"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    for name, tensor in straight["weights"].items():
+        torch.testing.assert_close(again["weights"][name], tensor, rtol=0, atol=2e-5)
+
+
+OTHER_STEPS = {
+    "learning_rate": 5e-3,
+    "gradient_clipping": 0.01,
+    "schedule": {"kind": "linear", "warmup_steps": 1},
+    "critic": {"learning_rate": 5e-3, "gradient_clipping": 0.02},
+}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_batches_of_an_earlier_session_are_trained_again_with_its_settings(
+    model_path, tmp_path, stage
+):
+    critic = {"learning_rate": 1e-3, "pretrain_batches": 1}
+    settings = {"zero_stage": stage, "learning_rate": 1e-3, "advantage": "gae", "critic": critic}
+    before = LearnerConfig(**settings)
+    after = LearnerConfig(**settings | OTHER_STEPS | {"critic": critic | OTHER_STEPS["critic"]})
+    shared = {"model_path": model_path, "seed": 0}
+
+    rank = Rank(LearnerSpec(config=before, steps=4, **shared))
+    trained = weights_after(rank, [0, 1])
+    temporary = checkpoint.prepare(tmp_path, 2)
+    rank.write(str(temporary))
+    rank.close()
+    saved = checkpoint.finish(tmp_path, state_of(rank, version=2))
+
+    earlier = EarlierSession(2, after.stepping_as(before), 4)
+    rank = Rank(LearnerSpec(config=after, steps=9, earlier=(earlier,), **shared))
+    assert same(weights_after(rank, [0, 1]), trained)
+    again = weights_after(rank, [2])
+    rank.close()
+    for config, steps, equal in ((after, 9, True), (before, 4, False)):
+        rank = Rank(LearnerSpec(config=config, steps=steps, checkpoint=str(saved), **shared))
+        assert same(weights_after(rank, [2]), again) == equal
+        rank.close()
+
+
+def state_of(rank, version):
+    return checkpoint.State(
+        version=version,
+        saved_at=0.0,
+        optimizer_steps=rank.engine.steps_taken,
+        ranks=1,
+        zero_stage=rank.config.zero_stage,
+        dtype=rank.config.dtype,
+        cursor=None,
+    )
+
+
+def weights_after(rank, versions):
+    """Train the batches of versions; return the weights of policy and critic."""
+    for version in versions:
+        groups = random_groups(seed=version, version=version)
+        rank.update([encode(group) for group in groups], version)
+    return [tensor.clone() for _, tensor in (*rank.engine.weights(), *rank.critic.weights())]
+
+
+def same(left, right):
+    return all(map(torch.equal, left, right))

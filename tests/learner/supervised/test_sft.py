@@ -34,7 +34,11 @@ class TableEngine:
         return norm
 
 
-EXAMPLES = [Example([2, 3, 4, 1], 1), Example([2, 2, 5, 1], 2), Example([3, 4, 1], 2)]
+EXAMPLES = [
+    Example([2, 3, 4, 1], [False, True, True, True]),
+    Example([2, 2, 5, 1], [False, False, True, True]),
+    Example([3, 4, 1], [False, False, True]),
+]
 
 
 def stream():
@@ -71,3 +75,11 @@ def test_rows_do_not_change_the_result(capacity):
     engine, _ = trained(steps=5, microbatch_tokens=capacity)
     torch.testing.assert_close(engine.table, reference.table, rtol=1e-12, atol=1e-12)
     assert max(len(row) for row in engine.rows) <= capacity
+
+
+def test_the_first_token_of_an_empty_prompt_is_not_learned_and_not_counted():
+    """Nothing predicts it: it has no log-probability."""
+    example, reports = Example([2, 3, 1], [True, True, True]), []
+    config = SftConfig(demonstrations="x", batch_tokens=16, microbatch_tokens=16, steps=1)
+    train_supervised(TableEngine(), iter([example] * 9), config, reports.append)
+    assert reports[0].loss == pytest.approx(torch.log(torch.tensor(6.0)).item())

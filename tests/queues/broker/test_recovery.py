@@ -384,6 +384,37 @@ def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> No
     asyncio.run(after())
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (1, 3)])
+def test_a_run_goes_on_with_a_larger_bound_and_trains_every_group_within_it(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path, steps=3, max_staleness=before)
+        await broker.issue(make_prompts(14), cursor="14")
+        await broker.serving("a", 0)
+        for lease in (await broker.lease("a", 8, WAIT))[:2]:
+            await broker.put("a", answer(lease))
+        await broker.close()
+        broker = make_broker(tmp_path, steps=7, max_staleness=after)
+        lags = []
+        for version in range(7):
+            for lease in await broker.lease("a", 12, 0.01):
+                await broker.put("a", answer(lease))
+            batch = await broker.take(version, WAIT)
+            assert batch is not None
+            groups = [decode(payload) for payload in batch.payloads]
+            oldest = [min(rollout.versions[-2:]) for group in groups for rollout in group.rollouts]
+            lags.append(version - min(oldest))
+            await broker.ack(version, {})
+            await broker.serving("a", version + 1)
+        assert max(lags) in (after - 1, after)
+        accounts = await broker.accounting()
+        assert (accounts.trained, accounts.trained_twice) == (14, 0)
+        await broker.close()
+
+    asyncio.run(main())
+
+
 def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
     asyncio.run(make_broker(tmp_path).close())
     with pytest.raises(InputError, match="group_size = 3, but this run was begun with 2"):

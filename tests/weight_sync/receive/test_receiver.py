@@ -13,6 +13,7 @@ import torch
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
 from weight_sync.manifest import Manifest
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import NEWEST_SECONDS, Receiver, ReceiverOptions
 
 
@@ -384,3 +385,49 @@ def test_a_newer_version_replaces_one_that_waits_for_a_permit(engine, transport,
         assert engine.events == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_weights_are_sent_again_whole_and_unprepared_though_the_engine_serves_them(
+    engine, transport, weights, newer
+) -> None:
+    manifests: list[Manifest] = []
+    sent = {1: weights(1)}
+    for version in (2, 3, 4):  # one element changes
+        sent[version] = {**sent[version - 1], "scale": torch.tensor(float(version))}
+
+    async def run():
+        broadcaster, stop, served = Broadcaster(1.0, 1), asyncio.Event(), asyncio.Queue()
+        options = ReceiverOptions(keep_base=True)
+        receiver = Receiver("e0", engine, broadcaster, transport, served.put, options)
+        with StagedPublisher(transport, manifests.append, codec="delta") as publisher:
+
+            async def publish(version):
+                publisher.publish(version, sent[version].items())
+                publisher.flush(30)
+                await broadcaster.announce(manifests[-1])
+
+            following = asyncio.create_task(receiver.run(stop))
+            for version in (1, 2):
+                await publish(version)
+                assert await served.get() == version
+            engine.weights["q"] += 1.0
+            again = [asyncio.create_task(receiver.resend()) for _ in range(2)]
+            if newer:
+                await publish(3)
+            await asyncio.gather(*again)
+            assert torch.equal(engine.weights["q"], sent[2]["q"])
+            await publish(4)
+            while await served.get() < 4:
+                pass
+            stop.set()
+            await following
+            receiver.close()
+        return await broadcaster.reports(0)
+
+    reports = asyncio.run(asyncio.wait_for(run(), 10))
+    third = 3 if newer else 2
+    assert [report.version for report in reports] == [1, 2, third, 4]
+    assert [report.codec for report in reports[:3]] == ["full", "delta", "full"]
+    assert engine.prepared == [1, 2, 4]
+    assert engine.events == [*swap(1), *swap(2), *swap(third), *swap(4)]

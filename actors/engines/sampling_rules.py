@@ -1,0 +1,78 @@
+"""What vLLM would change between the logits of a model and the probabilities that it samples with.
+
+The learner gives a token the probability that the model's logits give it at `actors.temperature`.
+A request of ours asks vLLM for no more; top-p and top-k go with objectives that take rollouts of
+any policy. The model folder and other packages can ask for more, which is refused here.
+"""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from actors.engines.model_folder import configuration, read_description
+from actors.errors import InputError
+
+LOGITS_PROCESSORS = "vllm.logits_processors"
+"""Entry points of other packages that vLLM applies to the logits of every request."""
+OWN_SAMPLING = {
+    "DiffusionGemmaForConditionalGeneration": "samples blocks of tokens by diffusion",
+    "Moondream3ForCausalLM": "never samples one of its tokens",
+}
+"""Architectures whose code in vLLM samples with other probabilities than their logits give."""
+
+
+def check_sampling(model_path: str) -> None:
+    """Refuse a model or a machine with which vLLM samples by other probabilities than the learner.
+
+    Raises:
+        InputError: Names what changes them, and where it is set.
+    """
+    if installed := sorted(entry_points(group=LOGITS_PROCESSORS), key=lambda entry: entry.name):
+        packages = ", ".join(
+            f"{entry.name} of {entry.dist.name}" if entry.dist else entry.name
+            for entry in installed
+        )
+        raise InputError(
+            f"logits processors are installed that vLLM would apply to every request ({packages}, "
+            f"in the entry points {LOGITS_PROCESSORS}): the learner does not know the "
+            "probabilities that they make; uninstall them"
+        )
+    folder = Path(model_path)
+    description = (
+        read_description(folder) if folder.is_dir() else configuration(model_path).to_dict()
+    )
+    for name in description.get("architectures") or ():
+        if name in OWN_SAMPLING:
+            raise InputError(
+                f"model {model_path!r} is a {name}, which in vLLM {OWN_SAMPLING[name]}; the "
+                "learner gives every token the probability of its logit"
+            )
+    if description.get("speculators_config") is not None:
+        raise InputError(
+            f"config.json of {model_path!r} has speculators_config, by which vLLM serves another "
+            "model; give the folder of that model, its verifier"
+        )
+    if suppressed := generation_settings(model_path).get("suppress_tokens"):
+        raise InputError(
+            f"generation_config.json of {model_path!r} has suppress_tokens = {suppressed}, which "
+            "vLLM never samples, and to which the learner gives the probability of their logits; "
+            "remove it there"
+        )
+
+
+def generation_settings(model_path: str) -> dict[str, Any]:
+    """Return the settings for generation that vLLM finds with a model, without those by default.
+
+    Raises:
+        InputError: The file has settings that contradict each other.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        try:
+            settings = GenerationConfig.from_pretrained(model_path)
+        except OSError:  # there is no such file: older folders have them in config.json
+            settings = GenerationConfig.from_model_config(configuration(model_path))
+    except ValueError as error:
+        raise InputError(f"generation_config.json of {model_path!r}: {error}") from error
+    return dict(settings.to_diff_dict())

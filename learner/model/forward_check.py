@@ -1,0 +1,254 @@
+"""The check of a loaded model: what is trained here is what its own forward pass computes.
+
+Packed rows, attention by sequences and log-probabilities from hidden states are right for some
+models only, and no list of settings could name them all. So outputs are compared, on two sequences
+of which the second is longer than every window of the model: each alone, and both in one row.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from learner.errors import InputError
+from learner.model.logprobs import bend
+from learner.model.packed_attention import NAME, plain_attention
+from learner.model.policy import Policy
+
+SHORT, SHORTEST, LONGEST = 7, 96, 8192 + 32
+"""Tokens of the first sequence, and fewest and most of the second; fewer where the model has fewer
+positions. What a model does beyond `LONGEST` is not compared."""
+
+REACH = re.compile("window|chunk|local|floor")
+"""Parts of the names of settings that say how far a token sees. They only choose the length."""
+
+WRITTEN_OUT = 2048
+"""Longest sequence whose attention the model computes step by step, with a score for each pair."""
+
+LARGE_LOGIT = 50.0
+"""Size that logits are brought to, to see whether the model caps or scales them."""
+
+TOLERANCE = 1e-4
+"""Difference that rounding explains in float32."""
+
+ROUNDINGS = 6.0
+"""Difference that rounding explains in bfloat16, for the median token of `BLOCK`: a multiple of
+what one unit in the last place of the embeddings makes. Measured on models of 2 to 32 layers, it is
+at most 1.3 of that where nothing is wrong (3 for single scores), and from 12 without windows."""
+
+BLOCK = 32
+"""Tokens of a median, since rounding may choose other experts for single tokens."""
+
+Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+
+class Checked(Protocol):
+    """A `Policy` or a `ScalarModel`."""
+
+    model: Any
+    output: str
+    """What the first output is, for messages."""
+
+    def own(self, token_ids: Tensor) -> Tensor:
+        """Return the end of the first output [n] for one sequence, by transformers alone."""
+        ...
+
+
+@torch.no_grad()
+def check_forward(module: Checked, run: Run, *, device: torch.device) -> None:
+    """Compare a model's outputs with those of its own forward pass. Collective.
+
+    `run` computes the module for token_ids [N] and position_ids [N], which lie on `device`.
+
+    Raises:
+        InputError: They differ, or sequences in a row depend on each other, or it cannot be run.
+    """
+    try:
+        check = _Check(module, run, device)
+        check.head()
+        check.alone()
+        check.independence()
+        check.packed()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model raises anything if it is not called as it wants to be
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        if not isinstance(error, _Unfit):
+            reason = f"it cannot be computed on packed sequences: {reason}"
+        path = module.model.name_or_path or type(module.model).__name__
+        raise InputError(f"{path!r} cannot be trained here: {reason}") from error
+
+
+class _Unfit(Exception):
+    """The model is not computed as it computes itself."""
+
+
+class _Check:
+    def __init__(self, module: Checked, run: Run, device: torch.device) -> None:
+        self._module, self._run, self._device = module, run, device
+        config = module.model.config
+        chosen = config._attn_implementation
+        self._attention = "sdpa" if chosen == NAME else chosen
+        settings = list(_integers(config.to_dict()))
+        text = config.get_text_config()
+        self._positions = getattr(text, "max_position_embeddings", None) or LONGEST
+        reach = [size for name, size in settings if REACH.search(name) and size <= LONGEST - 32]
+        long = max(SHORTEST, *reach, 0) + 32
+        special = {size for name, size in settings if "token" in name}
+        plain = torch.tensor([i for i in range(text.vocab_size) if i not in special])
+        random = torch.Generator().manual_seed(0)
+        self._first, self._second, self._other = (
+            plain[torch.randint(len(plain), (min(size, self._positions),), generator=random)]
+            for size in (SHORT, long, SHORT)
+        )
+        self._own = [self._by_itself(ids) for ids in (self._first, self._second)]
+        self._row = self._compute(self._first, self._second)
+        self._rounding = TOLERANCE
+        if module.model.dtype != torch.float32:
+            with self._embeddings(_in_the_last_place):
+                nudged = self._compute(self._first, self._second)
+            self._rounding = max(TOLERANCE, ROUNDINGS * self._size(nudged - self._row))
+
+    @contextmanager
+    def _embeddings(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Change embedded tokens [1, n, H] for a while."""
+        embedding = self._module.model.get_input_embeddings()
+        hook = embedding.register_forward_hook(lambda _, inputs, output: change(output))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _by_itself(self, sequence: Tensor, *, longest: int = WRITTEN_OUT) -> Tensor:
+        """Return the model's own outputs for a sequence; attention written out up to a length."""
+        with plain_attention(self._module.model, written_out=len(sequence) <= longest):
+            return self._module.own(sequence.to(self._device))
+
+    def _compute(self, *sequences: Tensor, last: int | None = None) -> Tensor:
+        """Return the first output for a row; the first sequence ends at the position `last`."""
+        positions = [torch.arange(len(sequence)) for sequence in sequences]
+        if last is not None:
+            positions[0][1:] += last - len(sequences[0]) + 1
+        columns = torch.cat(sequences), torch.cat(positions)
+        return self._run(*(column.to(self._device) for column in columns))[0]
+
+    def head(self) -> None:
+        """Compare the form of large logits with what log-probabilities here make of them."""
+        if not isinstance(self._module, Policy):
+            return
+        embedding = self._module.model.get_output_embeddings()
+        products: list[Tensor] = []
+
+        def enlarge(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            products.append(output.float() * (LARGE_LOGIT / output.float().abs().max()))
+            return products[-1]
+
+        hook = embedding.register_forward_hook(enlarge)
+        try:
+            ids = self._first[None].to(self._device)
+            logits = self._module.model(input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
+        if products and logits.shape == products[-1].shape:
+            expected = bend(products[-1].clone(), self._module.options)
+            difference = float((logits - expected).abs().max())
+            if difference > 0.01:
+                raise _Unfit(
+                    "it changes its logits after the output embedding otherwise than "
+                    f"log-probabilities here do (by up to {difference:.3g} for products of up to "
+                    f"{LARGE_LOGIT:g})"
+                )
+
+    def alone(self) -> None:
+        """Compare sequences alone: with the model's own head and its own attention."""
+        for sequence, own in zip((self._first, self._second), self._own, strict=True):
+            computed = self._compute(sequence)
+            if not self._agree(computed, own):
+                left_out = self._by_itself(sequence, longest=0) - own
+                if not self._is_rounding(left_out):
+                    raise _Unfit(
+                        f"attention = {self._attention!r} leaves out a part of its attention, and "
+                        f"{self._module.output} differ by up to {float(left_out.abs().max()):.3g}; "
+                        'set attention = "eager"'
+                    )
+            self._compare(computed, own, f"a sequence of {len(sequence)} tokens alone")
+
+    def packed(self) -> None:
+        """Compare sequences packed into one row with each alone."""
+        parts = torch.split(self._row, [len(self._first), len(self._second)])
+        for part, own in zip(parts, self._own, strict=True):
+            self._compare(part, own, f"one of two sequences in a row of {len(self._row)} tokens")
+
+    def _compare(self, computed: Tensor, own: Tensor, where: str) -> None:
+        if not self._agree(computed, own):
+            differences = computed[len(computed) - len(own) :] - own
+            raise _Unfit(
+                f"{self._module.output} here and by its own forward pass differ by up to "
+                f"{float(differences.abs().max()):.3g}, for {where}, with attention = "
+                f"{self._attention!r}"
+            )
+
+    def _agree(self, computed: Tensor, own: Tensor) -> bool:
+        return self._is_rounding(computed[len(computed) - len(own) :] - own)
+
+    def _is_rounding(self, differences: Tensor) -> bool:
+        return self._size(differences) <= self._rounding
+
+    def _size(self, differences: Tensor) -> float:
+        """Return the largest difference, but in bfloat16 that of medians."""
+        sizes = differences.abs()
+        if self._module.model.dtype == torch.float32:
+            return float(sizes.max())
+        return max(float(block.median()) for block in torch.split(sizes, BLOCK))
+
+    def independence(self) -> None:
+        """Require that other tokens, at other positions, do not move the second sequence.
+
+        Kernels whose shapes follow the routing of experts may round otherwise: then the derivative
+        by the first sequence must be 0, which no rounding hides.
+        """
+        start = len(self._first)
+        row = self._compute(self._other, self._second, last=self._positions - 1)
+        moved = (row - self._row)[start:]
+        if moved.any() and (not self._is_rounding(moved) or self._derivative().any()):
+            raise _Unfit(
+                f"sequences packed together see each other, or the largest position of their row: "
+                f"{self._module.output} of the second move by up to "
+                f"{float(moved.abs().max()):.3g} with the first; "
+                "its layers ignore where position_ids restart, as those with a state (linear "
+                "attention, convolutions) and with masks of their own do"
+            )
+
+    @torch.enable_grad()
+    def _derivative(self) -> Tensor:
+        """Return the derivative [n, H] of the second sequence's outputs by the first's tokens."""
+        embedded: list[Tensor] = []
+
+        def keep(output: Tensor) -> Tensor:
+            embedded.append(output.detach().requires_grad_())
+            return embedded[-1]
+
+        with self._embeddings(keep):
+            outputs = self._compute(self._first, self._second)
+        total = outputs[len(self._first) :].sum()
+        (gradient,) = torch.autograd.grad(total, embedded[-1])
+        return gradient[0, : len(self._first)]
+
+
+def _in_the_last_place(output: Tensor) -> Tensor:
+    """Move numbers up or down by about one unit in the last place."""
+    random = torch.Generator().manual_seed(0)
+    up = torch.randint(2, output.shape, generator=random).to(output.device) * 2 - 1
+    return (output.double() * (1 + up * torch.finfo(output.dtype).eps)).to(output.dtype)
+
+
+def _integers(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the integers of a configuration and of its sections, with their names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _integers(value)
+        elif isinstance(value, int):
+            yield str(name), value

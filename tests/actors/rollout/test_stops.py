@@ -1,0 +1,178 @@
+"""Stops: where a message ends, what of it trains, and what rewards and environments see."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from characters import character_tokenizer
+from dialogues import NAMES
+from fakes import EOS, Recited, episodes, lease
+from hypothesis import given
+from hypothesis import strategies as st
+from real_tokenizers import real_tokenizer
+
+from actors.config import ActorsConfig
+from actors.engines.protocol import SamplingParameters
+from actors.errors import InputError
+from actors.rewards.rewards import Score
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.stops import load_stops
+from queues.records import FinishReason
+
+SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=40)
+
+
+class Noted:
+    """A reward that notes what it is given."""
+
+    def __init__(self):
+        self.seen = []
+
+    async def score(self, prompt, completion, finish_reason):
+        self.seen.append((completion, finish_reason))
+        return Score(1.0, {})
+
+
+def play(engine, saved=None, answer="7", **settings):
+    runner = episodes(engine, replace(SAMPLING, max_new_tokens=settings.pop("new", 40)), **settings)
+    return asyncio.run(runner.run(lease(answer=answer), 0, saved))
+
+
+def ids(text):
+    return character_tokenizer().encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("stop", "include", "sampled", "seen"),
+    [
+        (["/"], False, "b=7/", "b=7"),
+        (["/"], True, "b=7/", "b=7/"),
+        (["7/"], False, "b=7/", "b="),
+        (["|", "7/a"], True, "b=7/a", "b=7/a"),
+        ([], False, "b=7/ab<eos>", "b=7/ab"),
+        (["z"], False, "b=7/ab<eos>", "b=7/ab"),
+        (["<eos>"], True, "b=7/ab<eos>", "b=7/ab<eos>"),
+        (["<eos>"], False, "b=7/ab<eos>", "b=7/ab"),
+    ],
+)
+def test_tokens_end_with_the_stop_and_the_text_before_it_or_with_it(stop, include, sampled, seen):
+    settings = {"stop": stop, "include_stop": include and bool(stop)}
+    runner = replace(episodes(Recited("b=7/ab"), SAMPLING, **settings), rewards=Noted())
+    rollout = asyncio.run(runner.run(lease(), 0))
+    assert rollout.token_ids == ids(f"3+4={sampled}")
+    assert rollout.loss_mask == [False] * 4 + [True] * (len(rollout.token_ids) - 4)
+    assert len(rollout.behavior_logprobs) == len(rollout.versions) == len(rollout.token_ids)
+    assert rollout.finish_reason is FinishReason.STOP
+    assert runner.rewards.seen == [(seen, "stop")]
+
+
+def test_a_limit_that_is_reached_with_the_stop_is_no_truncation():
+    rollout = play(Recited("b=7/ab"), stop=["/"], new=4, missing_eos_penalty=1.0)
+    assert rollout.token_ids == ids("3+4=b=7/")
+    assert rollout.finish_reason is FinishReason.STOP
+    assert rollout.reward_parts == {"last_answer": 1.0, "missing_eos": 0.0}
+    rollout = play(Recited("b=7/ab"), stop=["/"], new=3, missing_eos_penalty=1.0)
+    assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.reward_parts == {"last_answer": 0.0, "missing_eos": -1.0}
+
+
+def test_a_token_that_is_a_stop_ends_the_message():
+    slash = ids("/")[0]
+    for stop in ([slash], [slash, "z"]):
+        rollout = play(Recited("b=7/ab"), stop=stop)
+        assert rollout.token_ids == ids("3+4=b=7/")
+        assert rollout.reward_parts == {"last_answer": 1.0}
+
+
+def test_engines_are_told_what_to_stop_at():
+    engine = Recited("b=7")
+    play(engine, stop=["/", 5, "<eos>"])
+    assert engine.requests[0][2] == replace(SAMPLING, stop=("/",), stop_ids=(5, EOS))
+
+
+def test_a_stop_counts_though_the_rollout_was_interrupted_within_it():
+    """The first part was sampled by an engine that was interrupted; no engine sees it whole."""
+    whole = play(Recited("b=7//ab"), stop=["//"])
+    begun = replace(
+        whole,
+        **{
+            name: getattr(whole, name)[:-1]
+            for name in ("token_ids", "loss_mask", "behavior_logprobs", "versions")
+        },
+        finish_reason=FinishReason.ABORTED,
+    )
+    assert begun.token_ids == ids("3+4=b=7/")
+    rollout = play(Recited("/ab"), saved=begun, stop=["//"])
+    assert rollout.token_ids == whole.token_ids == ids("3+4=b=7//")
+    assert rollout.reward_parts == {"last_answer": 1.0}
+
+
+class Interrupted(Recited):
+    """An engine that is interrupted after its message."""
+
+    async def generate(self, *arguments, **keywords):
+        generation = await super().generate(*arguments, **keywords)
+        return replace(generation, finish_reason=FinishReason.ABORTED)
+
+
+def test_a_message_that_had_ended_is_whole_though_its_engine_was_interrupted():
+    assert play(Interrupted("b=7/"), stop=["/"]).finish_reason is FinishReason.STOP
+    assert play(Interrupted("b=7/"), stop=["z"]).finish_reason is FinishReason.ABORTED
+
+
+def test_an_environment_answers_what_stands_before_the_stop_and_the_tokens_go_on_after_it():
+    engine = Recited("a/ab", "b=2/a")
+    rollout = play(engine, answer="2", stop=["/"], environment="user_module:Countdown")
+    first, between, second = ids("a/"), ids("left 1"), ids("b=2/")
+    assert rollout.token_ids == [*ids("3+4="), *first, *between, *second]
+    assert engine.requests[1][1] == [*ids("3+4="), *first, *between]
+    assert rollout.loss_mask == [False] * 4 + [True] * 2 + [False] * 6 + [True] * 4
+    assert engine.requests[1][2].max_new_tokens == SAMPLING.max_new_tokens - 2
+    assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_the_cut_is_after_the_first_token_whose_text_completes_a_stop(name, data):
+    tokenizer = real_tokenizer(name)
+    texts = st.text("ab \n.é€</x>", max_size=24)
+    text = data.draw(texts)
+    stop = data.draw(st.lists(st.text("ab \n.é€</x>", min_size=1, max_size=3), min_size=1))
+    renderer = Renderer(tokenizer)
+    stops = load_stops(renderer, stop)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    decoded = [renderer.text(token_ids[:end]) for end in range(len(token_ids) + 1)]
+    expected = next((n for n, t in enumerate(decoded) if any(s in t for s in stop)), None)
+    found = stops.find(token_ids)
+    assert found == expected
+    kept = token_ids if found is None else token_ids[:found]
+    completion = stops.text(kept)
+    assert not any(s in completion for s in stop)
+    assert decoded[len(kept)].startswith(completion)
+    if found is not None:
+        with_stop = load_stops(renderer, stop, include=True).text(kept)
+        assert any(with_stop == completion + s for s in stop)
+
+
+def test_a_special_token_as_text_stands_for_its_id():
+    renderer = Renderer(real_tokenizer("qwen3"))
+    end = renderer.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    stops = load_stops(renderer, ["<|endoftext|>", "x", 7], include=True)
+    assert (stops.strings, stops.ids) == (("x",), (end, 7))
+    assert stops.text([7, end]) == renderer.text([7]) + "<|endoftext|>"
+
+
+def test_an_id_that_no_token_has_is_refused():
+    with pytest.raises(InputError, match=r"actors.stop has the id 999, and the tokenizer has ids"):
+        load_stops(Renderer(character_tokenizer()), [999])
+
+
+@pytest.mark.parametrize("stop", [[""], [-1], [True], [1.5], "x", [None]])
+def test_a_stop_is_a_text_or_an_id(stop):
+    with pytest.raises(ValueError, match="stop"):
+        ActorsConfig(stop=stop)
+
+
+def test_a_stop_to_include_must_be_there():
+    with pytest.raises(ValueError, match=r"no effect without actors\.stop"):
+        ActorsConfig(include_stop=True)

@@ -1,0 +1,253 @@
+"""Engines that drift are named soon, and honest ones are not, whatever the noise."""
+
+import asyncio
+import copy
+import dataclasses
+import math
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from deploy.driver.engine_drift import DriftDetector, DriftWatch
+from deploy.driver.run_metrics import RunMetrics
+from learner.config.learner import LearnerConfig
+from learner.diagnostics.batch_report import EngineFigures
+from learner.diagnostics.engine_comparison import compare
+from learner.update import Updater
+from tests.deploy.driver.contexts import make_context, output
+from tests.learner.rollouts import PlainEngine, group, rollout
+
+BATCHES = 20
+"""Batches within which a drifting engine is to be named."""
+
+
+class Noise:
+    """Made-up mismatches of groups: the noise of logits times the uncertainty of tokens."""
+
+    def __init__(self, seed=0, *, groups=8, rollouts=4, tokens=20, spread=0.5, hard=(0.5, 0.5)):
+        self.rng = np.random.default_rng(seed)
+        self.groups, self.rollouts, self.tokens = groups, rollouts, tokens
+        self.spread, self.hard = spread, hard
+        """Standard deviation of the logarithm of the noise of a group; each engine's share of hard
+        prompts, after which tokens are uncertain."""
+
+    def batch(self, wrong=None, factor=1.0, floor=0.01):
+        """Return the figures of each engine; that of `wrong` has `factor` times the noise."""
+        by_engine = {}
+        for engine in self.rng.integers(0, len(self.hard), self.groups).tolist():
+            shape = (3, 2) if self.rng.random() < self.hard[engine] else (0.3, 6)
+            count = self.rollouts * int(self.rng.integers(1, self.tokens + 1))
+            uncertainty = self.rng.beta(*shape, count)
+            noise = floor * math.exp(self.spread * self.rng.normal())
+            noise *= factor if engine == wrong else 1.0
+            difference = np.abs(self.rng.standard_t(3, count)) * noise * uncertainty
+            value = difference.sum() / (uncertainty.sum() + 0.01 * count)
+            by_engine.setdefault(f"engine-{engine}", []).append(float(value))
+        found = {}
+        for engine, own in by_engine.items():
+            others = [x for name, values in by_engine.items() if name != engine for x in values]
+            score, ratio = compare([(own, others)])
+            found[engine] = figures(score, ratio)
+        return found
+
+
+def figures(score, ratio):
+    return EngineFigures(
+        mismatch_fresh=None, tokens_fresh=0, rank_score=score, mismatch_ratio=ratio
+    )
+
+
+def batches_until_named(noise, **wrong):
+    """Return how many batches it takes until the wrong engine, and nobody else, is named."""
+    detector = DriftDetector("alert", resends=True)
+    for version in range(3 * BATCHES):
+        if findings := detector.observe(version, noise.batch(wrong=1, **wrong)):
+            assert [finding.engine_id for finding in findings] == ["engine-1"]
+            return version + 1
+    return math.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"groups": 16}, {"factor": 3.0}),
+        ({"groups": 8}, {"factor": 4.0}),
+        ({"groups": 8, "hard": (0.5,) * 4}, {"factor": 6.0}),
+        ({"groups": 4}, {"factor": 1e3}),
+        ({"groups": 64, "hard": (0.5,) * 64}, {"factor": 1e3}),
+        ({"groups": 8, "spread": 1.5}, {"factor": 1e3}),
+        ({"groups": 8}, {"factor": 1e5, "floor": 1e-7}),
+        ({"groups": 2, "rollouts": 2, "tokens": 8}, {"factor": 1e6, "floor": 1e-7}),
+    ],
+)
+def test_an_engine_that_drifts_is_named_within_20_batches(settings, wrong):
+    taken = [batches_until_named(Noise(seed, **settings), **wrong) for seed in range(20)]
+    print(f"{np.mean(taken):.1f} batches on average, {max(taken)} at most")
+    assert max(taken) <= BATCHES
+
+
+HONEST = {
+    "plain": {},
+    "two groups of few tokens": {"groups": 2, "rollouts": 1, "tokens": 2, "spread": 2.0},
+    "noise of one group ten times that of another": {"groups": 4, "spread": 2.0},
+    "many engines": {"groups": 16, "hard": (0.5,) * 8},
+    "one engine has the hard prompts": {"groups": 8, "hard": (0.1, 0.9)},
+    "another has the easy ones": {"groups": 12, "hard": (0.9, 0.9, 0.9, 0.1)},
+}
+
+
+@pytest.mark.parametrize("settings", HONEST)
+def test_engines_that_serve_the_same_weights_are_not_named_in_a_thousand_batches(settings):
+    noise, detector = Noise(**HONEST[settings]), DriftDetector("alert", resends=True)
+    assert not [f for version in range(1_000) for f in detector.observe(version, noise.batch())]
+
+
+def test_the_evidence_alone_errs_as_seldom_as_its_bound_says():
+    """The size of the mismatch is left out: every batch says a million times."""
+    noise, alarms, batches, limit = Noise(3, groups=6), 0, 4_000, math.log(20)
+    evidence = {}
+    for _ in range(batches):
+        for engine, found in noise.batch().items():
+            if found.rank_score is not None:
+                evidence[engine] = max(evidence.get(engine, 0.0) + found.rank_score - 0.5, 0.0)
+            if evidence.get(engine, 0.0) >= limit:
+                alarms, evidence[engine] = alarms + 1, 0.0
+    assert 0 < alarms < 2 * batches / 20
+
+
+WRONG, RIGHT, NOTHING = figures(2.5, 1e4), figures(-0.7, 1.0), figures(None, None)
+
+
+def responses(setting, *, engine=WRONG, batches=60, delay=5, resends=True, well_after=math.inf):
+    """Return version and response of each finding; every response takes `delay` batches."""
+    detector, found, due = DriftDetector(setting, resends=resends), [], {}
+    for version in range(batches):
+        if version in due:
+            detector.settle("engine-1", version)
+        bad = engine if version < well_after else RIGHT
+        for finding in detector.observe(version, {"engine-0": RIGHT, "engine-1": bad}):
+            found.append((version, finding.response))
+            due[version + delay] = True
+    return found, detector.named
+
+
+def test_an_alert_is_given_once_for_as_long_as_it_lasts():
+    found, named = responses("alert")
+    assert found == [(1, "alert")]
+    assert named == {"engine-0": False, "engine-1": True}
+
+
+def test_an_engine_is_sent_its_weights_again_and_again():
+    found, _ = responses("resend", batches=18)
+    assert found == [(1, "resend"), (7, "resend"), (13, "resend")], "nothing is counted meanwhile"
+
+
+def test_an_engine_that_drifts_after_a_re_send_is_restarted():
+    found, _ = responses("restart", batches=24)
+    assert [response for _, response in found] == ["resend", "restart", "resend", "restart"]
+    found, _ = responses("restart", batches=18, resends=False)
+    assert [response for _, response in found] == ["restart"] * 3
+
+
+def test_an_engine_that_is_well_again_is_no_longer_named():
+    found, named = responses("restart", well_after=3, batches=20)
+    assert (found, named["engine-1"]) == ([(1, "resend")], True)
+    found, named = responses("restart", well_after=3, batches=40)
+    assert (found, named["engine-1"]) == ([(1, "resend")], False)
+
+
+def test_batches_without_a_comparison_change_nothing():
+    assert responses("alert", engine=NOTHING)[0] == []
+
+
+class Supervisor:
+    def __init__(self, number, events):
+        self.engine_id, self.events = f"engine-{number}", events
+
+    async def resend(self):
+        self.events.append(("resend", self.engine_id))
+
+    def restart(self, reason):
+        self.events.append(("restart", self.engine_id))
+
+
+def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_path):
+    context, events = make_context(tmp_path, on_drift="restart"), []
+    watch = DriftWatch(context, [Supervisor(number, events) for number in range(2)])
+
+    def batch(version):
+        engines = {"engine-0": RIGHT, "engine-1": WRONG, "engine-2": WRONG}
+        return SimpleNamespace(version=version, report=SimpleNamespace(engines=engines))
+
+    async def play():
+        following = asyncio.create_task(watch.follow())
+        for version in range(18):
+            context.record.batches.append(batch(version))
+            watch.observe(context.record.batches[-1:])
+            for _ in range(3):
+                await asyncio.sleep(0)  # let `follow` respond
+        following.cancel()
+
+    asyncio.run(play())
+    assert events == [("resend", "engine-1"), ("restart", "engine-1"), ("resend", "engine-1")]
+    assert context.record.drifting == {"engine-0": False, "engine-1": True}
+    registry = CollectorRegistry()
+    registry.register(RunMetrics(context.record, tmp_path, list))
+    for number in range(2):
+        labels = {"engine": f"engine-{number}"}
+        assert registry.get_sample_value("headway_engine_drift", labels) == number
+    printed = output(context)
+    assert "engine-1 drifts: its log-probabilities differ from the learner's 144 times" in printed
+    assert "its actor is restarted" in printed
+    assert "engine-0" not in printed
+
+
+def sampled(policy, number, version, draw):
+    """Return a group that an engine with these weights sampled from a prompt of two tokens."""
+    prompt, rollouts = draw.choices(range(11), k=2), []
+    for index in range(4):
+        tokens, logprobs, state = [*prompt], [], torch.zeros(6, dtype=torch.float64)
+        for position in range(10):
+            state = 0.5 * state + policy.embedding.weight[tokens[position]]
+            if position + 1 == len(tokens):
+                scores = (policy.head.weight @ torch.tanh(state)).log_softmax(0)
+                tokens.append(draw.choices(range(11), scores.exp().tolist())[0])
+                logprobs.append(float(scores[tokens[-1]]))
+        one = rollout(
+            tokens, reward=tokens.count(3) / 11, versions=version, logprobs=logprobs, index=index
+        )
+        rollouts.append(dataclasses.replace(one, engine_id=f"engine-{number}"))
+    return group(f"g{draw.random()}", rollouts)
+
+
+@pytest.mark.parametrize("oldest", [0, 2])
+@torch.no_grad()
+def test_a_wrong_tensor_in_one_of_two_engines_is_found_while_the_learner_learns(oldest):
+    """From batch 12 on; before, and with rollouts that are stale, both engines are well."""
+    learner, draw, planted = PlainEngine(learning_rate=0.3), random.Random(5), 12
+    updater = Updater(learner, LearnerConfig(loss="cispo", microbatch_tokens=64))
+    detector = DriftDetector("alert", resends=True)
+    published = []
+    for version in range(planted + BATCHES):
+        published.append(copy.deepcopy(learner.policy))
+        groups = []
+        for number in draw.choices(range(2), k=6):
+            served = max(0, version - draw.randint(0, oldest))
+            weights = copy.deepcopy(published[served])
+            if number == 1 and version >= planted:
+                weights.embedding.weight[7] *= -1.0
+            groups.append(sampled(weights, number, served, draw))
+        with torch.enable_grad():
+            report = updater.update(groups, version)
+        if findings := detector.observe(version, report.engines):
+            break
+    assert [(finding.engine_id, finding.response) for finding in findings] == [
+        ("engine-1", "alert")
+    ]
+    print(f"named after {version + 1 - planted} batches, {findings[0].mismatch_ratio:.1f} times")
+    assert version >= planted
+    assert report.mismatch > 0
