@@ -3,18 +3,16 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NoReturn
 
+from actors.errors import RewardFailed
 from actors.rewards.answers import last_match
-from actors.rewards.registry import Metadata
+from actors.rewards.registry import Metadata, Verifier
 
 FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
-def regex(
-    prompt: str, completion: str, answer: str | None, metadata: Metadata, *, pattern: str
-) -> float:
+def regex(prompt: str, answer: str | None, metadata: Metadata, *, pattern: str) -> Verifier:
     r"""1 where a regular expression is found in the completion; else 0.
 
     Of several matches of `pattern`, in Python's syntax, the last counts; "." matches new lines too.
@@ -23,20 +21,17 @@ def regex(
     Raises:
         ValueError: The pattern has a group `answer` and the prompt has none.
     """
-    compiled = _compiled(pattern)
-    last = last_match(compiled, completion)
-    if last is None:
-        return 0.0
-    if "answer" not in compiled.groupindex:
-        return 1.0
-    if answer is None:
+    compiled = re.compile(pattern, re.DOTALL)
+    compares = "answer" in compiled.groupindex
+    if compares and answer is None:
         raise ValueError("the prompt has no answer to compare with the group `answer`")
-    return float((last["answer"] or "").strip() == answer.strip())
+    gold = (answer or "").strip()
 
+    def verify(completion: str) -> float:
+        last = last_match(compiled, completion)
+        return float(last is not None and (not compares or (last["answer"] or "").strip() == gold))
 
-@lru_cache(maxsize=64)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.DOTALL)
+    return verify
 
 
 async def tags(
@@ -65,12 +60,11 @@ async def tags(
 
 def json_schema(
     prompt: str,
-    completion: str,
     answer: str | None,
     metadata: Metadata,
     *,
     schema: Mapping[str, Any] | bool | None = None,
-) -> float:
+) -> Verifier:
     """1 where the completion is JSON and valid; else 0.
 
     The last fenced block of the completion counts, or without one the whole of it.
@@ -80,32 +74,34 @@ def json_schema(
 
     Raises:
         ValueError: There is no schema, or it is not valid.
+        RewardFailed: By the verifier, for a schema that refers to another document.
     """
-    wanted = metadata.get("schema") if schema is None else schema
-    if wanted is None:
-        raise ValueError("json_schema needs the option schema, or metadata with a schema")
-    validator = _validator(json.dumps(wanted))
-    blocks = FENCED.findall(completion)
-    try:
-        value = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
-        return float(validator.is_valid(value))
-    except (ValueError, ArithmeticError, RecursionError):
-        return 0.0
-
-
-@lru_cache(maxsize=256)
-def _validator(schema: str) -> Any:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
-    parsed = json.loads(schema)
-    kind = validator_for(parsed, default=Draft202012Validator)
+    wanted = metadata.get("schema") if schema is None else schema
+    if wanted is None:
+        raise ValueError("json_schema needs the option schema, or metadata with a schema")
+    kind = validator_for(wanted, default=Draft202012Validator)
     try:
-        kind.check_schema(parsed)
+        kind.check_schema(wanted)
     except SchemaError as error:
         raise ValueError(f"not a JSON Schema: {error.message}") from None
-    return kind(parsed, registry=Registry())  # an empty one: references are not fetched
+    validator = kind(wanted, registry=Registry())  # an empty one: references are not fetched
+
+    def verify(completion: str) -> float:
+        blocks = FENCED.findall(completion)
+        try:
+            value = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
+            return float(validator.is_valid(value))
+        except Unresolvable as error:  # the schema's fault
+            raise RewardFailed(f"cannot be used: {error}") from None
+        except (ValueError, ArithmeticError, RecursionError):
+            return 0.0
+
+    return verify
 
 
 def _refuse(constant: str) -> NoReturn:

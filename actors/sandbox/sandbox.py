@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from actors.errors import InputError
 from actors.sandbox.system_calls import MACHINE
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+FILTERS = Path(__file__).with_name("system_calls.py")
 FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 """Folders that a Python interpreter needs beside its own, where they exist."""
 START_SECONDS = 30.0
@@ -87,7 +89,7 @@ class Sandbox:
 
         Raises:
             InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
-                missing. Nothing was run.
+                missing. Nothing was run: every end after the program began is the program's.
         """
         status_read, status_write = os.pipe()
         with (
@@ -123,15 +125,15 @@ class Sandbox:
             process.wait(self.start_seconds)
         texts = [output.decode(errors="replace") for output in outputs]
         reported = status.reported
-        if "error" in reported:
-            raise InputError(unavailable(reported["error"]))
+        if "started" not in reported:
+            raise InputError(unavailable(reported.get("error", texts[1])))
         if stopped is not None:
             return Outcome(stopped, 0, texts[0], texts[1], status.seconds())
         if "signal" in reported:
             return Outcome("signal", reported["signal"], texts[0], texts[1], status.seconds())
         if "exit" in reported:
             return Outcome("exit", reported["exit"], texts[0], texts[1], status.seconds())
-        raise InputError(unavailable(f"the launcher did not say how it ended: {texts[1]}"))
+        return Outcome("signal", signal.SIGKILL, texts[0], texts[1], status.seconds())
 
     def launcher_config(self, program: str) -> dict[str, Any]:
         """Return the CONFIG that `launcher` reads."""
@@ -203,11 +205,13 @@ class _Status:
         *lines, self._text = (self._text + block).split(b"\n")
         for line in lines:
             event = json.loads(line)
-            if "started" in event:
+            if event.get("started"):
                 self.reported["started"] = event["at"]
                 self.deadline = event["at"] + self._limit
             else:
                 self.reported |= event
+                if "started" in event:  # it did not begin after all
+                    del self.reported["started"]
                 self.deadline = time.monotonic() + self._start_seconds
 
     def seconds(self) -> float:
@@ -246,6 +250,19 @@ def check_sandbox() -> None:
     if outcome.stdout.strip() != "walls stand":
         how = f"{outcome.ended} {outcome.code}"
         raise InputError(unavailable(f"{outcome.stdout or outcome.stderr or how}".strip()))
+
+
+@lru_cache(maxsize=1)
+def check_compute_sandbox(setting: str) -> None:
+    """Raise InputError if a process here cannot be kept from all but computing."""
+    program = [sys.executable, "-I", "-S", "-B", str(FILTERS), "probe"]
+    done = subprocess.run(program, capture_output=True, text=True, env={}, timeout=START_SECONDS)
+    if done.stdout.strip() != "walls stand":
+        reason = (done.stdout or done.stderr.strip().rpartition("\n")[2]).strip()
+        raise InputError(
+            f"{setting} reads completions in a sandbox, which this machine has not ({reason}); it "
+            "needs Linux with seccomp filters (CONFIG_SECCOMP_FILTER) on x86-64 or aarch64"
+        )
 
 
 def unavailable(reason: str) -> str:
