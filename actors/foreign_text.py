@@ -1,5 +1,6 @@
 """Text and values from outside, such as user code and completions: shown, cut off, checked."""
 
+from collections.abc import Mapping
 from typing import Any
 
 LONGEST = 4000
@@ -25,15 +26,29 @@ def describe_error(error: BaseException) -> str:
     return f"raised {shown(error)}"
 
 
-def unencodable(text: str) -> str | None:
-    """Return what UTF-8 or a database cannot hold in a text, as "a NUL at 3"; None if it is fine.
+def surrogate(text: str) -> str | None:
+    """Return the first lone surrogate of a text, as "a lone surrogate, U+D800, at 3".
 
-    Lone surrogates come from JSON such as "\\ud800", and from file names.
+    UTF-8 encodes none; they come from escapes in JSON, and from names of files.
     """
-    if (position := text.find("\0")) >= 0:
-        return f"a NUL character at {position}"
     try:
         text.encode()
     except UnicodeEncodeError as error:
         return f"a lone surrogate, U+{ord(text[error.start]):04X}, at {error.start}"
     return None
+
+
+def unencodable(value: Any) -> str | None:
+    """Return what a text, or a text in a value of JSON's types, has that cannot be kept.
+
+    That is a lone surrogate or a NUL character, at which C libraries end a text.
+    """
+    if isinstance(value, str):
+        position = value.find("\0")
+        return f"a NUL character at {position}" if position >= 0 else surrogate(value)
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        parts = [*value]
+    return next((problem for part in parts if (problem := unencodable(part))), None)

@@ -40,7 +40,8 @@ def load_dotted(path: str, *, setting: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{setting} = {path!r}: cannot import {module_name}: {shown(error)}{where_raised(error)}"
+            f"{setting} = {path!r}: cannot import {module_name}: {shown(error)}"
+            f"{where_raised(error)}"
         ) from error
     try:
         return getattr(module, attribute)

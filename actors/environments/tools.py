@@ -19,6 +19,7 @@ from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import InputError
+from actors.foreign_text import shown
 from actors.options import Options, parse_options
 from actors.registry import TOOLS
 from actors.sandbox import Sandbox, check_code_execution
@@ -105,7 +106,7 @@ class ToolBox:
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
-            text, succeeded = f"error: {error}", False
+            text, succeeded = f"error: {_said(error)}", False
             if self.options.error_reply is not None:
                 text = self.options.error_reply
         return text[: self.options.reply_characters], succeeded
@@ -126,6 +127,14 @@ class ToolBox:
                 f"{name} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
             )
         return await call(partial(tool.function, **written.arguments))
+
+
+def _said(error: Exception) -> str:
+    """Return the text of an error of a tool, whose `__str__` may fail."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  (it is user code)
+        return shown(error)
 
 
 class Tools:

@@ -49,17 +49,17 @@ _SEQUENCES: dict[type[ast.expr], Callable[[list[Any]], Any]] = {
 _LITERALS = (int, float, complex, bool, type(None))
 TAKE_TEXT = frozenset({"Symbol", "Integer", "Float", "Rational", "Function"})
 """Functions of sympy that take a text, which they do not evaluate."""
-FUNCTIONS = TAKE_TEXT | frozenset(
-    "sqrt cbrt root real_root exp log ln sin cos tan cot sec csc sinc asin acos atan acot asec acsc "
-    "atan2 sinh cosh tanh coth sech csch asinh acosh atanh acoth asech acsch Abs sign floor ceiling "
-    "frac Max Min Mod Pow Add Mul Eq Ne Lt Le Gt Ge Equality Unequality LessThan StrictLessThan "
-    "GreaterThan StrictGreaterThan And Or Not Xor factorial factorial2 subfactorial binomial gamma "
-    "loggamma beta zeta erf erfc erfi Ei li Li Si Ci Shi Chi LambertW gcd lcm re im conjugate arg "
-    "Tuple Interval FiniteSet Union Intersection Heaviside DiracDelta polylog expint uppergamma "
-    "lowergamma fresnels fresnelc elliptic_k elliptic_e elliptic_f besselj bessely besseli besselk "
-    "Integral Derivative Sum Product".split()
-)
-CONSTANTS = frozenset("pi E I oo zoo nan EulerGamma GoldenRatio Catalan".split())
+FUNCTIONS = """
+Symbol Integer Float Rational Function
+sqrt cbrt root real_root exp log ln sin cos tan cot sec csc sinc asin acos atan acot asec acsc atan2
+sinh cosh tanh coth sech csch asinh acosh atanh acoth asech acsch Abs sign floor ceiling frac Max
+Min Mod Pow Add Mul Eq Ne Lt Le Gt Ge Equality Unequality LessThan StrictLessThan GreaterThan
+StrictGreaterThan And Or Not Xor factorial factorial2 subfactorial binomial gamma loggamma beta zeta
+erf erfc erfi Ei li Li Si Ci Shi Chi LambertW gcd lcm re im conjugate arg Tuple Interval FiniteSet
+Union Intersection Heaviside DiracDelta polylog expint uppergamma lowergamma fresnels fresnelc
+elliptic_k elliptic_e elliptic_f besselj bessely besseli besselk Integral Derivative Sum Product
+"""
+CONSTANTS = "pi E I oo zoo nan EulerGamma GoldenRatio Catalan"
 
 
 class Refused(ValueError):
@@ -137,7 +137,7 @@ def _namespace() -> Mapping[str, Any]:
     """Return the functions and constants of sympy that an expression may name."""
     import sympy
 
-    names = {name: getattr(sympy, name) for name in FUNCTIONS | CONSTANTS}
+    names = {name: getattr(sympy, name) for name in (FUNCTIONS + CONSTANTS).split()}
     return {**names, "max": sympy.Max, "min": sympy.Min, "abs": abs, "True": True, "False": False}
 
 

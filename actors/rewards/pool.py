@@ -177,7 +177,7 @@ class RewardPool:
             return self._parts(answer)
 
     def _note(self, name: str, problem: str) -> None:
-        """Log that a completion scored 0 by a verifier's failure: at counts of 1, 2, 4, 8, …"""
+        """Log that a completion scored 0 by a verifier's failure; of many, ever fewer."""
         self._notes[name] += 1
         count = self._notes[name]
         if count & (count - 1) == 0:

@@ -19,13 +19,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-
-VARIABLES = frozenset(
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX "
-    "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME "
-    "CUDA_VISIBLE_DEVICES CUDA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE "
-    "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM NLTK_DATA".split()
-)
+VARIABLES = """
+PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX
+HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME
+CUDA_VISIBLE_DEVICES CUDA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NLTK_DATA
+OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
+"""
 """Variables of the environment that a process gets, besides LC_… and those that a recipe names."""
 LONGEST_ANSWER = 1 << 20
 """Most bytes of an answer."""
@@ -36,11 +35,9 @@ OUTPUT_SECONDS = 60.0
 
 def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables that hold no secret, and those of `names`."""
-    kept = VARIABLES | frozenset(names)
+    kept = {*VARIABLES.split(), *names}
     return {
-        name: value
-        for name, value in environment.items()
-        if name in kept or name.startswith("LC_")
+        name: value for name, value in environment.items() if name in kept or name.startswith("LC_")
     }
 
 

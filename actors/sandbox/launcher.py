@@ -5,8 +5,8 @@
 It runs as `python -I -S launcher.py CONFIG_FD STATUS_FD`, and imports nothing of Headway but the
 file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). STATUS receives lines of JSON, each
 with the time in `at`: `{"started": true}` just before the program begins, then `{"exit": code}` or
-`{"signal": number}`; or `{"error": text}`, with `"started": null` if the program did not begin. Every step must succeed before the
-next: no program runs in a sandbox with an incomplete barrier.
+`{"signal": number}`; or `{"error": text}`, with `"started": null` if the program did not begin
+after all. Every step must succeed before the next: no program runs with an incomplete barrier.
 
 Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
 namespaces; a read-only root without /proc, /etc or any home; one small writable folder; limits of
@@ -150,14 +150,14 @@ def report(status: int, what: dict[str, Any]) -> None:
     os.write(status, line.encode() + b"\n")
 
 
-def run_program(config: dict[str, Any], install_filter: Callable[[], None], status: int) -> NoReturn:
+def run_program(config: dict[str, Any], install: Callable[[], None], status: int) -> NoReturn:
     """Replace this process by the program."""
     try:
         os.setsid()
         limit(config)
         os.closerange(3, status)
         os.closerange(status + 1, 1 << 16)  # status itself is closed by exec
-        install_filter()
+        install()
         report(status, {"started": True})
         os.execve(config["command"][0], config["command"], config["environment"])
     except BaseException as error:  # noqa: BLE001  (reported as status)
@@ -165,7 +165,7 @@ def run_program(config: dict[str, Any], install_filter: Callable[[], None], stat
     os._exit(1)
 
 
-def run_init(config: dict[str, Any], install_filter: Callable[[], None], status: int) -> NoReturn:
+def run_init(config: dict[str, Any], install: Callable[[], None], status: int) -> NoReturn:
     """Run pid 1 of the sandbox: build it, start the program, and end everything with it.
 
     It handles no signal: the kernel keeps those that the program sends from it.
@@ -177,7 +177,7 @@ def run_init(config: dict[str, Any], install_filter: Callable[[], None], status:
         drop_rights(config["user"])
         child = os.fork()
         if child == 0:
-            run_program(config, install_filter, status)
+            run_program(config, install, status)
         null = os.open("/dev/null", os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
@@ -193,7 +193,9 @@ def run_init(config: dict[str, Any], install_filter: Callable[[], None], status:
 
 
 def load_filter() -> Callable[[], None]:
-    """Return what installs the filter of the file beside this one; call it before the root changes.
+    """Return a function that installs the filter of the file beside this one.
+
+    Call this before the root changes.
     """
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "system_calls.py")
     spec = importlib.util.spec_from_file_location("system_calls", path)
@@ -217,11 +219,11 @@ def main() -> None:
             return
         root = os.geteuid() == 0
         config["user"] = FIRST_USER + os.getpid() if root else None
-        install_filter = load_filter()
+        install = load_filter()
         unshare(root=root)
         child = os.fork()
         if child == 0:
-            run_init(config, install_filter, status)
+            run_init(config, install, status)
         signal.setitimer(signal.ITIMER_REAL, config["seconds"] + 5)  # which ends it, and so init
         os.waitpid(child, 0)
     except BaseException as error:  # noqa: BLE001  (reported as status)

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import struct
+import sys
 from collections.abc import Iterable
 
 TABLE = """
@@ -128,9 +129,7 @@ def _begin(machine: str) -> list[Instruction]:
 
 def _allow(numbers: Iterable[int]) -> list[Instruction]:
     return [
-        step
-        for number in numbers
-        for step in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW))
+        step for number in numbers for step in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW))
     ]
 
 
@@ -159,4 +158,4 @@ def probe() -> str:
 
 
 if __name__ == "__main__":
-    print(probe())
+    sys.stdout.write(probe())

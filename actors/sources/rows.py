@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from actors.environments.single_turn import CONVERSATION
 from actors.errors import InputError
+from actors.foreign_text import unencodable
 from actors.options import Options
 from queues.records import Prompt
 from queues.runtime.nearest_name import nearest
@@ -128,6 +129,7 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     name, answer_name = options.prompt_field, options.answer_field
     if not isinstance(row, Mapping):
         raise ValueError(f"found {type(row).__name__}, must be an object with the field {name}")
+    _check_texts(row)
     fields = (name, answer_name, "metadata")
     others = {key: value for key, value in row.items() if key not in fields}
     if others and options.other_fields == "refuse":
@@ -148,7 +150,7 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
         )
     try:
         json.dumps(metadata)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"what becomes metadata is not JSON: {error}") from None
     if isinstance(text, list) and text and all(map(_is_message, text)):
         metadata[CONVERSATION] = [dict(message) for message in text]
@@ -159,6 +161,12 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
             "and a content, and not empty"
         )
     return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
+
+
+def _check_texts(row: Mapping[str, Any]) -> None:
+    for field, value in row.items():
+        if problem := unencodable([field, value]):
+            raise ValueError(f"{ascii(field)[1:-1]} has {problem}")
 
 
 def _is_message(value: Any) -> bool:
