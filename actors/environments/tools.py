@@ -57,6 +57,9 @@ class ToolOptions(Options):
     """Reward of a turn whose calls all succeed, at least one."""
     python_seconds: float = Field(default=10.0, gt=0)
     """Time limit of a program."""
+    python_folders: tuple[str, ...] = ()
+    """Folders of the machine that programs may read and import from, beside the standard library.
+    """
 
     @model_validator(mode="after")
     def _plain_has_one_tool(self) -> Self:
@@ -190,7 +193,9 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
     function = TOOLS.load(path)
     if path == "python":
         check_code_execution('actors.environment_options.tools: "python"', code_execution)
-        function = partial(function, seconds=options.python_seconds)
+        function = partial(
+            function, seconds=options.python_seconds, folders=options.python_folders
+        )
     try:
         return name, Tool(function, _describe(name, function))
     except Exception as error:
@@ -232,13 +237,13 @@ def _schema(annotation: Any) -> dict[str, Any]:
     return {"type": TYPES.get(origin or annotation, "string")}
 
 
-def python(program: str, *, seconds: float) -> str:
+def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    `seconds` is its time limit. Raises InputError if there is no sandbox on this machine.
+    `seconds` is its time limit; it may import from `folders` too. Raises InputError if there is no sandbox on this machine.
     """
     with _CONCURRENT:
-        outcome = Sandbox(seconds=seconds).run(program)
+        outcome = Sandbox(seconds=seconds, folders=folders).run(program)
     if (outcome.ended, outcome.code) == ("exit", 0):
         return outcome.stdout
     last_line = outcome.stderr.strip().rpartition("\n")[2]

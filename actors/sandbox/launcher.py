@@ -9,7 +9,7 @@ with the time in `at`: `{"started": true}` just before the program begins, then 
 after all. Every step must succeed before the next: no program runs with an incomplete barrier.
 
 Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
-namespaces; a read-only root without /proc, /etc or any home; one small writable folder; limits of
+namespaces; a read-only root of the standard library and what a recipe names; one small writable folder; limits of
 memory, time, file size, files and threads; no capabilities; a list of allowed system calls. When
 the launcher dies, the kernel ends init and with it all the rest.
 """
@@ -76,8 +76,13 @@ def unshare(*, root: bool) -> None:
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """Mount a folder of the machine, with the mounts in it, read-only."""
-    os.makedirs(target, exist_ok=True)
+    """Mount a folder, with the mounts in it, or a file of the machine read-only."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w", encoding="ascii"):
+            pass
     mount(source, target, None, MS_BIND | MS_REC)
     wanted = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
     check(
@@ -93,26 +98,35 @@ def bind_read_only(source: str, target: str) -> None:
     )
 
 
+def hide_packages(folder: str, paths: list[str]) -> None:
+    """Cover a folder of packages by one that only adds some paths to those of Python."""
+    mount("packages", folder, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=755")
+    with open(f"{folder}/recipe.pth", "w", encoding="utf-8") as file:
+        file.write("\n".join(paths))
+    flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+    mount("none", folder, None, flags)
+
+
 def build_root(config: dict[str, Any]) -> None:
-    """Change to a new root that holds the folders of the config, a few devices and /work."""
+    """Change to a new root that holds the paths of the config, a few devices and /work."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    root = "/tmp"
+    sources = {path: os.open(path, os.O_PATH) for path in config["paths"]}
+    root = "/tmp"  # which hides what is in it: the sources are open
     mount("sandbox", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=512,mode=755")
-    for path in config["folders"]:
-        if os.path.islink(path):
-            os.makedirs(os.path.dirname(root + path), exist_ok=True)
-            os.symlink(os.readlink(path), root + path)
-        else:
-            bind_read_only(path, root + path)
+    os.mkdir(f"{root}/work")
+    size = f"size={config['disk_bytes']},nr_inodes={config['files']},mode=1777"
+    mount("work", f"{root}/work", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, size)
+    for path in config["paths"]:
+        bind_read_only(f"/proc/self/fd/{sources[path]}", root + path)
+    for path in config["packages"]:
+        hide_packages(root + path, config["more_paths"])
     os.mkdir(f"{root}/dev")
     for name in DEVICES:
         with open(f"{root}/dev/{name}", "w", encoding="ascii"):
             pass
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
-    os.mkdir(f"{root}/work")
-    size = f"size={config['disk_bytes']},nr_inodes={config['files']},mode=1777"
-    mount("work", f"{root}/work", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, size)
-    os.symlink("work", f"{root}/tmp")
+    if not os.path.exists(f"{root}/tmp"):  # else it has a folder of the config
+        os.symlink("work", f"{root}/tmp")
     with open(f"{root}/work/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(config["program"])
     os.chmod(f"{root}/work/program.py", 0o644)
@@ -173,6 +187,7 @@ def run_init(config: dict[str, Any], install: Callable[[], None], status: int) -
     try:
         prctl("die with the launcher", PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler
+        check("name the machine", libc.sethostname(b"sandbox", 7))
         build_root(config)
         drop_rights(config["user"])
         child = os.fork()

@@ -5,6 +5,7 @@ CAP_SYS_ADMIN or unprivileged user namespaces; without them nothing is run. An a
 the kernel behind the allowed system calls, and side channels.
 """
 
+import glob
 import json
 import os
 import platform
@@ -24,8 +25,8 @@ from actors.sandbox.system_calls import MACHINE
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 FILTERS = Path(__file__).with_name("system_calls.py")
-FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
-"""Folders that a Python interpreter needs beside its own, where they exist."""
+LOADER = "/lib64/ld-linux-x86-64.so.2"
+"""Program that loads shared libraries, and lists those that a file needs."""
 START_SECONDS = 30.0
 """Default of `Sandbox.start_seconds`."""
 
@@ -48,6 +49,8 @@ try:
 except OSError:
     pass
 seen += [path for path in ("/etc", "/proc", "/home", "/root/.ssh", "/sys") if os.path.exists(path)]
+for path in (os.path.join(os.path.dirname(os.__file__), "site-packages"), "/usr/share", "/opt"):
+    seen += [path] if os.path.exists(path) and os.listdir(path) not in ([], ["recipe.pth"]) else []
 seen += [] if os.getppid() == 1 else ["other processes"]
 print("walls stand" if not seen else f"the program had {seen}")
 """
@@ -81,6 +84,9 @@ class Sandbox:
     output_kib: int = 1024
     """Limit of standard output, and another of standard error."""
     threads: int = 16
+    folders: tuple[str, ...] = ()
+    """Folders of the machine that the program may read, and import from, beside the standard
+    library."""
     start_seconds: float = START_SECONDS
     """Time for the sandbox to start its program, and to end after it."""
 
@@ -138,16 +144,18 @@ class Sandbox:
     def launcher_config(self, program: str) -> dict[str, Any]:
         """Return the CONFIG that `launcher` reads."""
         prefix = os.path.realpath(sys.base_prefix)
-        folders = [path for path in FOLDERS if os.path.lexists(path)]
-        folders = [path for path in folders if not path.startswith(prefix + "/")] + [prefix]
-        interpreter = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        interpreter, library = f"{prefix}/bin/{version}", f"{prefix}/lib/{version}"
+        packages = [f"{library}/{name}" for name in ("site-packages", "dist-packages")]
         bytes_of_disk = self.disk_mib * 2**20
         return {
             "parent": os.getpid(),
             "program": program,
             "command": [interpreter, "-I", "-B", "/work/program.py"],
             "environment": {"PATH": "", "HOME": "/work", "LD_LIBRARY_PATH": f"{prefix}/lib"},
-            "folders": folders,
+            "paths": [library, *shared_libraries(interpreter, library), *self.folders],
+            "packages": [path for path in packages if os.path.isdir(path)],
+            "more_paths": list(self.folders),
             "seconds": self.start_seconds + self.seconds,
             "disk_bytes": bytes_of_disk,
             "files": 1024,
@@ -229,6 +237,23 @@ class _Status:
             f"the sandbox did not start a program within {self._start_seconds:g} s, and nothing "
             "was run; give this machine less to do at once"
         )
+
+
+@lru_cache(maxsize=1)
+def shared_libraries(interpreter: str, library: str) -> list[str]:
+    """Return an interpreter with the shared libraries that it and its standard library need."""
+    paths = {LOADER, interpreter}
+    for file in [interpreter, *glob.glob(f"{library}/lib-dynload/*.so")]:
+        if "_tkinter" in file:  # it needs those of X
+            continue
+        environment = {"LD_LIBRARY_PATH": f"{os.path.dirname(library)}"}
+        listed = subprocess.run(
+            [LOADER, "--list", file], capture_output=True, text=True, env=environment
+        ).stdout
+        paths |= {word for word in listed.split() if word.startswith("/")}
+    (libc,) = [path for path in paths if os.path.basename(path) == "libc.so.6"] or [LOADER]
+    unwinder = os.path.join(os.path.dirname(libc), "libgcc_s.so.1")  # loaded when a thread ends
+    return sorted(path for path in (*paths, unwinder) if os.path.exists(path))
 
 
 def check_code_execution(setting: str, allowed: str) -> None:

@@ -2,7 +2,8 @@
 
 `program_filter` is for whole programs in the sandbox, on x86-64. It refuses sockets, new processes
 and namespaces, mounts, tracing, memory that is a file (`memfd_create` and System V shared memory
-escape the limit of memory), keys, io_uring, performance counters, modules. Threads may be made.
+escape the limit of memory), locks of files, keys, io_uring, performance counters, modules. Threads
+may be made.
 `compute_filter` is for a process that has loaded all it needs: it may compute, allocate memory,
 write to what is open, and end. Every other call fails with EPERM. Imports nothing of ours: the
 launcher loads it by its path.
@@ -21,7 +22,7 @@ read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9 mprot
 brk 12 rt_sigaction 13 rt_sigprocmask 14 rt_sigreturn 15 ioctl 16 pread64 17 pwrite64 18 readv 19
 writev 20 access 21 pipe 22 select 23 sched_yield 24 mremap 25 msync 26 mincore 27 madvise 28
 dup 32 dup2 33 pause 34 nanosleep 35 getitimer 36 alarm 37 setitimer 38 getpid 39 socketpair 53
-execve 59 exit 60 wait4 61 kill 62 uname 63 fcntl 72 flock 73 fsync 74 fdatasync 75 truncate 76
+execve 59 exit 60 wait4 61 kill 62 uname 63 fsync 74 fdatasync 75 truncate 76
 ftruncate 77 getdents 78 getcwd 79 chdir 80 fchdir 81 rename 82 mkdir 83 rmdir 84 creat 85 link 86
 unlink 87 symlink 88 readlink 89 chmod 90 fchmod 91 umask 95 gettimeofday 96 getrlimit 97
 getrusage 98 sysinfo 99 times 100 getuid 102 getgid 104 geteuid 107 getegid 108 getppid 110
@@ -60,6 +61,9 @@ _NEW_NAMESPACES = 0x7E020080
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _ERROR, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_SECOND_ARGUMENT_AT = 24
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+"""Commands of `fcntl`: duplicates and flags of descriptors, sizes of pipes; no locks or leases."""
 _X32 = 0x40000000
 _EPERM, _ENOSYS = 1, 38
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
@@ -75,6 +79,10 @@ def program_filter() -> bytes:
             (_EQUAL, 0, 1, _CLONE3),  # a filter cannot read its flags; libc falls back to clone
             (_RETURN, 0, 0, _ERROR | _ENOSYS),
             *_allow(ALLOWED.values()),
+            (_EQUAL, 0, 2 * len(_FCNTL) + 2, 72),
+            (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+            *_allow(_FCNTL),
+            (_RETURN, 0, 0, _ERROR | _EPERM),
             (_EQUAL, 1, 0, _CLONE),
             (_RETURN, 0, 0, _ERROR | _EPERM),
             (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),

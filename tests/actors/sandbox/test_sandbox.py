@@ -244,8 +244,8 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
         "os.close(write); print(os.read(read, 9999).decode())\n"
     )
     config = Sandbox().launcher_config(module.PROBE)
-    config["folders"] = [*(path for path in module.FOLDERS if os.path.lexists(path)), "/usr"]
-    config["folders"] = [path for path in config["folders"] if not path.startswith("/usr/")]
+    config["paths"] = ["/usr/bin", "/usr/lib", "/lib", "/lib64"]
+    config["packages"] = []
     config["command"] = [os.path.realpath(python), "-I", "-B", "/work/program.py"]
     (tmp_path / "config").write_text(json.dumps(config))
     for path in (tmp_path, *tmp_path.parents[:3]):
