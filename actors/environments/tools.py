@@ -193,9 +193,7 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
     function = TOOLS.load(path)
     if path == "python":
         check_code_execution('actors.environment_options.tools: "python"', code_execution)
-        function = partial(
-            function, seconds=options.python_seconds, folders=options.python_folders
-        )
+        function = partial(function, seconds=options.python_seconds, folders=options.python_folders)
     try:
         return name, Tool(function, _describe(name, function))
     except Exception as error:

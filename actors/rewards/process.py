@@ -113,12 +113,12 @@ class RewardProcess:
         self.loaded: set[str] = set()
         """Rewards that it has loaded; updated by the caller."""
         self.ended = threading.Event()
-        for work, arguments in (
+        for work, shared in (
             (_write, (self._popen, self._outbox)),
             (_read, (self._popen, self._pending, self.ended)),
             (_forward, (self._popen, output)),
         ):
-            threading.Thread(target=work, args=arguments, daemon=True).start()
+            threading.Thread(target=work, args=shared, daemon=True).start()
         self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox)
 
     @property

@@ -28,9 +28,9 @@ def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
     That of a verifier takes no completion, and returns a `Verifier`.
     """
     function = REWARDS.load(name)
-    arguments = ("prompt", "completion", "answer", "metadata")
+    arguments = ["prompt", "completion", "answer", "metadata"]
     if is_verifier(name):
-        arguments = ("prompt", "answer", "metadata")
+        arguments.remove("completion")
     check_arguments(function, *arguments, setting=f"actors.reward = {name!r}", options=options)
     return partial(function, **options) if options else function
 

@@ -85,8 +85,8 @@ class Sandbox:
     """Limit of standard output, and another of standard error."""
     threads: int = 16
     folders: tuple[str, ...] = ()
-    """Folders of the machine that the program may read, and import from, beside the standard
-    library."""
+    """Folders that the program may read, and import from, beside the standard library; everybody
+    must have the right to read them."""
     start_seconds: float = START_SECONDS
     """Time for the sandbox to start its program, and to end after it."""
 
