@@ -238,7 +238,8 @@ def _schema(annotation: Any) -> dict[str, Any]:
 def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    `seconds` is its time limit; it may import from `folders` too. Raises InputError if there is no sandbox on this machine.
+    `seconds` is its time limit; it may import from `folders` too. Raises InputError if there is no
+    sandbox on this machine.
     """
     with _CONCURRENT:
         outcome = Sandbox(seconds=seconds, folders=folders).run(program)

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from actors.rewards.answers import required_answer
-from actors.rewards.guarded_parsing import guard_eval, guard_sympy
 from actors.rewards.registry import Metadata, Verifier
+from actors.sandbox.guarded_parsing import guard_eval, guard_sympy
 
 WARM = (
     "1/2 + 3", "50\\%", "$\\frac{1}{2}$", "$\\sqrt{2}x^2 + \\pi$", "$\\{1, 2\\}$", "$[0, 1)$",

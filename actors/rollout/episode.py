@@ -23,6 +23,7 @@ from actors.errors import (
     EngineDied,
     EngineStale,
     EnvironmentFailed,
+    InputError,
     PromptRefused,
     RolloutFailed,
     RolloutTimeout,
@@ -189,8 +190,11 @@ class EpisodeRunner:
         """Return the ids of messages; PromptRefused names the prompt."""
         try:
             return render(*arguments)
-        except PromptRefused as error:
-            raise PromptRefused(f"prompt {lease.prompt.prompt_id!r}: {error}") from error
+        except InputError:
+            raise
+        except Exception as error:
+            problem = str(error) if isinstance(error, PromptRefused) else describe_error(error)
+            raise PromptRefused(f"prompt {lease.prompt.prompt_id!r}: {problem}") from error
 
     def _unscored(
         self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime

@@ -9,9 +9,9 @@ with the time in `at`: `{"started": true}` just before the program begins, then 
 after all. Every step must succeed before the next: no program runs with an incomplete barrier.
 
 Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
-namespaces; a read-only root of the standard library and what a recipe names; one small writable folder; limits of
-memory, time, file size, files and threads; no capabilities; a list of allowed system calls. When
-the launcher dies, the kernel ends init and with it all the rest.
+namespaces; a read-only root of the standard library and what a recipe names; one small writable
+folder; limits of memory, time, file size, files and threads; no capabilities; a list of allowed
+system calls. When the launcher dies, the kernel ends init and with it all the rest.
 """
 
 import ctypes

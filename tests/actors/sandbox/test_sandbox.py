@@ -211,6 +211,7 @@ def test_a_program_sees_the_standard_library_and_nothing_else():
 @needs_sandbox
 def test_it_imports_from_a_folder_that_a_recipe_names_and_cannot_change_it(tmp_path):
     (tmp_path / "named.py").write_text("answer = 7\n")
+    (tmp_path / "named.py").chmod(0o666)
     tmp_path.chmod(0o755)
     program = f"import named\nprint(named.answer)\nopen({str(tmp_path / 'named.py')!r}, 'a')"
     outcome = Sandbox(seconds=30, folders=(str(tmp_path),)).run(program)

@@ -118,8 +118,12 @@ def guard_sympy() -> None:
     """Let sympy's parser interpret expressions with `evaluate`, in this process and for good.
 
     It still reads text in its own way (`stringify_expr`); only what it would execute is replaced.
+    Where sympy is not installed, nothing is done.
     """
-    from sympy.parsing import sympy_parser
+    try:
+        from sympy.parsing import sympy_parser
+    except ImportError:
+        return
 
     def namespace(_: str, names: dict[str, Any]) -> None:
         names.update(_namespace())
