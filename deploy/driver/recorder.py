@@ -153,7 +153,7 @@ class Recorder:
 
     def _check_failures(self, status: BrokerStatus) -> None:
         if (failed := self._failures.exceeded(status.depth)) is not None:
-            limits, name = self._context.config.deploy, self._context.config.name
+            limits, name = self._context.config.deploy, self._context.directory.path.name
             raise RunFailed(
                 f"{failed} of the last {limits.failure_window} groups failed for good, more than "
                 f"deploy.max_failed_groups = {limits.max_failed_groups}; once the cause is mended, "
