@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
@@ -76,20 +77,12 @@ def json_schema(
         ValueError: There is no schema, or it is not valid.
         RewardFailed: By the verifier, for a schema that refers to another document.
     """
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-    from referencing import Registry
     from referencing.exceptions import Unresolvable
 
     wanted = metadata.get("schema") if schema is None else schema
     if wanted is None:
         raise ValueError("json_schema needs the option schema, or metadata with a schema")
-    kind = validator_for(wanted, default=Draft202012Validator)
-    try:
-        kind.check_schema(wanted)
-    except SchemaError as error:
-        raise ValueError(f"not a JSON Schema: {error.message}") from None
-    validator = kind(wanted, registry=Registry())  # an empty one: references are not fetched
+    validator = _validator(json.dumps(wanted))
 
     def verify(completion: str) -> float:
         blocks = FENCED.findall(completion)
@@ -102,6 +95,21 @@ def json_schema(
             return 0.0
 
     return verify
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    parsed = json.loads(schema)
+    kind = validator_for(parsed, default=Draft202012Validator)
+    try:
+        kind.check_schema(parsed)
+    except SchemaError as error:
+        raise ValueError(f"not a JSON Schema: {error.message}") from None
+    return kind(parsed, registry=Registry())  # an empty one: references are not fetched
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -3,9 +3,12 @@
 It may compute, read calls from one pipe and answer on another, and nothing else: seccomp
 (`compute_filter`) refuses files, processes, network and signals, and memory has a limit. After a
 call in which the interpreter evaluated code, or tried anything that it audits, or in which the
-verifier failed, the process ends, so that nothing a text did reaches the next one.
+verifier failed, or whose memory has grown, the process ends, so that nothing a text did reaches the
+next one.
 """
 
+import ctypes
+import gc
 import json
 import os
 import resource
@@ -17,6 +20,7 @@ from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
 from actors.foreign_text import describe_error
+from actors.rewards.process_main import PR_SET_PDEATHSIG
 from actors.rewards.registry import RewardFunction
 from actors.sandbox.system_calls import install
 
@@ -47,7 +51,8 @@ def run_child(
         os.dup2(calls, 3)
         os.dup2(answers, 4)
         os.closerange(5, 1 << 16)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        gc.enable()  # what the parent loaded is frozen
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         install(program)
         imports, seen = Imports(), [False]
@@ -60,7 +65,8 @@ def run_child(
         sys.addaudithook(audit)
         for line in _lines(3):
             result = _score(json.loads(line), rewards, imports)
-            spent = seen[0] or "score" not in result
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > memory / 2
+            spent = seen[0] or grown or "score" not in result
             _write(4, json.dumps({**result, "spent": spent}).encode() + b"\n")
             if spent:
                 break

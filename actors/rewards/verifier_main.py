@@ -73,7 +73,10 @@ class Child:
 
     def cpu(self) -> float:
         """Return its processor time in seconds (the clock of `clock_getcpuclockid`)."""
-        return time.clock_gettime((~self.pid << 3) | 2)
+        try:
+            return time.clock_gettime((~self.pid << 3) | 2)
+        except OSError:  # it has ended: `Server.read` sees that
+            return 0.0
 
 
 class Server:
