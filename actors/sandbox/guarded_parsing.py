@@ -90,7 +90,10 @@ def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=op, operand=operand):
             return _UNARY[type(op)](_value(operand, names))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_value(left, names), _value(right, names))
+            operands = _value(left, names), _value(right, names)
+            if any(isinstance(value, (str, list, tuple, set)) for value in operands):
+                raise Refused("an operator between other values than numbers")
+            return _BINARY[type(op)](*operands)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
             return _COMPARE[type(op)](_value(left, names), _value(right, names))
         case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
