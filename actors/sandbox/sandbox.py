@@ -145,7 +145,8 @@ class Sandbox:
         """Return the CONFIG that `launcher` reads."""
         prefix = os.path.realpath(sys.base_prefix)
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        interpreter, library = f"{prefix}/bin/{version}", f"{prefix}/lib/{version}"
+        library = os.path.realpath(os.path.dirname(os.__file__))
+        interpreter = f"{prefix}/bin/{version}"
         packages = [f"{library}/{name}" for name in ("site-packages", "dist-packages")]
         bytes_of_disk = self.disk_mib * 2**20
         return {
@@ -271,6 +272,8 @@ def check_sandbox() -> None:
     """Run a program that tests the barriers; raise InputError if one is missing."""
     if platform.system() != "Linux" or platform.machine() != MACHINE:
         raise InputError(unavailable(f"it needs Linux on {MACHINE}"))
+    if not os.path.exists(LOADER):
+        raise InputError(unavailable(f"there is no {LOADER}"))
     outcome = Sandbox(seconds=START_SECONDS).run(PROBE)
     if outcome.stdout.strip() != "walls stand":
         how = f"{outcome.ended} {outcome.code}"
