@@ -25,7 +25,8 @@ HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE XDG
 CUDA_VISIBLE_DEVICES CUDA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NLTK_DATA
 OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
 """
-"""Variables of the environment that a process gets, besides LC_… and those that a recipe names."""
+"""Variables of the environment that a process gets, besides LC_…, HEADWAY_… and those that a recipe
+names."""
 LONGEST_ANSWER = 1 << 20
 """Most bytes of an answer."""
 OUTPUT_BYTES = 64 << 10
@@ -36,9 +37,11 @@ OUTPUT_SECONDS = 60.0
 def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables that hold no secret, and those of `names`."""
     kept = {*VARIABLES.split(), *names}
-    return {
-        name: value for name, value in environment.items() if name in kept or name.startswith("LC_")
-    }
+
+    def is_kept(name: str) -> bool:
+        return name in kept or name.startswith(("LC_", "HEADWAY_"))
+
+    return {name: value for name, value in environment.items() if is_kept(name)}
 
 
 class Output:

@@ -15,7 +15,8 @@ APPLIED = (
     "actors.gpu_memory_utilization", "actors.tensor_parallel_size", "actors.enforce_eager",
     "actors.max_concurrent_rollouts", "actors.rollout_timeout_seconds",
     "actors.environment_timeout_seconds", "actors.reward_timeout_seconds",
-    "actors.reward_processes", "actors.reward_memory_gib",
+    "actors.reward_processes", "actors.reward_memory_gib", "actors.reward_environment",
+    "actors.verifier_seconds",
     "queues.lease_seconds", "queues.heartbeat_seconds", "queues.patience_seconds",
     "queues.max_attempts", "queues.retry_seconds", "queues.queued_batches",
 )  # fmt: skip
