@@ -52,8 +52,11 @@ CODE = {
         ".read())"
     ),
     "socket": "__import__('socket').create_connection(('127.0.0.1', 22))",
-    "kill the parent": "__import__('os').kill(__import__('os').getppid(), 9)",
-    "kill everything": "__import__('os').kill(-1, 9)",
+    # Signal 0 kills nobody, where a barrier is down; the file shows that it was.
+    "signal to the parent": (
+        f"(__import__('os').kill(__import__('os').getppid(), 0), open({MARK!r}, 'w'))"
+    ),
+    "signal to all": f"(__import__('os').kill(-1, 0), open({MARK!r}, 'w'))",
     "fork": "[__import__('os').fork() for _ in range(9)]",
     "end the process": "__import__('os')._exit(0)",
     "rewrite the verifier": (
