@@ -116,14 +116,15 @@ async def _serve_until_end(out: int) -> None:
 def enter_namespace() -> None:
     """Go on in a PID namespace with a /proc of its own, or as before where that is not allowed."""
     libc = ctypes.CDLL(None)
-    user, group, root = os.getuid(), os.getgid(), os.geteuid() == 0
-    if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | (0 if root else CLONE_NEWUSER)) < 0:
+    trial = os.fork()
+    if trial == 0:
+        with suppress(OSError):
+            _unshare(libc)
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(trial, 0)[1]:
         return
-    if not root:
-        maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
-        for name, text in maps.items():
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
+    _unshare(libc)
     if (code := _wait_in_parent()) is not None:
         if code > SIGNALLED:
             signal.signal(code - SIGNALLED, signal.SIG_DFL)
@@ -135,6 +136,18 @@ def enter_namespace() -> None:
     libc.mount(b"proc", b"/proc", b"proc", flags, None)
     if (code := _wait_in_parent()) is not None:
         os._exit(code)
+
+
+def _unshare(libc: ctypes.CDLL) -> None:
+    """Let children be in a new PID namespace; raise OSError if this is not allowed."""
+    user, group, root = os.getuid(), os.getgid(), os.geteuid() == 0
+    if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | (0 if root else CLONE_NEWUSER)) < 0:
+        raise OSError("no namespaces")
+    if not root:
+        maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+        for name, text in maps.items():
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
 
 
 def _wait_in_parent() -> int | None:
