@@ -2,6 +2,7 @@
 
 import ast
 import json
+import logging
 from functools import cache
 from typing import Any
 
@@ -71,6 +72,7 @@ def _warm_math_verify() -> None:
     from math_verify import parse, verify
 
     guard_sympy()
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline
     for text in WARM:
         expression = parse(text, parsing_timeout=None)
         verify(expression, expression, timeout_seconds=None)
