@@ -11,7 +11,7 @@ LOCK := deploy/locks/cpu.txt
 TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 
-.PHONY: help setup demo test test-fast test-heavy test-slow red-team trl test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
+.PHONY: help setup demo test test-fast test-heavy test-slow red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,10 @@ test-trackers: setup  ## Figures in TensorBoard, Weights & Biases and MLflow, wh
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
 	PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m pytest -m slow tests/deploy/observability/test_trackers.py
 
+test-notebook: setup  ## What README tells a newcomer to type, in order, and its notebook cell (20 minutes)
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .notebook -r deploy/locks/notebook.txt
+	PYTHONPATH=$(CURDIR)/.notebook $(BIN)/python -m pytest -m slow tests/deploy/runs/test_newcomer.py
+
 test-prometheus: setup  ## Every expression of dashboard and alerts against a real Prometheus
 	mkdir -p .prometheus
 	test -x .prometheus/usr/bin/prometheus || (cd .prometheus \
@@ -92,4 +96,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .trl .verifiers .trackers .prometheus .chromium .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .trl .verifiers .trackers .notebook .prometheus .chromium .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,12 +1,13 @@
-"""The package's long description: README.md, with links and pictures that work elsewhere."""
+"""The page of the package: its addresses, and README.md with links and pictures that lead there."""
 
 import re
-import tomllib
 from pathlib import Path
 
 from setuptools import setup
 
 ROOT = Path(__file__).parent
+REPOSITORY = "https://github.com/headway-rl/headway"
+"""A placeholder, and the only one: the project has no public address yet."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -20,8 +21,13 @@ def absolute(text: str, repository: str) -> str:
     return LINK.sub(link, text)
 
 
-project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 setup(
-    long_description=absolute((ROOT / "README.md").read_text(), project["urls"]["Repository"]),
+    project_urls={
+        "Repository": REPOSITORY,
+        "Documentation": f"{REPOSITORY}#readme",
+        "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    },
+    long_description=absolute((ROOT / "README.md").read_text(), REPOSITORY),
     long_description_content_type="text/markdown",
 )

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actors.errors import InputError
+from queues.runtime.nearest_name import nearest
 
 
 class Options(BaseModel):
@@ -27,11 +28,12 @@ def parse_options(kind: type[AnyOptions], setting: str, options: Mapping[str, An
     try:
         return kind(**options)
     except ValidationError as error:
-        wrong = error.errors()[0]
+        # First a name that is unknown: a misspelt one is also missing.
+        wrong = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         name = ".".join(str(part) for part in wrong["loc"])
         known = ", ".join(kind.model_fields)
         problem = {
-            "extra_forbidden": f"unknown: {name}; known: {known}",
+            "extra_forbidden": f"unknown: {name}; known: {known}{nearest(name, kind.model_fields)}",
             "missing": f"give {name}; known: {known}",
         }.get(wrong["type"], f"{name} = {wrong['input']!r}: {wrong['msg']}")
         raise InputError(f"{setting}: {problem if name else wrong['msg']}") from None

@@ -71,7 +71,8 @@ class Registry:
             raise InputError(f"{self._setting} = {error}") from None
         entry = self.find(name)
         path = name if entry is None else f"actors.{entry.path}"
-        loaded = load_dotted(path, setting=self._setting)
+        kinds = [name.partition(":")[0] for name in self.names if ":" in name]
+        loaded = load_dotted(path, setting=self._setting, kinds=kinds)
         if not callable(loaded):
             kind = self._dotted.partition(":")[2].lower()
             raise InputError(

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,21 @@ def where_raised(error: BaseException) -> str:
     return "\n" + cut("".join(traceback.format_list(frames)).rstrip()) if frames else ""
 
 
-def load_dotted(path: str, *, setting: str) -> Any:
-    """Import an attribute "module:name"; raise InputError, which names `setting`, if that fails."""
+def load_dotted(path: str, *, setting: str, kinds: Iterable[str] = ()) -> Any:
+    """Import an attribute "module:name"; raise InputError, which names `setting`, if that fails.
+
+    The error names the one of `kinds`, shipped names that are followed by a colon, which is most
+    like a module that does not exist.
+    """
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{setting} = {path!r}: cannot import {module_name}: {shown(error)}"
-            f"{where_raised(error)}"
-        ) from error
+        problem = f"{shown(error)}{where_raised(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            problem = f"there is none in {Path.cwd()}, nor is one installed"
+            problem += nearest(module_name, kinds)
+        raise InputError(f"{setting} = {path!r}: cannot import {module_name}: {problem}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -74,6 +79,7 @@ def check_arguments(
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise InputError(
                 f"{subject} has no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}"
+                f"{nearest(unknown[0], known)}"
             )
         signature.bind(*names, **options)
     except TypeError as error:

@@ -122,7 +122,10 @@ def refuse_unknown_options(what: str, options: Iterable[str], known: Iterable[st
     unknown = sorted(set(options) - set(known))
     if unknown:
         allowed = ", ".join(sorted(known)) or "none"
-        raise InputError(f"{what} has no option {', '.join(unknown)}; its options: {allowed}")
+        raise InputError(
+            f"{what} has no option {', '.join(unknown)}; its options: {allowed}"
+            f"{nearest(unknown[0], known)}"
+        )
 
 
 def refuse_wrong_options(

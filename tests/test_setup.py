@@ -1,13 +1,19 @@
 """Tests of `make setup`: the lock file, and where torch comes from.
 
 The real Makefile runs on a stand-in for Python, whose environments hold a `pip` and a `uv` that
-write their arguments down and fail as a test wants.
+write their arguments down and fail as a test wants; one test takes the real ones and a
+stand-in for the public index.
 """
 
 import os
+import re
 import shutil
 import subprocess
+import sys
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -91,6 +97,78 @@ def test_a_setup_that_failed_is_tried_again(checkout, fails, last):
     finished, calls = setup(checkout, fails="^uv")
     assert finished.returncode == 0, finished.stderr
     assert REST in calls
+
+
+class PublicIndex(BaseHTTPRequestHandler):
+    """A package index with the CUDA build of torch, and a proxy that lets nobody through."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        _, folder, name, *_ = f"{self.path}///".split("/")
+        files = self.server.files
+        known = [file for file in files if folder == "simple" and file.startswith(f"{name}-")]
+        body = "".join(f'<a href="/files/{file}">{file}</a>' for file in known).encode()
+        if folder == "files":
+            body = files[name].read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_CONNECT(self):
+        self.server.asked.append(self.path)
+        self.send_error(403)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def public_index(files):
+    """Serve an index of some files on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), PublicIndex)
+    server.files, server.asked = files, []
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.slow
+def test_where_the_index_has_only_cuda_builds_uv_asks_pytorchs_own_index(checkout, tmp_path):
+    """No configuration of pip is there; the wheel of uv comes from this machine's own indexes."""
+    uv = re.search(r"^UV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheels"]
+    subprocess.run([*download, uv], cwd=tmp_path, check=True, timeout=300)
+    [wheel] = (tmp_path / "wheels").glob("uv-*.whl")
+    cuda = "torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+    with public_index({wheel.name: wheel, cuda: wheel}) as index:
+        here = f"127.0.0.1:{index.server_port}"
+        finished = subprocess.run(
+            ["make", "setup", f"PYTHON={sys.executable}"],
+            cwd=checkout,
+            env={
+                "PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull,
+                "PIP_INDEX_URL": f"http://{here}/simple/", "PIP_NO_CACHE_DIR": "1",
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+                "HTTPS_PROXY": f"http://{here}", "NO_PROXY": "127.0.0.1", "UV_HTTP_RETRIES": "0",
+            },
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )  # fmt: skip
+        asked = list(dict.fromkeys(index.asked))
+    assert finished.returncode != 0
+    assert f"No matching distribution found for {TORCH}" in finished.stderr
+    assert asked[:3] == ["/simple/torch/", "/simple/uv/", f"/files/{wheel.name}"]
+    assert asked[3:] == ["download.pytorch.org:443"], finished.stderr
+    assert "https://download.pytorch.org/whl/cpu/torch/" in finished.stderr
 
 
 def test_the_lock_pins_one_build_of_torch():

@@ -86,6 +86,7 @@ class LlmJudge(Options):
     """Of the library regex, whose searches can be limited in time."""
     _slots: asyncio.Semaphore = PrivateAttr()
     _calls: int = PrivateAttr()
+    _key: str | None = PrivateAttr()
     _connection: dict[str, Any] = PrivateAttr()
 
     @field_validator("body")
@@ -102,8 +103,8 @@ class LlmJudge(Options):
         self._pattern = regex.compile(chosen.pattern, chosen.flags & ~re.UNICODE)
         self._slots = asyncio.Semaphore(self.at_once)
         self._calls = 0
-        key = os.environ.get(self.key_variable)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = os.environ.get(self.key_variable)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._connection = {"headers": headers, "verify": httpx.create_ssl_context()}
 
     async def __call__(
@@ -162,7 +163,8 @@ class LlmJudge(Options):
         return self._content(response)
 
     def _content(self, response: httpx.Response) -> str:
-        answered = f"{self.url} answered {response.status_code}: {response.text[:200]!r}"
+        text = self._without_key(response.text)
+        answered = f"{self.url} answered {response.status_code}: {text[:200]!r}"
         if response.status_code in TRANSIENT:
             raise _TryAgain(
                 RewardModelLost(answered), _seconds(response.headers.get("Retry-After"))
@@ -172,16 +174,21 @@ class LlmJudge(Options):
         try:
             choice = response.json()["choices"][0]
             content, ended = choice["message"]["content"], choice.get("finish_reason")
+            content = self._without_key(content) if isinstance(content, str) else ""
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise RewardFailed(answered) from None
         if ended == "length":
             raise _TryAgain(
                 RewardFailed(
                     f"{self.url} was cut off after max_tokens = {self.max_tokens}, having said "
-                    f"{str(content)[:200]!r}; let it say more, or think less (body)"
+                    f"{content[:200]!r}; let it say more, or think less (body)"
                 )
             )
-        return content if isinstance(content, str) else ""
+        return content
+
+    def _without_key(self, text: str) -> str:
+        """Return a text of the server, which may repeat the key, without it."""
+        return text.replace(self._key, "[key]") if self._key else text
 
     def _mark(self, reply: str) -> float:
         group = min(self._pattern.groups, 1)

@@ -71,6 +71,8 @@ def _json(line: bytes) -> Row:
         row: Row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return ValueError(f"not UTF-8: {error}")
+    except json.JSONDecodeError as error:
+        return ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
     except (ValueError, RecursionError) as error:
         return ValueError(f"not JSON: {error}")
     return row

@@ -156,9 +156,10 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
         metadata[CONVERSATION] = [dict(message) for message in text]
         text = "\n\n".join(message["content"] for message in text)
     elif not isinstance(text, str) or not text:
+        problem = f"{name} is {text!r}" if name in row else f"there is no field {name}"
         raise ValueError(
-            f"{name} is {text!r}, must be a text or messages, each of a role ({', '.join(ROLES)}) "
-            "and a content, and not empty"
+            f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "
+            "content, and not empty"
         )
     return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
 

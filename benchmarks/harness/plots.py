@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+
+from benchmarks.harness.intervals import CONFIDENCE, interval
 
 Run = Mapping[str, Any]
 
@@ -24,14 +28,19 @@ MEASURES = (
     OffPolicyness("1 − effective sample size", lambda run: 1 - run["ess"]),
     OffPolicyness("KL to the policy that sampled, nats a token", lambda run: run.get("kl")),
 )
+INTERVAL = f"{CONFIDENCE:.0%} interval of the mean"
+BESIDE = (((5, -11), "left"), ((5, 5), "left"), ((-5, 5), "right"), ((-5, -11), "right"))
+"""Offsets of the names of points that follow one another, in points, and their alignment."""
 LEAST_SHOWN = 1e-6
 """A measure that is nowhere larger is the rounding of on-policy training."""
 
 
-def plot_medians(
+def plot_means(
     axes: Any, values: Mapping[float, Sequence[float]], label: str, style: str = "o-"
 ) -> None:
-    """Plot medians over a variable; a band spans the smallest and the largest value.
+    """Plot means over a variable; where one has several values, dots and a band of their interval.
+
+    The axes are as large as the values need: the interval of few may reach beyond them.
 
     Args:
         axes: Of matplotlib.
@@ -40,11 +49,21 @@ def plot_medians(
         style: Marker and line, as matplotlib writes them.
     """
     positions = sorted(values)
-    medians = [float(np.median(values[position])) for position in positions]
-    (line,) = axes.plot(positions, medians, style, label=label)
-    least = [min(values[position]) for position in positions]
-    most = [max(values[position]) for position in positions]
-    axes.fill_between(positions, least, most, color=line.get_color(), alpha=0.2, lw=0)
+    means = [fmean(values[position]) for position in positions]
+    (line,) = axes.plot(positions, means, style, label=label)
+    ends = np.array([_interval(values[position]) for position in positions])
+    if all(len(same) == 1 for same in values.values()):
+        return
+    points = [(position, value) for position in positions for value in values[position]]
+    axes.plot(*zip(*points, strict=True), ".", color=line.get_color(), alpha=0.5, ms=4)
+    limits = axes.dataLim.frozen()
+    axes.fill_between(positions, ends[:, 0], ends[:, 1], color=line.get_color(), alpha=0.2, lw=0)
+    axes.dataLim.set(limits)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of the mean; of a single value, that value twice."""
+    return interval(values) if len(values) > 1 else (values[0], values[0])
 
 
 def tradeoffs(runs: Mapping[str, Sequence[Run]]) -> list[OffPolicyness]:
@@ -65,7 +84,8 @@ def tradeoffs(runs: Mapping[str, Sequence[Run]]) -> list[OffPolicyness]:
 def plot_tradeoff(axes: Any, runs: Mapping[str, Sequence[Run]], measure: OffPolicyness) -> None:
     """Plot throughput over a measure, with a point and its η for each bound.
 
-    Points are medians; where a bound has several runs, bars span the smallest and largest value.
+    Points are means; where a bound has several runs, dots show each and bars their intervals, which
+    may reach beyond the axes.
 
     Args:
         axes: Of matplotlib.
@@ -74,32 +94,34 @@ def plot_tradeoff(axes: Any, runs: Mapping[str, Sequence[Run]], measure: OffPoli
     """
     across = [[measure.of(run) or 0.0 for run in same] for same in runs.values()]
     upward = [[run["samples_per_second"] for run in same] for same in runs.values()]
-    x = [float(np.median(values)) for values in across]
-    y = [float(np.median(values)) for values in upward]
+    x, y = [fmean(values) for values in across], [fmean(values) for values in upward]
     axes.plot(x, y, "o-", color="tab:blue", alpha=0.6)
     if any(len(same) > 1 for same in runs.values()):
+        axes.plot(np.concatenate(across), np.concatenate(upward), ".", color="tab:blue", ms=4)
+        limits = axes.dataLim.frozen()
         bars = {"xerr": _beside(x, across), "yerr": _beside(y, upward)}
-        label = "smallest and largest"
-        axes.errorbar(x, y, fmt="none", ecolor="tab:blue", capsize=3, lw=1, label=label, **bars)
+        style = {"fmt": "none", "ecolor": "tab:blue", "capsize": 3, "lw": 1}
+        axes.errorbar(x, y, label=INTERVAL, **style, **bars)
+        axes.dataLim.set(limits)
         axes.legend(fontsize=8, loc="lower right")
-    for name, point in zip(runs, zip(x, y, strict=True), strict=True):
+    for name, point, (offset, side) in zip(runs, zip(x, y, strict=True), cycle(BESIDE)):
         shown = "no bound" if name == "inf" else f"η = {name}"
-        axes.annotate(shown, point, (5, -11), textcoords="offset points", fontsize=8)
+        axes.annotate(shown, point, offset, textcoords="offset points", fontsize=8, ha=side)
+    axes.margins(x=0.15, y=0.12)
     axes.set(
         title=f"Throughput by {measure.label.partition(',')[0]}",
         xlabel=measure.label,
         ylabel="samples trained per second",
         ylim=(0, None),
     )
-    axes.margins(x=0.12)
     axes.locator_params(axis="x", nbins=5)
     axes.ticklabel_format(axis="x", scilimits=(-2, 4))
 
 
-def _beside(medians: Sequence[float], values: Sequence[Sequence[float]]) -> Any:
-    """Return how far the smallest and the largest value are from each median: [2, points]."""
-    least, most = [min(same) for same in values], [max(same) for same in values]
-    return np.array([np.subtract(medians, least), np.subtract(most, medians)])
+def _beside(means: Sequence[float], values: Sequence[Sequence[float]]) -> Any:
+    """Return how far the ends of the interval are from each mean: [2, points]."""
+    ends = np.array([_interval(same) for same in values])
+    return np.array([means - ends[:, 0], ends[:, 1] - means])
 
 
 def save_picture(figure: Any, path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.subprocesses import run_main
 from deploy.errors import InputError
+from queues.runtime.nearest_name import nearest
 
 Record = dict[str, Any]
 Options = argparse.Namespace
@@ -93,6 +94,8 @@ class Study:
     """Checks options together, before anything is written; raises `InputError`."""
     in_folder: bool = False
     """The option --out is a folder that holds `file`; otherwise it is the file."""
+    continued: bool = False
+    """A folder of an earlier run is continued; otherwise a folder has to be empty."""
     folder: Path | None = RESULTS
     """Default folder of the record; None: `check` sets `options.out`."""
     where: str = ""
@@ -121,7 +124,9 @@ class Study:
         )
         for described in self.options:
             parser.add_argument(described.flag, **described.keywords)
-        kind = "folder" if self.in_folder else "file"
+        kind = "file"
+        if self.in_folder:
+            kind = "folder (continued where it exists)" if self.continued else "new or empty folder"
         derived = self.folder.name if self.folder else f"runs/bench-{self.name}-TIME"
         where = self.where or derived
         parser.add_argument(
@@ -145,6 +150,8 @@ class Study:
         if self.check is not None:
             self.check(options)
         file = self.record_file(options)
+        if self.in_folder and not self.continued:
+            check_empty(file.parent)
         record = environment() | {"arguments": self._arguments(options)}
         with refused_without_trace(file.parent) if self.in_folder else nullcontext():
             reserve(file)
@@ -159,7 +166,9 @@ class Study:
             print(f"aim missed: {miss}")
         if self.figures is not None:
             self.figures(record, file.parent)
-        print(f"stored in {file}", flush=True)
+        beside = sorted(path.name for path in file.parent.glob(f"{file.stem}.*") if path != file)
+        drawn = beside if self.figures is not None else []
+        print(f"stored in {', '.join([str(file), *drawn])}", flush=True)
         return int(bool(misses))
 
     def record_file(self, options: Options) -> Path:
@@ -174,6 +183,17 @@ class Study:
         """Return the values of the options, but for paths, which do not affect a measurement."""
         values = {described.name: getattr(options, described.name) for described in self.options}
         return {name: value for name, value in values.items() if not isinstance(value, Path)}
+
+
+def check_empty(folder: Path) -> None:
+    """Raise `InputError` for a path that holds anything."""
+    if folder.is_dir() and next(folder.iterdir(), None) is None:
+        return
+    if folder.exists():
+        raise InputError(
+            f"--out {folder} is not empty, and this benchmark measures all its runs in one go; "
+            "name another folder, or delete it"
+        )
 
 
 @contextmanager
@@ -251,8 +271,9 @@ def known_names(text: str, flag: str, known: Iterable[str]) -> tuple[str, ...]:
         InputError: A name is not among those known.
     """
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
-    if unknown := set(names) - set(known):
+    if unknown := sorted(set(names) - set(known)):
         raise InputError(
-            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(sorted(unknown))}"
+            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(unknown)}"
+            f"{nearest(unknown[0], known)}"
         )
     return names

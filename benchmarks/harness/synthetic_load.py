@@ -10,6 +10,8 @@ from typing import Any, Literal
 from queues.records import FinishReason, Rollout, RolloutGroup
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MAX_MODEL_LEN = 512
+"""Longest prompt and completion of an engine that is started without another length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

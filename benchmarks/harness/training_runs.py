@@ -232,27 +232,13 @@ def check_inputs(base: RunConfig) -> None:
     Raises:
         InputError: Something is missing or cannot be used; it may be the InputError of `actors`.
     """
-    from actors.environments.registry import load_environment
-    from actors.rewards import load_rewards
-    from actors.sources.registry import load_source
-    from deploy.preflight.inputs import load_heldout, load_inputs
+    from deploy.preflight.inputs import check_code, load_inputs
 
-    actors, prompts, made = base.actors, base.prompts, Path(str(base.model.path))
-    if made.exists() or not made.is_relative_to(base.deploy.runs_dir):
+    model = Path(str(base.model.path))
+    if model.exists() or not model.is_relative_to(base.deploy.runs_dir):
         load_inputs(base)
-        return
-    execution = actors.code_execution
-    for names in (actors.reward, actors.heldout_reward or actors.reward):
-        load_rewards(names, options=actors.reward_options, code_execution=execution)
-    load_environment(actors.environment, actors.environment_options, code_execution=execution)
-    load_source(
-        prompts.source,
-        options=prompts.source_options,
-        seed=base.seed,
-        split="train",
-        heldout_size=0,
-    )
-    load_heldout(base)
+    else:
+        check_code(base)
 
 
 def finished(directory: RunDirectory, config: RunConfig) -> bool:
@@ -268,7 +254,7 @@ def finished(directory: RunDirectory, config: RunConfig) -> bool:
             f"{directory.path} was made from another recipe, checkout or warm start; name another "
             "--out"
         )
-    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
+    return directory.status() == "done"
 
 
 def make_base(options: Options, name: str) -> RunConfig:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.cores import all_cores, describe_devices, on_gpus, shareable
-from benchmarks.harness.plots import plot_medians, plot_tradeoff, save_picture, tradeoffs
+from benchmarks.harness.plots import plot_means, plot_tradeoff, save_picture, tradeoffs
 from benchmarks.harness.study import (
     Options,
     Record,
@@ -67,7 +67,7 @@ def check(options: Options) -> None:
     """Check the options and the recipe; sets `base`, `chosen` and `reference`.
 
     Raises:
-        InputError: Something cannot be measured, or the folder exists.
+        InputError: Something cannot be measured.
     """
     recipe = load_comparison(options)
     least = WARM_UP + 2
@@ -82,8 +82,6 @@ def check(options: Options) -> None:
     options.chosen = tuple(map(int, whole_numbers(options.bounds, "--bounds")))
     options.reference = REFERENCE if REFERENCE in options.chosen else max(options.chosen)
     options.base = start_from(recipe, options, "async", steps).model_copy(update={"heldout": None})
-    if options.out.exists():
-        raise InputError(f"--out {options.out} exists; name a folder that does not")
     check_inputs(options.base)
 
 
@@ -224,9 +222,9 @@ def _draw_throughput(
         return [figures["samples_per_second"] for figures in rounds]
 
     by_bound = {float(name): speeds(rounds) for name, rounds in arms.items()}
-    plot_medians(axes, by_bound, "split devices")
+    plot_means(axes, by_bound, "split devices")
     if synchronous:
-        plot_medians(axes, {0.0: speeds(synchronous)}, "synchronous, all cores in turn", "s")
+        plot_means(axes, {0.0: speeds(synchronous)}, "synchronous, all cores in turn", "s")
     limits = record["medians"]["limits"]
     axes.axhline(limits["samples_per_second"], color="black", label="limit: the smaller of both")
     axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")

@@ -21,7 +21,7 @@ from benchmarks.harness.subprocesses import CLI, set_options
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
 COLUMNS = {
@@ -117,7 +117,7 @@ def check(options: Options) -> None:
     """Check that every preset can be loaded; sets `names`, `shared` and `own` settings.
 
     Raises:
-        InputError: A preset or setting is wrong, or the folder exists.
+        InputError: A preset or setting is wrong.
     """
     if options.out is None:
         options.out = Path("runs") / f"bench-presets-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -127,8 +127,6 @@ def check(options: Options) -> None:
     options.own = [f"steps={options.steps}", f"heldout.every={options.steps}"]
     for name in options.names:
         load_recipe(name, [*options.shared, *options.own])
-    if options.out.exists():
-        raise InputError(f"--out {options.out} exists; name a folder that does not")
 
 
 def measure(options: Options) -> Iterator[Record]:

@@ -6,11 +6,8 @@ Everything is measured over one window: from the end of step WARM_UP to the end 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
-
-from mpmath import betainc
 
 from benchmarks.harness.study import medians_over
 from deploy.planner.simulator import quantile
@@ -23,7 +20,6 @@ Row = Mapping[str, Any]
 """Statistics of a batch."""
 Point = tuple[float, float]
 """Seconds of training, and the held-out score at that time."""
-CONFIDENCE = 0.95
 
 
 def window(rows: Sequence[Row]) -> tuple[float, float]:
@@ -128,31 +124,6 @@ def learning(curve: Sequence[Point], target: float) -> dict[str, Any]:
         "seconds_to_target": seconds_to(curve, target),
         "curve": curve,
     }
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return Student's interval of the mean; a seed is one observation.
-
-    Raises:
-        ValueError: Less than two observations.
-    """
-    count = len(differences)
-    if count < 2:
-        raise ValueError("an interval needs at least two observations")
-    half = t_quantile(0.5 + CONFIDENCE / 2, count - 1) * stdev(differences) / sqrt(count)
-    middle = fmean(differences)
-    return middle - half, middle + half
-
-
-def t_quantile(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's distribution, above the median (A&S 1964, 26.5.27)."""
-    low, high = 0.0, 1e4
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        x = freedom / (freedom + middle**2)
-        above = betainc(freedom / 2, 0.5, 0, x, regularized=True) / 2
-        low, high = (middle, high) if above > 1 - probability else (low, middle)
-    return high
 
 
 def training(rows: Sequence[Row], actors_idle: float) -> dict[str, Any]:

@@ -196,6 +196,7 @@ STUDY = Study(
     ),
     check=check,
     in_folder=True,
+    continued=True,
     folder=None,
     file="staleness.json",
     measure=measure,

@@ -7,10 +7,10 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.harness.checkpoint_scores import failures
-from benchmarks.harness.plots import plot_medians, plot_tradeoff, save_picture, tradeoffs
+from benchmarks.harness.intervals import interval
+from benchmarks.harness.plots import INTERVAL, plot_means, plot_tradeoff, save_picture, tradeoffs
 from benchmarks.harness.study import text_table
 from benchmarks.harness.training_runs import conditions
-from benchmarks.loop.run_figures import interval
 from deploy.report.plots import new_figure
 
 Run = Mapping[str, Any]
@@ -159,9 +159,10 @@ def picture(document: Mapping[str, Any]) -> Any:
         panels += [
             partial(_speed, bounds=bounds, predictions=predictions),
             *(partial(plot_tradeoff, runs=bounds, measure=each) for each in tradeoffs(bounds)),
-            partial(_lag, bounds=bounds, predictions=predictions),
-            partial(_scores, bounds=bounds),
         ]
+        if any(run["lag_max"] for runs in bounds.values() for run in runs):
+            panels.append(partial(_lag, bounds=bounds, predictions=predictions))
+        panels.append(partial(_scores, bounds=bounds))
     if corrections:
         panels.append(
             partial(_corrections, bounds=bounds, corrections=corrections, stale=document["stale"])
@@ -171,6 +172,8 @@ def picture(document: Mapping[str, Any]) -> Any:
     figure = new_figure(5.2 * columns, 4.2 * rows)
     for number, draw_panel in enumerate(panels, start=1):
         draw_panel(figure.add_subplot(rows, columns, number))
+    if len({run["seed"] for run in document["arms"]}) > 1:
+        figure.suptitle(f"means over seeds; bands and bars: {INTERVAL}", fontsize=9)
     return figure
 
 
@@ -178,7 +181,7 @@ Groups = Mapping[str, Sequence[Run]]
 
 
 def _speed(axes: Any, bounds: Groups, predictions: Groups) -> None:
-    _by_bound(axes, bounds, bounds, "samples_per_second", "measured, median", "o-")
+    _by_bound(axes, bounds, bounds, "samples_per_second", "measured", "o-")
     if predictions:
         _by_bound(axes, bounds, predictions, "simulated", "predicted by simulation", "--")
     axes.set(title="Throughput by η", ylabel="samples trained per second", ylim=(0, None))
@@ -198,7 +201,7 @@ def _by_bound(axes: Any, bounds: Groups, runs: Groups, key: str, label: str, sty
     """Plot a figure of runs by bound; bounds are evenly spaced."""
     positions = {name: float(index) for index, name in enumerate(bounds)}
     values = {positions[name]: [run[key] for run in same] for name, same in runs.items()}
-    plot_medians(axes, values, label, style)
+    plot_means(axes, values, label, style)
     axes.set_xticks(list(positions.values()), list(bounds))
     axes.set_xlabel("max_staleness η")
 
@@ -223,7 +226,7 @@ def _curves(axes: Any, groups: Mapping[str, Sequence[Run]], label: str) -> None:
             fmean(second for second, _ in version): [score for _, score in version]
             for version in points
         }
-        plot_medians(axes, values, label.format(name), ".-")
+        plot_means(axes, values, label.format(name), ".-")
     axes.set(xlabel="seconds of training", ylabel="greedy, held-out")
     axes.legend(fontsize=8)
 

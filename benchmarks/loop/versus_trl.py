@@ -276,6 +276,7 @@ STUDY = Study(
     ),
     check=check,
     in_folder=True,
+    continued=True,
     folder=None,
     file="versus_trl.json",
     measure=measure,

@@ -29,9 +29,7 @@ from actors.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from benchmarks.harness.study import Options, Record, Study, option
-from benchmarks.weights.engine_load import start_engine
 from learner.config.learner import TinyModelConfig
-from learner.model.policy import build_tiny
 from queues.records import FinishReason, Lease, Prompt, Purpose
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -270,6 +268,8 @@ async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str
 
 
 async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
+    from benchmarks.weights.engine_load import start_engine
+
     engine = await start_engine(
         folder,
         initial_version=0,
@@ -299,6 +299,8 @@ def comparisons(options: Options, folder: Path) -> Iterator[Record]:
 
 
 def measure(options: Options) -> Iterator[Record]:
+    from learner.model.policy import build_tiny
+
     yield {"episodes": EPISODES, "turns": TURNS, "seconds": options.seconds}
     results: list[Record] = []
     with tempfile.TemporaryDirectory() as name:

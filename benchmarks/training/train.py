@@ -16,18 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of, sampled_tokens, write
-from benchmarks.training import packing
-from benchmarks.training.flops import Peak, shape_of, training_flops
-from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
-from benchmarks.training.learner_loop import gaps
 from learner.config.learner import LearnerConfig
-from learner.ranks.rank import Rank
-from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
-from learner.update import Updater
 from queues.schema import decode_arrays, encode
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
@@ -60,6 +51,15 @@ def _percent(shares: Mapping[str, float]) -> str:
 
 def measure_size(name: str, rounds: int) -> Record:
     """Measure a learner of one rank with a model of one size, in this process."""
+    import torch
+
+    from benchmarks.training.flops import Peak, shape_of, training_flops
+    from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
+    from benchmarks.training.learner_loop import gaps
+    from learner.ranks.rank import Rank
+    from learner.ranks.spec import LearnerSpec
+    from learner.update import Updater
+
     size = SIZES[name]
     config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +85,11 @@ def measure_size(name: str, rounds: int) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
+    import torch
+
+    from benchmarks.training import packing
+    from learner.ranks.spec import KEEP_FREED_MEMORY
+
     packed = packing.packing_figures()
     print(packing.describe(packed))
     if not torch.cuda.is_available():

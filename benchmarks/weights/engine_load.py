@@ -12,13 +12,11 @@ import torch
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.vllm import VllmEngine
-from benchmarks.harness.synthetic_load import Size, build
+from benchmarks.harness.synthetic_load import MAX_MODEL_LEN, Size, build
 from weight_sync.config import WeightSyncConfig
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import stage
 from weight_sync.transports.protocol import Transport
-
-MAX_MODEL_LEN = 512
 
 
 def qwen3_size(hidden: int, layers: int) -> Size:

@@ -14,21 +14,15 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.harness.study import Options, Record, Study, number, option
-from benchmarks.harness.synthetic_load import SIZES
-from benchmarks.weights.engine_load import (
-    MAX_MODEL_LEN,
-    Load,
-    build_model,
-    qwen3_size,
-    start_engine,
-)
-from benchmarks.weights.weight_sync import SENDINGS, WARM_UP_SECONDS, Bench
+from benchmarks.harness.synthetic_load import MAX_MODEL_LEN, SIZES
 
 REQUESTS = 64
 """Running throughout."""
 
 
 def measure(options: Options) -> Iterator[Record]:
+    from benchmarks.weights.engine_load import build_model, qwen3_size
+
     size = SIZES.get(options.size) or qwen3_size(256, 4)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -37,6 +31,9 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 async def measure_rounds(options: Options, folder: Path) -> Record:
+    from benchmarks.weights.engine_load import Load, start_engine
+    from benchmarks.weights.update_rounds import SENDINGS, WARM_UP_SECONDS, Bench
+
     engine = await start_engine(
         folder / "model", initial_version=0, dtype=options.dtype, max_concurrent_rollouts=REQUESTS
     )

@@ -5,7 +5,6 @@ iteration and `wait` block.
 """
 
 import atexit
-import json
 import os
 import shlex
 import signal
@@ -21,6 +20,7 @@ import pyarrow
 
 from deploy.config.loader import load_recipe
 from deploy.config.messages import section_of
+from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, Interrupted, RunFailed
 from deploy.storage.run_directory import RunDirectory
@@ -29,7 +29,6 @@ COMMAND = (sys.executable, "-P", "-c", "from deploy.cli import main; main()")
 POLL_SECONDS = 0.2
 OF_NOTEBOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "MPLBACKEND")
 """Variables that Jupyter sets for its kernel, and that are wrong for a process without a screen."""
-METRICS = "metrics.jsonl"
 
 
 class RunResults:
@@ -45,29 +44,32 @@ class RunResults:
     @property
     def status(self) -> str:
         """Running, done, failed, interrupted or killed."""
-        return self._directory.status() or "running"
+        return self._directory.status()
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`; empty before the first one."""
-        file = self._directory.summary_file
-        return json.loads(file.read_text()) if file.exists() else {}
+        return self._directory.summary() if self._has_folder() else {}
 
-    def rows(self, file: str = METRICS) -> list[dict[str, Any]]:
+    def rows(self, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
         """Return the records of a JSON-lines file: of `metrics.jsonl` one for each batch."""
-        return self._directory.rows(file)
+        return self._directory.rows(file) if self._has_folder() else []
 
-    def table(self, file: str = METRICS) -> pyarrow.Table:
+    def table(self, file: str = "metrics.jsonl") -> pyarrow.Table:
         """Return these records as a table, with a column for every key that one of them has."""
         rows = self.rows(file)
         names = dict.fromkeys(name for row in rows for name in row)
         return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
 
+    def _has_folder(self) -> bool:
+        return self.folder.exists()
+
 
 class TrainingRun(RunResults):
     """A run whose process this one has started.
 
-    It is stopped, as by Ctrl-C, when this Python process exits.
+    It is stopped, as by Ctrl-C, when this Python process exits. One that is killed leaves it
+    running: `results` finds it by its name.
     """
 
     def __init__(self, folder: Path, commands: list[list[str]], replaced: int | None) -> None:
@@ -94,41 +96,31 @@ class TrainingRun(RunResults):
             return "running"
         return {0: "done", **dict.fromkeys(INTERRUPTED, "interrupted")}.get(code, "failed")
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`; empty before the first one."""
-        return super().summary if self._has_folder() else {}
-
-    def rows(self, file: str = METRICS) -> list[dict[str, Any]]:
-        """Return the records of a JSON-lines file so far; none before the run has its folder."""
-        return super().rows(file) if self._has_folder() else []
-
     def lines(self) -> Iterator[str]:
         """Yield what the command prints, from its beginning until it ends."""
         position, partial = 0, b""
-        while True:
-            ended = self._process.poll() is not None
+        for _ in self._looks():
             while data := os.pread(self._output.fileno(), 65_536, position):
                 position += len(data)
                 *whole, partial = (partial + data).split(b"\n")
                 yield from (line.decode(errors="replace") for line in whole)
-            if ended:
-                break
-            time.sleep(POLL_SECONDS)
         if partial:
             yield partial.decode(errors="replace")
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Yield the statistics of each batch, as it is trained, until the run ends."""
         shown = 0
-        while True:
-            ended = self._process.poll() is not None
+        for _ in self._looks():
             rows = self.rows()
             yield from rows[shown:]
             shown = len(rows)
-            if ended:
-                return
+
+    def _looks(self) -> Iterator[None]:
+        """Yield at intervals until the process has ended, and once more then."""
+        while self._process.poll() is None:
+            yield
             time.sleep(POLL_SECONDS)
+        yield
 
     def stop(self) -> None:
         """Stop the run as Ctrl-C does, after a checkpoint; a second call does not wait for that."""
@@ -149,11 +141,14 @@ class TrainingRun(RunResults):
             raise TimeoutError(f"{self.folder.name} goes on after {timeout} s") from None
         if code == 0 or code in INTERRUPTED:
             return self.summary
-        message = "\n".join(["", *self.lines()]).rpartition("\nheadway: ")[2].strip()
-        raise (InputError if code == InputError.exit_code else RunFailed)(message)
+        _, printed, message = "\n".join(["", *self.lines()]).rpartition("\nheadway: ")
+        if not printed:
+            last = message.strip().rpartition("\n")[2] or "it printed nothing"
+            raise RunFailed(f"{self.folder.name} ended with exit code {code}: {last}")
+        raise (InputError if code == InputError.exit_code else RunFailed)(message.strip())
 
     def _has_folder(self) -> bool:
-        return self.folder.exists() and self.folder.stat().st_ino != self._replaced
+        return super()._has_folder() and self.folder.stat().st_ino != self._replaced
 
 
 INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)
@@ -218,20 +213,18 @@ def preparations(config: RunConfig) -> Iterator[str]:
 def override_settings(
     overrides: Mapping[str, Any], model: Any = RunConfig, prefix: str = ""
 ) -> Iterator[str]:
-    """Yield overrides as `key=value` with TOML values; a section is a mapping of its keys."""
+    """Yield overrides as `key=value` with TOML values; a section is a mapping of its keys.
+
+    Raises:
+        InputError: A value is None.
+    """
     for key, value in overrides.items():
         inner = model
         for part in key.split("."):
             inner = section_of(inner, part) if inner is not None else None
+        if value is None:
+            raise InputError(f"{prefix}{key} = None: leave out what is not to be set")
         if inner is not None and isinstance(value, Mapping):
             yield from override_settings(value, inner, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}={_toml(value)}"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False, default=str)
+            yield f"{prefix}{key}={toml_value(value)}"

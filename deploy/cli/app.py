@@ -9,6 +9,7 @@ Exit codes: 0 done, 1 failed at run time, 2 bad input, 130 interrupted after a c
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from deploy.cli.options import (
     RunsDir,
     complete_runs,
     load,
+    next_command,
 )
 from deploy.cli.runs import logs, ls, requeue, rollouts
 from deploy.cli.shadowing import check_not_shadowed, only_informs
@@ -209,9 +211,12 @@ def try_recipe(
     """Play a few episodes with the model of a recipe and print them; trains nothing."""
     config = load(recipe, overrides)
     with deferred():
-        from deploy.offline.try_recipe import try_recipe
+        from deploy.offline.try_recipe import before_warm_start, try_recipe
         from deploy.preflight.inputs import load_inputs
-    try_recipe(config, load_inputs(config), prompts, typer.echo)
+    made = config.sft is None or config.warm_start.exists()
+    with nullcontext(config) if made else before_warm_start(config, typer.echo) as tried:
+        try_recipe(tried, load_inputs(tried), prompts, typer.echo)
+    typer.echo(next_command("run" if made else "sft", recipe, overrides))
 
 
 @app.command(cls=Command)
@@ -319,10 +324,12 @@ def top(
     try:
         show(run, runs_dir, interval=interval, once=once, console=console)
     except RunEnded as ended:
+        from deploy.report.tables import FIGURES
         from deploy.report.tables import show as show_figures
 
-        summary = json.loads(ended.directory.summary_file.read_text())
-        show_figures({**summary, "status": ended.directory.status()}, ended.directory, console)
+        run_directory = ended.directory
+        figures = {**run_directory.summary(*FIGURES), "status": run_directory.status()}
+        show_figures(figures, run_directory, console)
 
 
 @app.command(cls=Command)

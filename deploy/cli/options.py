@@ -1,5 +1,6 @@
 """Arguments that several commands share, and the recipe that they name."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,8 +40,10 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Return the names of the runs in `runs` that begin with a text."""
-    folders = (file.parent.name for file in Path("runs").glob("*/recipe.toml"))
-    return sorted({name for name in folders if name.startswith(incomplete)})
+    from deploy.storage.run_directory import RunDirectory
+
+    names = sorted(run.path.name for run in RunDirectory.all(Path("runs")))
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_keys(incomplete: str) -> list[str]:
@@ -72,6 +75,12 @@ RunName = Annotated[
     typer.Argument(help="A run's folder, or its name in --runs-dir.", autocompletion=complete_runs),
 ]
 RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
+
+
+def next_command(command: str, recipe: str, overrides: list[str]) -> str:
+    """Return the line that names the command to go on with, with the recipe and its settings."""
+    settings = [part for setting in overrides for part in ("--set", setting)]
+    return f"go on with: {shlex.join(['headway', command, recipe, *settings])}"
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":

@@ -1,8 +1,8 @@
 """The commands that show runs, `ls`, `logs` and `rollouts`, and `requeue`."""
 
-from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -10,19 +10,15 @@ from rich.console import Console
 from deploy.cli.options import RunName, RunsDir
 
 
-class Order(StrEnum):
-    """Figures that rollouts can be sorted by."""
-
-    REWARD = "reward"
-    LENGTH = "length"
-
-
 def ls(runs_dir: RunsDir = Path("runs")) -> None:
     """List the runs of a folder, the newest first."""
     from deploy.report.tables import show_runs
     from deploy.storage.run_directory import RunDirectory
 
-    show_runs(RunDirectory.all(runs_dir), Console(highlight=False))
+    if runs := RunDirectory.all(runs_dir):
+        show_runs(runs, Console(highlight=False))
+    else:
+        typer.echo(f"no runs in {runs_dir}")
 
 
 def logs(
@@ -38,16 +34,23 @@ def logs(
     from deploy.cluster.worker_logs import logs_of, newest_lines
     from deploy.errors import InputError
     from deploy.storage.run_directory import RunDirectory
+    from queues.runtime.nearest_name import nearest
 
-    files = logs_of(RunDirectory.open(run, runs_dir))
+    directory = RunDirectory.open(run, runs_dir)
+    files = logs_of(directory)
+    if not files:
+        raise InputError(f"run {run!r} has no output yet, in {directory.logs} or with Ray")
     if process is None:
         for name, file in files:
             typer.echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
         return
     chosen = [(name, file) for name, file in files if process in (name, Path(name).stem)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(Path(name).stem for name, _ in files)) or "none yet"
-        raise InputError(f"run {run!r} has no output of {process!r}; there is {names}")
+        names = [*dict.fromkeys(Path(name).stem for name, _ in files)]
+        raise InputError(
+            f"run {run!r} has no output of {process!r}; there is {', '.join(names)}"
+            f"{nearest(process, names)}"
+        )
     for name, file in chosen:
         typer.echo(f"== {name}: {file}")
         typer.echo(newest_lines(file, lines))
@@ -60,18 +63,24 @@ def rollouts(
     version: Annotated[
         int | None, typer.Option(help="Version that they were trained at; default: the newest.")
     ] = None,
-    sort: Annotated[Order | None, typer.Option(help="Show the highest first.")] = None,
-    lowest: Annotated[bool, typer.Option("--lowest", help="Show the lowest first.")] = False,
+    sort: Annotated[
+        Literal["reward", "length"] | None, typer.Option(help="Show the highest first.")
+    ] = None,
+    lowest: Annotated[
+        bool, typer.Option("--lowest", help="Show the lowest first, of rewards by default.")
+    ] = False,
     count: Annotated[int, typer.Option(min=1, help="Rollouts to print.")] = 3,
 ) -> None:
     """Print rollouts of a trained batch with prompts, rewards and lag, as text."""
-    from deploy.offline.rollouts import ORDERS, read_samples, show_samples
+    from deploy.observability.samples import heading, text_of
+    from deploy.offline.rollouts import read_samples
     from deploy.storage.run_directory import RunDirectory
 
-    found = read_samples(RunDirectory.open(run, runs_dir), version)
-    if sort is not None:
-        found.sort(key=ORDERS[sort], reverse=not lowest)
-    show_samples(found[:count], typer.echo)
+    samples = read_samples(RunDirectory.open(run, runs_dir), version)
+    if sort or lowest:
+        samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
+    for sample in samples[:count]:
+        typer.echo(f"── {heading(sample)}\n{text_of(sample)}\n")
 
 
 def requeue(

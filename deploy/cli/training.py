@@ -6,7 +6,7 @@ Each checks its recipe and prints its first line before it imports anything heav
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
+from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import InputError, RunFailed, exit_code_of
 from deploy.runtime.signals import deferred
 
@@ -63,9 +63,10 @@ def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     directory.check_at_rest()
     changes = recipe_changes(directory, config)
     if directory.status() == "done" and not any(change.name == "steps" for change in changes):
+        trained = directory.summary("version")["version"]
         terminal.say(
-            f"{config.name} is done: {directory.summary()['version']} of {config.steps} steps are "
-            f"trained; raise steps in {directory.recipe_file} and resume it to train more"
+            f"{config.name} is done: {trained} of {config.steps} steps are trained; raise steps in "
+            f"{directory.recipe_file} and resume it to train more"
         )
         return
     if changes:
@@ -109,6 +110,7 @@ def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 
     terminal = Terminal()
     terminal.say(f"warm start in {warm_start(config, terminal, replace=replace)}")
+    terminal.say(next_command("run", recipe, overrides))
 
 
 def reward_model(
@@ -124,3 +126,4 @@ def reward_model(
 
     terminal = Terminal()
     terminal.say(f"reward models in {train_reward_models(config, terminal, replace=replace)}")
+    terminal.say(next_command("run", recipe, overrides))

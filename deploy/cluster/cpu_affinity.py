@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from actors.config import ActorsConfig
 from deploy.config.run_config import RunConfig
+from learner.config.supervised import SupervisedConfig
 from queues.runtime.cpu_affinity import parse_cores
 
 
@@ -28,6 +29,17 @@ def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
         return config
     text = ",".join(map(str, cores))
     return config.model_copy(update={"learner": learner.model_copy(update={"cores": text})})
+
+
+def supervised_threads(
+    config: RunConfig, section: SupervisedConfig, available: Iterable[int]
+) -> int:
+    """Return the torch threads of a warm start or reward model: by default those of a learner.
+
+    All cores are not a good default: torch's threads wait for one another by spinning, so that a
+    small model trains several times slower on them where anything else runs.
+    """
+    return section.threads or learner_on_cores(config, available).learner.threads_of_rank
 
 
 def learner_share(config: RunConfig, available: Iterable[int]) -> list[int]:

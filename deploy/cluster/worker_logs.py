@@ -50,7 +50,7 @@ def logs_of(directory: RunDirectory) -> list[tuple[str, Path]]:
     files = [(file.name, file) for file in sorted(directory.logs.glob("[!.]*"))]
     sessions = directory.rows(FILE)
     kept = sessions[-1].get("ray_logs") if sessions else None
-    if kept is not None and directory.status() in (None, "running", "killed"):
+    if kept is not None and directory.status() in ("running", "killed"):
         files += worker_logs(Path(kept))
     return files
 

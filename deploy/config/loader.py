@@ -73,7 +73,7 @@ def _read(recipe: str) -> dict[str, Any]:
     if path.is_dir():
         raise InputError(f"recipe {recipe!r} is a folder and cannot be read; name a TOML file")
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         names = shipped_names()
         raise InputError(

@@ -21,7 +21,7 @@ def recipe_text(config: RunConfig) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Format a JSON value that is not null as TOML, on one line.
+    """Format a value that is not None as TOML, on one line; a path as its text.
 
     Example:
         >>> toml_value({"k": 4, "names": ["a", "b"]})
@@ -30,10 +30,10 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         entries = [f"{_key(name)} = {toml_value(entry)}" for name, entry in value.items()]
         return f"{{ {', '.join(entries)} }}" if entries else "{}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     # A string of JSON is one of TOML but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
 def _section(section: BaseModel, name: str) -> Iterator[str]:

@@ -14,8 +14,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.driver.recorder import show_scores
 from deploy.driver.run_context import RunContext
@@ -86,4 +84,4 @@ async def collect(context: RunContext, broker: "BrokerClient", trackers: Tracker
         context.console.say(f"held-out at version {version}: {show_scores(scores)}")
         if any(result.failed for _, result in results):
             latest = (await broker.status(after=record.version)).last_error
-            context.console.say(escape(f"the latest failed attempt: {latest}"))
+            context.console.say(f"the latest failed attempt: {latest}")

@@ -17,7 +17,7 @@ from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.samples import FILE as SAMPLES
-from deploy.observability.samples import Sample, best_and_worst, samples
+from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
 from deploy.storage.run_record import Record, Score
@@ -106,9 +106,9 @@ class Recorder:
         def write() -> list[Sample]:
             jsonl.write("metrics.jsonl", rows)
             jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
-            found = [sample for batch in batches for sample in self._samples(batch.version)]
-            jsonl.write(SAMPLES, [asdict(sample) for sample in found])
-            return found
+            samples = [sample for batch in batches for sample in self._samples(batch.version)]
+            jsonl.write(SAMPLES, [asdict(sample) for sample in samples])
+            return samples
 
         self._trackers.samples((await run_in_daemon_thread(write))[-2:])
         self._check_lags(batches)
@@ -120,7 +120,7 @@ class Recorder:
             payloads = read_batch(self._context.directory.path, version, groups=1)
             if payloads and self._tokenizer is None:
                 self._tokenizer = load_tokenizer(self._context.inputs.model_path)
-            return best_and_worst([*samples(payloads, version, self._tokenizer)])
+            return best_and_worst([*decode_samples(payloads, version, self._tokenizer)])
         except Exception as error:  # noqa: BLE001  (tokenizers are other projects' code)
             if not self._sampling_failed:
                 log.warning("no rollouts of batch %d are kept as text: %r", version, error)

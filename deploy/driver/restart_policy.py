@@ -5,8 +5,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from rich.markup import escape
-
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from queues.runtime.daemon_thread import run_in_daemon_thread
@@ -56,8 +54,7 @@ class Restarts:
         context = self._context
         context.record.restarts[self._name] += 1
         context.console.say(
-            f"{self._name} is restarted ({self._in_a_row} of {self._limit} in a row): "
-            f"{escape(reason)}"
+            f"{self._name} is restarted ({self._in_a_row} of {self._limit} in a row): {reason}"
         )
         restart = {
             "actor": self._name,

@@ -18,18 +18,24 @@ from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
 
-DISK_SECONDS = 1.0
-"""Seconds that a scrape waits for the disk's answer."""
-
 
 class RunMetrics(Collector):
     """Collects metrics from the record of a run, in a scrape's thread while the driver appends.
 
-    Also those of the disk of the run's `folder`, and of the waits that `overdue` returns.
+    Also those of the disk of the run's `folder`, whose answer a scrape waits for `disk_seconds`,
+    and of the waits that `overdue` returns.
     """
 
-    def __init__(self, record: Record, folder: Path, overdue: Callable[[], Sequence[Wait]]) -> None:
+    def __init__(
+        self,
+        record: Record,
+        folder: Path,
+        overdue: Callable[[], Sequence[Wait]],
+        *,
+        disk_seconds: float = 1.0,
+    ) -> None:
         self._record, self._folder, self._overdue = record, folder, overdue
+        self._disk_seconds = disk_seconds
         self._one_scrape = threading.Lock()
         self._free: int | None = None
         self._asking: threading.Thread | None = None
@@ -79,11 +85,11 @@ class RunMetrics(Collector):
         yield from self._disk()
 
     def _disk(self) -> Iterator[Metric]:
-        """Yield the free space; nothing while the disk does not answer within DISK_SECONDS."""
+        """Yield the free space; nothing while the disk does not answer in time."""
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(target=self._ask_disk, name="free-space", daemon=True)
             self._asking.start()
-        self._asking.join(DISK_SECONDS)
+        self._asking.join(self._disk_seconds)
         if not self._asking.is_alive() and self._free is not None:
             yield GaugeMetricFamily(
                 "headway_disk_free_bytes", "Free bytes on the disk of the run's folder.", self._free

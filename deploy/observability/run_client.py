@@ -219,7 +219,7 @@ def _address_of(directory: RunDirectory) -> str:
         [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == "driver"]
     except FileNotFoundError:
         if directory.rests():
-            if directory.status() is None:
+            if not directory.summary_file.exists():
                 raise RunMissing(f"{directory.path} has trained nothing yet") from None
             raise RunEnded(directory) from None
         if not directory.config().deploy.metrics:

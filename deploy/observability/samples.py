@@ -34,7 +34,7 @@ class Sample:
     """Everything after the prompt, with what an environment inserted."""
 
 
-def samples(payloads: Sequence[Payload], version: int, tokenizer: Any) -> Iterator[Sample]:
+def decode_samples(payloads: Sequence[Payload], version: int, tokenizer: Any) -> Iterator[Sample]:
     """Yield every rollout of the groups of a batch, decoded by the tokenizer of its policy."""
     for payload in payloads:
         group = decode(payload)
@@ -64,12 +64,12 @@ def _sample(rollout: Rollout, prompt_id: str, version: int, tokenizer: Any) -> S
     )
 
 
-def best_and_worst(found: Sequence[Sample]) -> list[Sample]:
+def best_and_worst(samples: Sequence[Sample]) -> list[Sample]:
     """Return the sample of the highest and that of the lowest reward, shortened."""
-    ordered = sorted(found, key=lambda sample: sample.reward, reverse=True)
+    ordered = sorted(samples, key=lambda sample: sample.reward, reverse=True)
     return [
-        replace(one, prompt=_shortened(one.prompt), response=_shortened(one.response))
-        for one in [*ordered[:1], *ordered[1:][-1:]]
+        replace(sample, prompt=_shortened(sample.prompt), response=_shortened(sample.response))
+        for sample in [*ordered[:1], *ordered[1:][-1:]]
     ]
 
 

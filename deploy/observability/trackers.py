@@ -171,12 +171,15 @@ class Trackers:
         """Log the figures of a trained batch at the version that it produced."""
         self._log(row["version"] + 1, {f"batch/{key}": n for key, n in numbers(row).items()})
 
-    def samples(self, found: Sequence[Sample]) -> None:
+    def samples(self, samples: Sequence[Sample]) -> None:
         """Log some rollouts of one batch as text, at the version that the batch produced."""
-        if found:
-            version = found[-1].version
-            of_version = [sample for sample in found if sample.version == version]
-            content = "\n\n".join(f"{heading(one)}\n{text_of(one)}" for one in of_version)
+        if samples:
+            version = samples[-1].version
+            content = "\n\n".join(
+                f"{heading(sample)}\n{text_of(sample)}"
+                for sample in samples
+                if sample.version == version
+            )
             self._call_all(lambda tracker: tracker.text(version + 1, content))
 
     def scores(self, version: int, scores: Mapping[str, float | None]) -> None:

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
@@ -232,7 +230,7 @@ class Watchdog:
         at = time.time()
         texts = [self._sentence(wait, {}, at) for wait in late]
         for text in texts:
-            self._screen.say(escape(text))
+            self._screen.say(text)
         report = asyncio.create_task(self._report(late, at))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
@@ -257,7 +255,7 @@ class Watchdog:
             stacks = await asyncio.wait_for(writing, limit)
         except TimeoutError:
             stacks = f"no file yet: its disk did not answer within {limit:g} s"
-        self._screen.say(escape("; ".join([*states, f"stacks in {stacks}"])))
+        self._screen.say("; ".join([*states, f"stacks in {stacks}"]))
 
     def _write_report(
         self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float

@@ -16,6 +16,7 @@ from actors.engines.model_folder import check_model, load_tokenizer
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
 from actors.sources.examples import PREFERENCES, Example, load_examples, without
+from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.disk_space import check_runs_dir
@@ -25,6 +26,7 @@ from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.supervised import RewardTrainingConfig
+from queues.runtime.cpu_affinity import usable_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,8 +120,7 @@ def _train_all(
 
     from actors.reward_models.scoring import combine
 
-    if section.threads:
-        torch.set_num_threads(section.threads)
+    torch.set_num_threads(supervised_threads(config, section, usable_cores()))
     heldout_pairs = len(pairs.heldout)
     members, scores = [], []
     for member in range(section.members):

@@ -1,21 +1,13 @@
-"""`headway rollouts`: prints some rollouts of a trained batch."""
-
-from collections.abc import Callable
+"""Reads the rollouts of a trained batch as text, for `headway rollouts`."""
 
 from actors.engines.model_folder import load_tokenizer
 from deploy.errors import InputError
-from deploy.observability.samples import Sample, heading, samples, text_of
+from deploy.observability.samples import Sample, decode_samples
 from deploy.preflight.models import model_path
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.recorded_batches import read_batch
-
-ORDERS: dict[str, Callable[[Sample], float]] = {
-    "reward": lambda sample: sample.reward,
-    "length": lambda sample: sample.tokens,
-}
-"""Figures that samples are sorted by."""
 
 
 def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
@@ -34,10 +26,4 @@ def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
         )
     saved = newest_checkpoint(directory.path)
     tokenizer = load_tokenizer(str(saved[1]) if saved else model_path(directory.config()))
-    return [*samples(read_batch(directory.path, version), version, tokenizer)]
-
-
-def show_samples(found: list[Sample], say: Callable[[str], None]) -> None:
-    """Print samples with their prompts; control characters are escaped."""
-    for sample in found:
-        say(f"── {heading(sample)}\n{text_of(sample)}\n")
+    return [*decode_samples(read_batch(directory.path, version), version, tokenizer)]

@@ -10,6 +10,7 @@ from actors.engines.model_folder import check_model, context_length, load_tokeni
 from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import encode
 from actors.sources.examples import DEMONSTRATIONS, TURN, Example, load_examples
+from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
@@ -20,6 +21,7 @@ from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.learner import TinyModelConfig
 from learner.config.supervised import SftConfig
+from queues.runtime.cpu_affinity import usable_cores
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
@@ -115,8 +117,7 @@ def train_model(
     from learner.supervised import Progress
     from learner.supervised.sft import tokenize, train_supervised
 
-    if sft.threads:
-        torch.set_num_threads(sft.threads)
+    torch.set_num_threads(supervised_threads(config, sft, usable_cores()))
     torch.manual_seed(config.seed)
     origin = path or str(partial)
     if config.model.tiny is not None:

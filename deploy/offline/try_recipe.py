@@ -7,7 +7,8 @@ Nothing is trained or sent, and nothing stays on disk but the output of an engin
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,25 @@ from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
+from learner.config.learner import ModelConfig
 from queues.records import Lease, Prompt, Purpose, Rollout
+
+
+@contextmanager
+def before_warm_start(config: RunConfig, say: Callable[[str], None]) -> Iterator[RunConfig]:
+    """Yield a recipe whose warm start is not made yet with the model that it would start from.
+
+    A model of `[model.tiny]` is built with random weights, in a folder that the block deletes.
+    """
+    say(f"{config.warm_start} does not exist yet: this is the model before its warm start")
+    with tempfile.TemporaryDirectory(prefix="headway-try-") as folder:
+        model = config.model
+        if model.tiny is not None:
+            from learner.model.policy import build_tiny
+
+            build_tiny(model.tiny, Path(folder), seed=config.seed)
+            model = ModelConfig(path=folder)
+        yield config.model_copy(update={"sft": None, "model": model})
 
 
 def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]) -> None:

@@ -80,7 +80,7 @@ def read_rates(directory: RunDirectory) -> Measured:
             "these are needed to tell how fast its parts are"
         )
     history = read_history(directory.path, batches[0].version, trained[-1].version)
-    swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
+    swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
     return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
 
 
@@ -161,6 +161,8 @@ def _engine(
                 "short"
             )
         fitted = _least_squares(factors, seconds)
+        if not fitted[:2].any():  # rollouts of one length: turnover alone may explain them
+            fitted = np.append(_least_squares(factors[:, :2], seconds), 0.0)
     residuals = seconds - factors @ fitted
     step, rollout, turnover = fitted.tolist()
     variance = float(np.var(seconds))

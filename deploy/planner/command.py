@@ -1,6 +1,5 @@
 """`headway plan`: reads its options, chooses the rates, and shows the prediction."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -152,8 +151,8 @@ def _rates(
     refuse_another_model(config, recorded)
     measured = read_rates(run)
     evaluated = recorded.heldout is not None
-    if evaluated and run.summary_file.exists():
-        evaluated = bool(json.loads(run.summary_file.read_text()).get("heldout", True))
+    if evaluated:
+        evaluated = bool(run.summary().get("heldout", True))
     notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
     rates = replace(measured.rates, ranks=recorded.learner.ranks)
     return rates, [*differences(config, recorded), *notes], _compare(measured, recorded)

@@ -146,12 +146,13 @@ def _settings_named(section: str, source: str) -> Iterator[None]:
 def check_code(config: RunConfig) -> None:
     """Check what a recipe names and no model is needed for: `headway validate --strict`.
 
-    Rewards, environment, sources and objective are imported, and their options are checked.
+    Rewards, environment, sources, trackers and objective are found, and their options checked.
 
     Raises:
         InputError: One of them cannot be imported, or does not take its options.
     """
     load_scoring(config)
+    trackers.check(config.deploy.trackers)
     _, problems = load_heldout(config)
     source = load_training_source(config, problems)
     actors = config.actors

@@ -6,7 +6,6 @@ A model folder that was made with other settings than a recipe's is refused.
 import json
 import os
 import platform
-import subprocess
 import time
 from importlib.metadata import distributions, version
 from pathlib import Path
@@ -17,11 +16,10 @@ import psutil
 from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from deploy.runtime import machine
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making."""
-ANSWER_SECONDS = 10.0
-"""Deadline of git and nvidia-smi."""
 
 
 def environment() -> dict[str, Any]:
@@ -43,45 +41,18 @@ def environment() -> dict[str, Any]:
         "machine": {
             "host": platform.node(),
             "system": platform.platform(),
-            "cpu": _cpu(),
+            "cpu": machine.cpu(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "gpus": _gpus(),
+            "gpus": machine.gpus(),
         },
     }
 
 
 def _commit(folder: Path) -> str | None:
-    commit = _output_of("git", "-C", str(folder), "rev-parse", "HEAD")
-    if not commit:
-        return None
-    changed = _output_of("git", "-C", str(folder), "status", "--porcelain", "-uno")
+    commit = machine.git(folder, "rev-parse", "HEAD")
+    changed = commit and machine.git(folder, "status", "--porcelain", "-uno")
     return f"{commit}+changes" if changed else commit
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
-
-
-def _gpus() -> list[str]:
-    output = _output_of(
-        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
-    )
-    return output.splitlines() if output else []
-
-
-def _output_of(*command: str) -> str | None:
-    """Return the standard output of a program; None where it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=ANSWER_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def warm_start_origin(config: RunConfig) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = (5.0, 3.1)
+SIZE = (4.4, 2.8)
 """Inches; readable at the width of a phone."""
 COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
 """Colours of runs, in order."""
@@ -89,9 +89,10 @@ def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
 def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
     """Return seconds since the first step, and rollouts trained per second over WINDOW batches.
 
-    The first batch of a session is left out, since its beginning is not known.
+    The first batch of a session is left out, since its beginning is not known. Means over fewer
+    batches, at the beginning of a session, are left out too unless there are no others.
     """
-    seconds, rates = [], []
+    points: list[tuple[float, float, int]] = []
     passed = 0.0
     recent: list[tuple[int, float]] = []
     for before, batch in pairwise(batches):
@@ -103,9 +104,9 @@ def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float
         recent = [*recent, (batch.report.rollouts_trained, took)][-WINDOW:]
         window = sum(duration for _, duration in recent)
         if window > 0:
-            seconds.append(passed)
-            rates.append(sum(rollouts for rollouts, _ in recent) / window)
-    return seconds, rates
+            points.append((passed, sum(rollouts for rollouts, _ in recent) / window, len(recent)))
+    whole = [point for point in points if point[2] == WINDOW] or points
+    return [seconds for seconds, _, _ in whole], [rate for _, rate, _ in whole]
 
 
 def waiting(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
@@ -337,6 +338,7 @@ PLOTS = (
         "Groups by outcome: mean (dot), median to 95th percentile (line). Of aborted groups only "
         "the seconds are known, as a lower bound.",
         _left_out,
+        lambda run: any(run.bias.groups[fate] for fate in FATES if fate != "trained"),
     ),
     Plot("Weight updates", "One mark per engine and version.", _weight_sync),
 )

@@ -1,7 +1,6 @@
 """The report of a run, or of several side by side, drawn from their folders as one page."""
 
 import io
-import json
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from deploy.observability.samples import Sample, heading, text_of
 from deploy.report.elapsed import resumptions
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
 from deploy.report.summary import summarise
-from deploy.report.tables import figures
+from deploy.report.tables import FIGURES, figures
 from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -77,10 +76,12 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
         raise InputError(f"{len(directories)} runs are too many for one page; compare up to {MOST}")
     records = []
     for run in directories:
-        recorded = run.ledger.exists() and (run.path / "metrics.jsonl").exists()
-        record = read_record(run) if recorded else None
+        record = read_record(run) if run.ledger.exists() else None
         if record is None or not record.batches:
-            raise InputError(f"{run.path} has trained no batch yet, so there is nothing to draw")
+            raise InputError(
+                f"{run.path} has trained no batch yet: none is in metrics.jsonl, and there is "
+                "nothing to draw"
+            )
         records.append(record)
     file = directory.path / "compare.html" if others else directory.page
     with atomic_file(file) as opened:
@@ -93,17 +94,17 @@ def read_record(directory: RunDirectory) -> Record:
     config = directory.config()
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
     record.batches = read_batches(directory)
-    record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
-    if directory.summary_file.exists():
-        summary = json.loads(directory.summary_file.read_text())
+    record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
+    if summary := directory.summary("heldout", "heldout_sampled"):
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record
 
 
 def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
     """Return the trained batches of a run in order; of one trained again, the newest record."""
-    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
-    return [TrainedBatch.from_dict(rows[version]) for version in sorted(rows)]
+    read = directory.rows("metrics.jsonl", TrainedBatch.from_dict)
+    batches = {batch.version: batch for batch in read}
+    return [batches[version] for version in sorted(batches)]
 
 
 def draw(record: Record, directory: RunDirectory) -> None:
@@ -136,7 +137,7 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     if len(runs) > 1:
         return page(" · ".join(labels), runs, None)
     title = f"{first.name}: {first.version} of {first.steps} steps"
-    newest = [Sample(**row) for row in directories[0].rows(SAMPLES)[-MOST_SAMPLES:]]
+    newest = directories[0].rows(SAMPLES, lambda row: Sample(**row))[-MOST_SAMPLES:]
     return page(title, runs, _timeline(first, directories[0]), newest[::-1])
 
 
@@ -162,10 +163,9 @@ def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
     """Return the figures of the written summary, or of the batches where there is none yet."""
-    status = directory.status() or "unknown"
-    if directory.summary_file.exists():
-        summary: dict[str, Any] = json.loads(directory.summary_file.read_text())
-    else:
+    status = directory.status()
+    summary = directory.summary(*FIGURES)
+    if not summary:
         summary = summarise(record, status=status, now=time.time()) | {"seconds": None}
     return {"status": status, **figures(summary)}
 

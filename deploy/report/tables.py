@@ -17,7 +17,7 @@ from queues.readers.selection_bias import BiasReport
 
 SHOWN = 20
 """Most failed prompts in a table."""
-PLACES = 3
+TRACEBACKS = 3
 """Most tracebacks after it."""
 
 
@@ -27,37 +27,51 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     for label, value in figures(summary).items():
         table.add_row(label, value)
     console.print(table)
-    console.print(f"report: {directory.page}", soft_wrap=True)
-    console.print(f"figures: {directory.summary_file}", soft_wrap=True)
+    lines = (
+        f"report: {directory.page}",
+        f"figures: {directory.summary_file}",
+        f"go on with: headway rollouts {directory.path}",
+        f"        or: headway export {directory.path} --to FOLDER",
+    )
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:
-    """Print a line for each run, by the time of its last summary, the newest first."""
+    """Print a line for each of some runs, by the time of its last summary, the newest first."""
     table = Table("run", "status", "steps", "held-out", "minutes", "last summary", box=None)
-    rows = sorted(map(_row_of_run, runs), reverse=True)
-    for _, cells in rows:
+    for _, cells in sorted(map(_row_of_run, runs), reverse=True):
         table.add_row(*map(escape, cells))
-    console.print(table if rows else "no runs")
+    console.print(table)
 
 
 def _row_of_run(run: RunDirectory) -> tuple[float, list[str]]:
     """Return the time of a run's last change, and its cells."""
-    name = run.path.name
+    name, file = run.path.name, run.summary_file
+    if not file.exists():
+        return run.recipe_file.stat().st_mtime, [name, run.status(), "–", "–", "–", "–"]
+    written = file.stat().st_mtime
     try:
-        status = run.status()
-        if status is None:
-            return run.recipe_file.stat().st_mtime, [name, "no batch yet", "", "", "", ""]
-        summary, written = run.summary(), run.summary_file.stat().st_mtime
+        summary = run.summary("version", "steps", "seconds", "heldout")
         scores = [row["score"] for row in summary["heldout"]]
         cells = [
+            run.status(),
             f"{summary['version']} of {summary['steps']}",
             _number(scores[-1], ".3f") if scores else "–",
             f"{summary['seconds'] / 60:.1f}",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(written)),
         ]
     except (InputError, KeyError, TypeError):
-        return run.summary_file.stat().st_mtime, [name, "damaged", "", "", "", ""]
-    return written, [name, status, *cells]
+        cells = ["damaged"]
+    return written, [name, *cells]
+
+
+FIGURES = (
+    "name", "version", "steps", "seconds", "seconds_to_first_step", "samples_per_second",
+    "tokens_trained", "heldout", "heldout_sampled", "selection", "max_lag_trained", "max_staleness",
+    "multi_version_rollouts", "ess_mean", "mismatch", "idle_fraction", "weight_sync", "overlap",
+    "accounting", "restarts",
+)  # fmt: skip
+"""Keys of a summary that `figures` reads."""
 
 
 def figures(summary: dict[str, Any]) -> dict[str, str]:
@@ -163,14 +177,14 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
     table = Table("prompt", "attempts", "reason", "error", title="failed permanently")
     for prompt in failed[-SHOWN:]:
         error = escape(prompt.error.partition("\n")[0])
-        table.add_row(prompt.prompt_id, str(prompt.attempts), prompt.reason, error)
+        table.add_row(escape(prompt.prompt_id), str(prompt.attempts), prompt.reason, error)
     console.print(table)
     if len(failed) > SHOWN:
         console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
-    places = Counter(prompt.error.partition("\n")[2] for prompt in failed)
-    places.pop("", None)
-    for where, count in places.most_common(PLACES):
-        text = f"{count} of {len(failed)} were raised at\n{where}"
+    tracebacks = Counter(prompt.error.partition("\n")[2] for prompt in failed)
+    tracebacks.pop("", None)
+    for traceback, count in tracebacks.most_common(TRACEBACKS):
+        text = f"{count} of {len(failed)} were raised at\n{traceback}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

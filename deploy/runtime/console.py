@@ -12,7 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deploy.errors import InputError, Interrupted, exit_code_of
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -31,7 +34,8 @@ class _LogFile(logging.FileHandler):
 def log_to(file: Path) -> Iterator[None]:
     """Append to a file, during the block, what is printed and what this process logs.
 
-    An exception that ends the block is logged with its traceback.
+    An exception that ends the block is logged with its traceback; that of an interrupt or of bad
+    input only with the message that the user sees.
     """
     root, handler = logging.getLogger(), _LogFile(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -43,8 +47,12 @@ def log_to(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        ended = f"ended by {type(error).__name__}"
-        handler.handle(log.makeRecord(log.name, logging.ERROR, "", 0, ended, (), sys.exc_info()))
+        by_user = exit_code_of(error) in (InputError.exit_code, Interrupted.exit_code)
+        if by_user or isinstance(error, KeyboardInterrupt):
+            ended, trace = str(error) or "stopped by the user", None
+        else:
+            ended, trace = f"ended by {type(error).__name__}", sys.exc_info()
+        handler.handle(log.makeRecord(log.name, logging.ERROR, "", 0, ended, (), trace))
         raise
     finally:
         log.setLevel(level)
@@ -74,7 +82,7 @@ class Terminal:
 
     def _print(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {text}", soft_wrap=True)
+        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {escape(text)}", soft_wrap=True)
 
     @contextmanager
     def bar(self, total: int, waiting_for: str) -> Iterator[None]:
@@ -83,7 +91,7 @@ class Terminal:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("· left"),
             TimeRemainingColumn(compact=True),
         )

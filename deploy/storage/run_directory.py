@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from deploy.errors import InputError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file
+from queues.runtime.nearest_name import nearest
 
 LOCK_TRIES = 5
 """Attempts at a lock, since a command that only tests it holds it for a moment."""
@@ -115,7 +116,9 @@ class RunDirectory:
                 return cls(path.absolute())
         names = sorted(directory.path.name for directory in cls.all(runs_dir))
         known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
-        raise RunMissing(f"no run {run!r}: neither a run folder nor a name ({known})")
+        raise RunMissing(
+            f"no run {run!r}: neither a run folder nor a name ({known}){nearest(run, names)}"
+        )
 
     @classmethod
     def all(cls, runs_dir: Path) -> list["RunDirectory"]:
@@ -160,26 +163,26 @@ class RunDirectory:
         here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
         return config.model_copy(update={"deploy": here})
 
-    def status(self) -> str | None:
-        """Return the run's status as in its summary; None before the first summary.
+    def status(self) -> str:
+        """Return the run's status: "running", "done", "failed", "interrupted" or "killed".
 
-        It is "running", "done", "failed", "interrupted", or "killed" if the summary says "running"
-        and no process works on the run.
+        It is that of the summary, or "killed" if the run has not ended and no process works on it.
         """
-        if not self.summary_file.exists():
-            return None
-        written = str(self.summary()["status"])
+        written = str(self.summary("status").get("status", "running"))
         return "killed" if written == "running" and self.rests() else written
 
-    def summary(self) -> dict[str, Any]:
-        """Return the summary, which has at least a status.
+    def summary(self, *keys: str) -> dict[str, Any]:
+        """Return the content of `summary.json`, with some keys at least; empty if there is none.
 
         Raises:
-            InputError: The file is damaged.
+            InputError: The file is damaged, or lacks one of the keys.
         """
         try:
             summary: dict[str, Any] = json.loads(self.summary_file.read_text())
-            _ = summary["status"]
+            for key in keys:
+                _ = summary[key]
+        except FileNotFoundError:
+            return {}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
         return summary
@@ -214,20 +217,22 @@ class RunDirectory:
                 os.truncate(path, before)
             raise
 
-    def rows(self, name: str) -> list[Any]:
+    def rows(self, name: str, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
         """Read the records of a JSON-lines file, without a last line that a crash cut off.
 
+        `parse` makes an object of each record.
+
         Raises:
-            InputError: Another line is damaged; names it.
+            InputError: Another line is damaged, or `parse` lacks a key of it; names the line.
         """
         path = self.path / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         rows = []
         for number, line in enumerate(lines, start=1):
             try:
-                rows += [json.loads(line)] if line.endswith(b"\n") else []
-            except ValueError as error:
-                raise InputError(f"{path}, line {number} is damaged: {error}") from None
+                rows += [parse(json.loads(line))] if line.endswith(b"\n") else []
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InputError(f"{path}, line {number} is damaged: {error!r}") from None
         return rows
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:

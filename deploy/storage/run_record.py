@@ -1,6 +1,5 @@
 """The record of a run: everything that its driver has gathered so far, restored on resumption."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -141,14 +140,14 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
     )
     if directory.ledger.exists():
         record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
-        record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
+        record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
         restarts = directory.rows("restarts.jsonl")
         record.restarts = Counter(restart["actor"] for restart in restarts)
         directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
         directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
         directory.rewrite("restarts.jsonl", restarts)
-    if directory.summary_file.exists():
-        summary = json.loads(directory.summary_file.read_text())
-        record.earlier = Earlier(**{name: summary[name] for name in Earlier.__dataclass_fields__})
+    earlier = Earlier.__dataclass_fields__
+    if summary := directory.summary(*earlier, "heldout", "heldout_sampled"):
+        record.earlier = Earlier(**{name: summary[name] for name in earlier})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record

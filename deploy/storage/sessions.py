@@ -18,7 +18,10 @@ FILE = "sessions.jsonl"
 def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
 ) -> None:
-    """Record that a session begins at a version, in an environment (`provenance.environment`)."""
+    """Record that a session begins at a version, in an environment (`provenance.environment`).
+
+    `config` is the recipe of the folder, with the cores that were chosen for this machine.
+    """
     row = {"version": version, **environment, "recipe": settings(config)}
     directory.rewrite(FILE, [*directory.rows(FILE), row])
 
@@ -30,12 +33,17 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
         InputError: The run cannot go on with a change; names each, and what can be changed.
     """
     sessions = directory.rows(FILE)
-    found = changes(sessions[-1]["recipe"], settings(config)) if sessions else []
-    refused = [str(change) for change in found if not change.applied]
-    if sessions and config.steps < (before := sessions[-1]["recipe"]["steps"]):
+    if not sessions:
+        return []
+    before = sessions[-1]["recipe"]
+    if config.learner.cores is None:
+        before["learner"]["cores"] = None  # they were chosen for the machine of that session
+    edits = changes(before, settings(config))
+    refused = [str(edit) for edit in edits if not edit.applied]
+    if config.steps < before["steps"]:
         refused.append(
-            f"steps = {config.steps}, was {before}: a run can be made longer, and stopped at any "
-            "step by Ctrl-C"
+            f"steps = {config.steps}, was {before['steps']}: a run can be made longer, and stopped "
+            "at any step by Ctrl-C"
         )
     if refused:
         raise InputError(
@@ -45,7 +53,7 @@ def recipe_changes(directory: RunDirectory, config: RunConfig) -> list[Change]:
             f"{directory.recipe_file} --set name=…\nchanges that a run goes on with: "
             + ", ".join(APPLIED)
         )
-    return found
+    return edits
 
 
 def recipe_at(directory: RunDirectory, version: int) -> RunConfig:

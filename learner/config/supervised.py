@@ -21,7 +21,7 @@ class SupervisedConfig(OptimizerConfig):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """Implementation of attention in transformers, as learner.attention."""
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads; None leaves it to torch."""
+    """Torch threads; None takes as many as a rank of the learner has in a run on this machine."""
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:

@@ -9,10 +9,13 @@ CANDIDATES = 5
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most like `name`, or None if no known name is similar.
 
-    Of similar names, one with the same letters in another order comes first.
+    Capitals count as small letters. Of similar names, one with the same letters in another order
+    comes first.
     """
-    close = difflib.get_close_matches(name, list(known), n=CANDIDATES)
-    return min(close, key=lambda other: sorted(other) != sorted(name), default=None)
+    names, small = {other.lower(): other for other in known}, name.lower()
+    close = difflib.get_close_matches(small, names, n=CANDIDATES)
+    closest = min(close, key=lambda other: sorted(other) != sorted(small), default=None)
+    return None if closest is None else names[closest]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

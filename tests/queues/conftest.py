@@ -87,6 +87,18 @@ def answer(
     )
 
 
+async def train_a_batch(
+    broker: Any, issued: int = 2, *, capacity: int = 8, answered: int | None = None, **figures: Any
+) -> None:
+    """Issue prompts, answer the first groups that are leased, and train batch 0."""
+    await broker.issue(make_prompts(issued), cursor=str(issued))
+    await broker.serving("a", 0)
+    for lease in (await broker.lease("a", capacity, 5.0))[:answered]:
+        await broker.put("a", answer(lease))
+    assert await broker.take(0, 5.0) is not None
+    await broker.ack(0, figures)
+
+
 def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
     """Offset and payload of a journal segment's frames, up to the first damaged one."""
     offset = 0

@@ -41,7 +41,8 @@ def server(*answers):
             if answer is None:
                 self.close_connection = True
                 return
-            status, content = (answer, "busy") if isinstance(answer, int) else (200, answer)
+            refused = f"bad key {self.headers.get('Authorization')}"
+            status, content = (answer, refused) if isinstance(answer, int) else (200, answer)
             reply, ended = content if isinstance(content, tuple) else (content, "stop")
             choice = {"message": {"content": reply}, "finish_reason": ended}
             payload = json.dumps({"choices": [choice]}).encode()
@@ -165,6 +166,16 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     with server("5") as (url, asked):
         judge(url, key_variable="JUDGE_KEY")
     assert asked[0][1] == "Bearer secret"
+
+
+@pytest.mark.parametrize("answer", [401, "none for secret", ("secret", "length")])
+def test_a_key_that_the_server_repeats_is_in_no_message(monkeypatch, answer):
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with server(answer) as (url, asked), pytest.raises(RewardFailed) as caught:
+        judge(url, key_variable="JUDGE_KEY", attempts=1)
+    assert asked[0][1] == "Bearer secret"
+    assert "[key]" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_what_fails_in_passing_is_asked_again():

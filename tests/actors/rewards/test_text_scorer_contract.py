@@ -143,7 +143,7 @@ def test_a_process_that_dies_comes_back_with_its_models_and_lost_scores_are_aske
         expected = await client.score("1+1=", "2")
         watching = asyncio.create_task(client.live())
         asked = asyncio.create_task(client.score("1+1=", "2"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # the request is sent, and waits for others to come
         ray.kill(client.handle, no_restart=False)
         with pytest.raises(RayActorError):
             await watching

@@ -34,11 +34,21 @@ def test_all_bad_rows_are_told_by_their_lines_in_one_message(tmp_path):
         texts(write(tmp_path / "x.jsonl", BAD), 1)
     message = str(caught.value)
     found = [line.partition("x.jsonl:")[2] for line in message.splitlines()[1:]]
-    reasons = ((2, "not JSON"), (4, "not UTF-8"), (5, "prompt is 3"), (6, "not JSON"))
+    reasons = (
+        (2, "not JSON: Expecting property name"),
+        (4, "not UTF-8"),
+        (5, "prompt is 3"),
+        (6, "not JSON"),
+    )
     for line, (number, reason) in zip(found, reasons, strict=True):
         assert line.startswith(f"{number}: {reason}")
     with pytest.raises(InputError, match="and 90 more"):
         texts(write(tmp_path / "many.jsonl", [b"{"] * 100), 1)
+
+
+def test_a_mark_of_the_byte_order_and_windows_line_ends_are_not_part_of_a_row(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'\xef\xbb\xbf{"prompt": "a"}\r', b'{"prompt": "b"}\r'])
+    assert texts(path, 2) == {"a", "b"}
 
 
 def test_bad_rows_are_left_out_and_told_where_a_recipe_says_so(tmp_path, caplog):

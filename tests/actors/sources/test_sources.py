@@ -138,6 +138,8 @@ def test_a_gym_epoch_goes_over_into_the_next_without_repeating():
         ("lettered_chain_sum", {"terms": 3}, "no options"),
         ("files", {}, "give path"),
         ("files", {"path": "x", "shuffle": True}, "unknown: shuffle"),
+        ("files", {"pth": "x"}, "unknown: pth; known: .*; did you mean 'path'"),
+        ("reasoning_gm:chain_sum", {}, "there is none in .* did you mean 'reasoning_gym'"),
         ("files", {"path": "/nonexistent.jsonl"}, "cannot be read"),
         ("no_such_module:Source", {}, "cannot import no_such_module"),
         ("user_module:Sevens", {}, "has no 'Sevens'"),
@@ -232,10 +234,10 @@ def test_a_second_file_holds_out_and_its_texts_are_not_trained(tmp_path):
         ("[1]", "found list"),
         ({"prompt": ""}, "not empty"),
         ({"prompt": 3}, "prompt is 3"),
-        ({"answer": "3"}, "prompt is None"),
+        ({"answer": "3"}, "there is no field prompt"),
         ({"prompt": "a", "answer": ["b"]}, "answer is"),
         ({"prompt": "a", "metadata": 1}, "metadata is 1"),
-        ({"prompt": "a", "anwser": "b"}, "unknown fields anwser"),
+        ({"prompt": "a", "anwser": "b"}, "unknown fields anwser.* did you mean 'answer'"),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, row, message):

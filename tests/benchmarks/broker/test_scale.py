@@ -8,17 +8,8 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.broker.queue_workers import GROUP_SIZE, make_lease, manifest
-from benchmarks.broker.scale import (
-    STUDY,
-    TIMED,
-    describe,
-    generation_seconds,
-    groups_each,
-    missed,
-    quantiles,
-    shares,
-    verdict,
-)
+from benchmarks.broker.scale import STUDY, describe, missed, verdict
+from benchmarks.broker.scale_rates import TIMED, generation_seconds, groups_each, quantiles, shares
 from benchmarks.broker.scale_workers import (
     CALLS,
     ActorStatistics,

@@ -15,6 +15,7 @@ from benchmarks.gpu.generation import PROMPT, TOKENS, roofline
 from benchmarks.harness.provenance import environment
 from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
+from deploy.runtime.machine import output_of
 
 
 def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
@@ -142,24 +143,20 @@ def test_a_record_without_git_holds_the_rest_and_names_gpus(monkeypatch, tmp_pat
     monkeypatch.delenv("HEADWAY_COMMIT", raising=False)
     found = environment()
     assert (found["commit"], found["uncommitted_changes"]) == (None, None)
-    assert found["machine"]["gpus"] is None
+    assert found["machine"]["gpus"] == []
     monkeypatch.setenv("HEADWAY_COMMIT", "abc")
     _program(tmp_path / "git", "exit 128")
-    _program(tmp_path / "nvidia-smi", "echo NVIDIA H100, 580.1; echo NVIDIA H100, 580.1")
+    _program(tmp_path / "nvidia-smi", "echo NVIDIA H100, 81559 MiB, 580.1")
     found = environment()
     assert (found["commit"], found["uncommitted_changes"]) == ("abc", None)
-    gpus = {"count": 2, "names": ["NVIDIA H100", "NVIDIA H100"], "driver": "580.1"}
-    assert found["machine"]["gpus"] == gpus
+    assert found["machine"]["gpus"] == ["NVIDIA H100, 81559 MiB, 580.1"]
 
 
 def test_programs_that_hang_or_fail_leave_their_part_of_a_record_out(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.harness.provenance.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    _program(tmp_path / "git", "exec sleep 60")
     _program(tmp_path / "nvidia-smi", "echo no driver; exit 9")
-    found = environment()
-    assert found["uncommitted_changes"] is None
-    assert found["machine"]["gpus"] is None
+    assert environment()["machine"]["gpus"] == []
+    assert output_of("sleep", "60", seconds=0.1) is None
 
 
 def _program(file, text):

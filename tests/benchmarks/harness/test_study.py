@@ -40,6 +40,12 @@ def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_pat
     assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}\n"
 
 
+def test_files_that_are_drawn_are_named(tmp_path, capsys):
+    drawn = study(values, figures=lambda record, folder: (folder / "test.png").touch())
+    assert run(drawn, tmp_path / "test.json") == 0
+    assert capsys.readouterr().out.endswith(f"stored in {tmp_path / 'test.json'}, test.png\n")
+
+
 def test_what_a_check_adds_to_the_options_is_not_stored(tmp_path):
     def check(options):
         options.plan = [object()]
@@ -98,6 +104,24 @@ def test_a_folder_that_was_there_before_stays_when_input_is_refused(tmp_path):
     with pytest.raises(InputError):
         run(study(refuses, in_folder=True), tmp_path)
     assert tmp_path.exists()
+
+
+@pytest.mark.parametrize("continued", [True, False])
+def test_a_folder_that_holds_something_is_continued_or_refused_with_what_to_do(tmp_path, continued):
+    comparison = study(values, in_folder=True, continued=continued)
+    assert run(comparison, tmp_path) == 0
+    if continued:
+        assert run(comparison, tmp_path) == 0
+        return
+    with pytest.raises(InputError, match=r"is not empty, .* name another folder, or delete it"):
+        run(study(_must_not_measure, in_folder=True), tmp_path)
+    file = tmp_path / "test.json"
+    with pytest.raises(InputError, match="is not empty"):
+        run(study(_must_not_measure, in_folder=True), file)
+
+
+def _must_not_measure(options):
+    pytest.fail("it was measured")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.observability.metrics_cost import WARM_UP, shares, step_seconds
-from deploy.observability.watchdog import LOOK_SECONDS
+from benchmarks.observability.measured_run import WARM_UP, step_seconds
+from benchmarks.observability.metrics_cost import shares
 from learner.diagnostics.batch_report import TrainedBatch
 
 
@@ -16,7 +16,8 @@ def test_a_step_is_the_median_of_those_after_the_warm_up():
 def test_what_happens_at_intervals_costs_its_seconds_over_the_interval():
     found = {
         "scrape": {"cpu_seconds": 0.02},
-        "look": {"cpu_seconds": 0.01 * LOOK_SECONDS},
+        "look": {"cpu_seconds": 0.02},
+        "look_seconds": 2.0,
         "note_seconds": 1e-3,
         "step_seconds": 2.0,
     }

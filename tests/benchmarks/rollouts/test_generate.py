@@ -13,11 +13,11 @@ from actors.assembly import build_engine
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec
 from actors.errors import InputError as EngineInputError
-from benchmarks.rollouts.generate import (
+from benchmarks.rollouts.generate import figures_of
+from benchmarks.rollouts.generation_rounds import (
     Offline,
     Sampled,
     check_equal,
-    figures_of,
     length_of,
     prompts_of,
     tiny_model,

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of
 from benchmarks.training.flops import Shape, shape_of, training_flops
+from benchmarks.training.learner_clock import figures_of
 from benchmarks.training.learner_loop import parts_of
 from benchmarks.training.packing import (
     evenness,
@@ -18,7 +19,7 @@ from benchmarks.training.packing import (
     padded,
     possible,
 )
-from benchmarks.training.train import figures_of, gap_of
+from benchmarks.training.train import gap_of
 from deploy.cli.bench import ROOT
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.schema import encode, summarize

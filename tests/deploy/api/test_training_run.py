@@ -58,6 +58,8 @@ def test_a_wrong_recipe_is_refused_at_once_and_leaves_the_path_alone():
     before = list(sys.path)
     with pytest.raises(InputError, match=r"did you mean 'learner\.learning_rate'"):
         run("demo", {"learning_rate": 1.0})
+    with pytest.raises(InputError, match=r"^learner\.cores = None: leave out"):
+        run("demo", {"learner": {"cores": None}})
     assert sys.path == before
 
 
@@ -113,6 +115,15 @@ def test_a_run_that_fails_raises_its_message_without_the_lines_before(started):
         made.wait()
 
 
+def test_a_run_that_is_killed_raises_its_exit_code_and_what_it_printed_last(started):
+    for script, message in (
+        ("echo one; echo two; kill -9 $$", "mine ended with exit code -9: two"),
+        ("exit 3", "mine ended with exit code 3: it printed nothing"),
+    ):
+        with pytest.raises(RunFailed, match=f"^{message}$"):
+            started(script).wait()
+
+
 def test_stop_interrupts_the_command_and_wait_returns(started):
     made = started("trap 'echo saved; exit 130' INT; echo ready; while :; do sleep 0.05; done")
     assert next(made.lines()) == "ready"
@@ -159,18 +170,24 @@ def test_results_of_a_finished_run(finished):
 
 
 PROGRAM = """
-import asyncio, headway, os, subprocess, sys
+import asyncio, headway, os, subprocess, sys, time
 
 os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
 
 recipe, runs = sys.argv[1:]
 
+def status(command):
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
 async def cell():
     overrides = {"name": "from-python", "steps": 200, "deploy": {"runs_dir": runs}}
     run = headway.run(recipe, overrides)
     line = next(line for line in run.lines() if "ray status" in line)
-    shown = subprocess.run(line.partition(": ")[2], shell=True, capture_output=True, text=True)
-    assert "Total Usage" in shown.stdout, shown.stderr
+    deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
+    while "Total Usage" not in (shown := status(line.partition(": ")[2])):
+        assert time.monotonic() < deadline, shown
+        await asyncio.sleep(0.5)
     for batch in run.metrics():
         if batch["version"] == 1:
             run.stop()

@@ -126,6 +126,21 @@ def test_the_help_of_a_benchmark_names_it_and_explains_every_option(study):
     assert f"headway bench {study.name}" in parser.format_help()
 
 
+HEAVY = {"torch", "ray", "vllm", "deepspeed", "transformers", "matplotlib", "scipy", "datasets"}
+
+
+def test_the_help_of_no_benchmark_waits_for_a_heavy_library():
+    program = (
+        "import sys, importlib\n"
+        "for module in sys.argv[1:]:\n"
+        "    importlib.import_module(f'benchmarks.{module}').STUDY.parser().format_help()\n"
+        f"    print(module, *sorted({HEAVY} & sys.modules.keys()))\n"
+    )
+    command = [sys.executable, "-c", program, *BENCHMARKS.values()]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.stdout.split() == list(BENCHMARKS.values()), result.stdout + result.stderr
+
+
 def test_figures_that_could_not_be_stored_are_not_measured(study, tmp_path):
     (tmp_path / "file").touch()
     options = study.parse(["--out", str(tmp_path / "file" / "below" / "x")])

@@ -1,6 +1,7 @@
 """Help, completion, and what misspelt names are answered with."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,11 @@ COMMANDS = sorted(typer.main.get_command(app).commands)
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
-def test_a_flag_has_no_type_in_the_help(command, tmp_path):
-    result = call_main([*command, "--help"], tmp_path)
-    assert result.returncode == 0
-    assert "--help" in result.stdout
-    assert "<bool>" not in result.stdout
+def test_a_flag_has_no_type_in_the_help(command, capsys):
+    app([*command, "--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert "--help" in text
+    assert "<bool>" not in text
 
 
 def test_the_help_of_bench_has_one_line_for_each_benchmark(monkeypatch, capsys):
@@ -55,13 +56,14 @@ def complete(line, folder):
         ("headway insp", ["inspect"]),
         ("headway run dem", ["demo"]),
         ("headway validate demo --set learner.learning", ["learner.learning_rate"]),
-        ("headway resume mi", ["mine"]),
+        ("headway resume ", ["mine"]),
         ("headway bench sta", ["staleness"]),
     ],
 )
 def test_the_shell_completes_commands_recipes_keys_runs_and_benchmarks(line, completions, tmp_path):
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "recipe.toml").touch()
+    for name in ("mine", ".mine.replaced"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.toml").touch()
     (tmp_path / "queues").mkdir()  # a folder that a run would be refused for
     assert complete(line, tmp_path) == completions
 
@@ -88,20 +90,21 @@ CODE = "def score(prompt, completion, answer, metadata, *, scale=1.0):\n    retu
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["actors.reward=['mine_strict:scor']"], "did you mean 'score'?"),
-        (["actors.reward=['absent:score']"], "cannot import absent"),
+        (["actors.reward=['mine_strict:scor']"], "actors.reward .*did you mean 'score'\\?"),
+        (["actors.reward=['absent:score']"], "actors.reward .*cannot import absent"),
+        (["deploy.trackers=['mlflow']"], r"deploy.trackers .*pip install .headway-rl\[mlflow\]"),
         (
             [
                 "actors.reward=['mine_strict:score']",
                 'actors.reward_options={"mine_strict:score"={scal=2}}',
             ],
-            "no option scal; known: scale",
+            "actors.reward .*no option scal; known: scale; did you mean 'scale'",
         ),
         (
             ["prompts.source=files", "prompts.source_options.path=rows.jsonl"],
-            "rows.jsonl:1: prompt is 5",
+            r"prompts.source .*\n  rows.jsonl:1: prompt is 5",
         ),
-        (["prompts.source=reasoning_gym:chain_sm"], "did you mean 'chain_sum'?"),
+        (["prompts.source=reasoning_gym:chain_sm"], "prompts.source .*mean 'chain_sum'"),
     ],
 )
 def test_a_strict_validation_imports_what_a_recipe_names(settings, words, tmp_path):
@@ -111,8 +114,7 @@ def test_a_strict_validation_imports_what_a_recipe_names(settings, words, tmp_pa
     assert call_main(command, tmp_path).returncode == 0
     result = call_main([*command, "--strict"], tmp_path)
     assert result.returncode == 2
-    assert words in result.stderr
-    assert not {"prompts.source", "actors.reward"}.isdisjoint(result.stderr.split())
+    assert re.search(words, result.stderr)
 
 
 def test_a_strict_validation_needs_no_model(tmp_path):

@@ -37,7 +37,7 @@ def test_every_run_is_listed_whatever_its_state(tmp_path):
 
 
 def test_a_folder_without_runs_is_no_error(tmp_path):
-    assert call_main(["ls", "--runs-dir", "nowhere"], tmp_path).stdout == "no runs\n"
+    assert call_main(["ls", "--runs-dir", "nowhere"], tmp_path).stdout == "no runs in nowhere\n"
 
 
 def test_a_log_is_chosen_by_the_process_and_an_unknown_one_names_those_that_are(tmp_path):

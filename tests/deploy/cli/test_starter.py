@@ -65,13 +65,16 @@ def test_the_task_is_prepared_tried_and_trained(headway):
     assert headway("init", folder).returncode == 0
     headway.folder, before = folder, headway.folder
     try:
-        for command in (
-            ("sft", "my_task.toml", "--set", "sft.steps=5"),
-            ("try", "my_task.toml", *SCRIPTED, "--set", "sft.steps=5"),
-            ("run", "my_task.toml", *SHORT, "--set", "sft.steps=5"),
+        shorter = ("--set", "sft.steps=5")
+        for command, goes_on in (
+            (("try", "my_task.toml", *SCRIPTED, *shorter), "headway sft my_task.toml --set"),
+            (("sft", "my_task.toml", *shorter), "headway run my_task.toml --set sft.steps=5"),
+            (("try", "my_task.toml", *SCRIPTED, *shorter), "headway run my_task.toml --set"),
+            (("run", "my_task.toml", *SHORT, *shorter), f"headway rollouts {folder}/runs/mine"),
         ):
             result = headway(*command)
             assert result.returncode == 0, result.stdout + result.stderr
+            assert f"go on with: {goes_on}" in result.stdout
         summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text())
     finally:
         headway.folder = before

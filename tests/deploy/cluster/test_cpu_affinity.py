@@ -3,8 +3,14 @@
 import pytest
 
 from actors.config import ActorsConfig
-from deploy.cluster.cpu_affinity import actors_on_cores, learner_on_cores, share_out
+from deploy.cluster.cpu_affinity import (
+    actors_on_cores,
+    learner_on_cores,
+    share_out,
+    supervised_threads,
+)
 from deploy.config.run_config import RunConfig
+from learner.config.supervised import SftConfig
 from queues.runtime.cpu_affinity import parse_cores
 
 TABLE = [
@@ -81,6 +87,14 @@ def test_open_cores_of_several_engines_are_filled_in():
     )
 
 
+def recipe(actors, learner):
+    sections = {
+        "name": "mine", "steps": 2, "model": {"path": "m"}, "prompts": {"source": "files"},
+        "actors": {"reward": ["exact_match"], **actors}, "learner": learner,
+    }  # fmt: skip
+    return RunConfig.model_validate(sections)
+
+
 @pytest.mark.parametrize(
     ("available", "actors", "learner", "expected"),
     [
@@ -100,13 +114,20 @@ def test_open_cores_of_several_engines_are_filled_in():
 def test_a_learner_without_cores_takes_half_of_those_that_the_actors_leave(
     available, actors, learner, expected
 ):
-    sections = {
-        "name": "mine", "steps": 2, "model": {"path": "m"}, "prompts": {"source": "files"},
-        "actors": {"reward": ["exact_match"], **actors}, "learner": learner,
-    }  # fmt: skip
-    config = learner_on_cores(RunConfig.model_validate(sections), available)
+    config = learner_on_cores(recipe(actors, learner), available)
     assert config.learner.cores == expected
     if expected is not None:
         assert config.learner.ranks * config.learner.threads_of_rank == len(expected.split(","))
         engines = actors_on_cores(config.actors, available, config.learner.cores).cores
         assert not set(expected.split(",")) & set(",".join(engines).split(","))
+
+
+@pytest.mark.parametrize(
+    ("learner", "threads", "expected"),
+    [({}, None, 8), ({"threads": 3}, None, 3), ({"cores": "4-7"}, None, 4), ({}, 2, 2)],
+)
+def test_a_warm_start_has_the_threads_of_a_learner_unless_it_names_others(
+    learner, threads, expected
+):
+    section = SftConfig(demonstrations="d.jsonl", threads=threads)
+    assert supervised_threads(recipe({}, learner), section, range(16)) == expected

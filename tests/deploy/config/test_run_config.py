@@ -1,5 +1,7 @@
 """Recipes: what is composed, what is refused, and how the refusal reads."""
 
+from codecs import BOM_UTF8
+
 import pytest
 
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
@@ -101,6 +103,13 @@ def test_a_recipe_that_is_missing_or_not_toml_is_named(tmp_path):
     broken.write_text("name = ")
     assert "is not TOML" in refusal(str(broken))
     assert "cannot be read" in refusal(str(tmp_path))
+
+
+def test_a_recipe_of_another_system_may_have_its_byte_order_mark_and_line_ends(tmp_path):
+    recipe = tmp_path / "mine.toml"
+    shipped = (SHIPPED_RECIPES / "demo.toml").read_bytes()
+    recipe.write_bytes(BOM_UTF8 + shipped.replace(b"\n", b"\r\n"))
+    assert load_recipe(str(recipe)) == load_recipe("demo")
 
 
 def test_fixed_length_defaults_to_the_longest_completion():

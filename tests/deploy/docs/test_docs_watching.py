@@ -7,26 +7,12 @@ from pathlib import Path
 import typer
 
 from deploy.cli.app import app
-from deploy.cli.bench import BENCHMARKS
 from deploy.config.deploy_config import DeployConfig
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PAGE = (DEPLOY / "README.md").read_text()
 LARGEST_PICTURE = 300_000
 """Bytes."""
-
-
-def test_every_command_of_the_page_exists_with_its_options():
-    commands = typer.main.get_command(app).commands
-    lines = re.findall(r"^    headway ([\w-]+)(.*)$", PAGE, re.MULTILINE)
-    assert len(lines) > 10
-    for name, rest in lines:
-        arguments = rest.partition("#")[0]
-        if name == "bench":
-            assert arguments.split()[0] in BENCHMARKS
-            continue
-        known = {option for parameter in commands[name].params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z-]+", arguments)) <= known, rest
 
 
 def test_every_command_is_on_the_page_but_version():

@@ -16,7 +16,6 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from deploy.config.loader import load_recipe
-from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
 from deploy.observability.exporter import DEFAULT_PORT, Exporter, check_address
@@ -137,11 +136,10 @@ def test_two_scrapes_at_once_count_an_update_once(tmp_path):
 
 
 def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "DISK_SECONDS", 0.05)
     hung = threading.Event()
     usage = shutil.disk_usage
     record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
-    metrics = RunMetrics(record, tmp_path, list)
+    metrics = RunMetrics(record, tmp_path, list, disk_seconds=0.05)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: hung.wait(30) and usage(path))
     for _ in range(2):
         assert DISK not in {each.name for each in metrics.collect()}

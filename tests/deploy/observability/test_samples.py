@@ -6,9 +6,9 @@ from deploy.observability.samples import (
     LONGEST,
     Sample,
     best_and_worst,
+    decode_samples,
     heading,
     printable,
-    samples,
     text_of,
 )
 from queues.records import RolloutGroup
@@ -25,7 +25,7 @@ class Spelling:
 
 def decoded(*rollouts):
     group = RolloutGroup(group_id="g", prompt_id="sums/0/1", attempt=1, rollouts=rollouts)
-    return [*samples([encode(group)], 7, Spelling())]
+    return [*decode_samples([encode(group)], 7, Spelling())]
 
 
 def test_prompt_and_response_are_apart_and_the_oldest_token_sets_the_lag():

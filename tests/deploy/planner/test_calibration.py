@@ -20,10 +20,10 @@ TRUE = EngineRates(step_seconds=0.004, rollout_step_seconds=0.0002, turnover_sec
 PUT = 0.02
 
 
-def made(count=600, seed=0):
+def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80):
     """Return groups of one rollout, at most 1, 15 or 29 at once, begun at random."""
-    chance = random.Random(seed)
-    engine = SimulatedEngine("engine-0", TRUE, free_slots=0)
+    chance, turnover = random.Random(seed), engine.turnover_seconds
+    engine = SimulatedEngine("engine-0", engine, free_slots=0)
     groups, begun = [], {}
     now, number = 0.0, 0
     while len(groups) < count:
@@ -32,7 +32,7 @@ def made(count=600, seed=0):
         ends = engine.next_end()
         now = min(begins, ends)
         engine.advance(now)
-        engine.stalled += TRUE.turnover_seconds / 2
+        engine.stalled += turnover / 2
         if ends <= begins:
             _, which, _, _ = engine.running[0]
             engine.running.remove(engine.running[0])
@@ -49,7 +49,7 @@ def made(count=600, seed=0):
             )
         else:
             number += 1
-            tokens = chance.randint(5, 80)
+            tokens = chance.randint(shortest, longest)
             begun[number] = now, tokens
             engine.running.append((engine.token + tokens, number, engine.token, None))
             engine.running.sort(key=lambda entry: entry[0])
@@ -132,6 +132,14 @@ def test_an_engine_s_rates_are_found_again():
     )
     assert found.rates.engine.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
     assert found.rates.engine.put_seconds == pytest.approx(PUT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rollouts_of_one_short_length_take_their_time_for_tokens(seed):
+    """Where the turnover alone explains their seconds, nothing could be simulated by it."""
+    turnover = EngineRates(step_seconds=1e-12, turnover_seconds=0.003)
+    found = measure(rows(70), groups=made(seed=seed, engine=turnover, longest=2, shortest=2))
+    assert found.rates.engine.token_seconds(1) > 0
 
 
 def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():

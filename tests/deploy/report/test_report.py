@@ -11,7 +11,15 @@ import pytest
 
 from deploy.errors import InputError
 from deploy.observability.samples import Sample
-from deploy.report.plots import PLOTS, PlottedRun, figure_of, smooth, throughput, waiting
+from deploy.report.plots import (
+    PLOTS,
+    WINDOW,
+    PlottedRun,
+    figure_of,
+    smooth,
+    throughput,
+    waiting,
+)
 from deploy.report.report import MOST, notes, page, report
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -102,6 +110,16 @@ def test_throughput_leaves_out_the_pause_between_two_sessions():
     assert throughput(rows) == ([4.0, 8.0], [2.0, 2.0])
 
 
+def test_throughput_begins_where_its_mean_is_over_a_whole_window():
+    rows = [batch(version, took=0.5 + version / 10) for version in range(WINDOW + 4)]
+    rows += [batch(50 + version, session=2.0) for version in range(WINDOW - 1)]
+    seconds, rates = throughput(rows)
+    assert len(rates) == 4
+    assert seconds[0] == pytest.approx(
+        rows[WINDOW].times.step_finished_at - rows[0].times.step_finished_at
+    )
+
+
 def test_waiting_is_a_share_of_the_time_of_its_batches():
     assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == ([0, 1], [0.0, 37.5])
 
@@ -184,8 +202,9 @@ def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(
 
 
 def whole(*labels):
-    """Draw the page of some runs."""
-    runs = [shown(label) for label in labels]
+    """Draw the page of some runs, with every plot."""
+    fates = [Fate(name="trained", seconds=2.0), Fate(name="dropped", seconds=6.0)]
+    runs = [shown(label, fates=fates) for label in labels]
     return page(" · ".join(labels), runs, ("Timeline", figure_of(PLOTS[0], runs)))
 
 

@@ -23,7 +23,7 @@ def check(summary):
     assert summary["multi_version_rollouts"] > 0
     assert summary["mismatch"]["fresh"]["mean_abs_logprob_difference"] < 1e-3
     assert summary["mismatch"]["crossed"]["tokens"] > 0
-    assert summary["overlap"]["learner_ahead"] > 0.5 * summary["overlap"]["updates"]
+    assert summary["overlap"]["learner_ahead"] > 0.2 * summary["overlap"]["updates"]
     assert summary["accounting"]["balanced"]
 
 

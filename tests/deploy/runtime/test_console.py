@@ -6,6 +6,8 @@ import logging
 import pytest
 from rich.console import Console
 
+from actors.errors import InputError
+from deploy.errors import Interrupted
 from deploy.runtime.console import Terminal, log_to
 
 
@@ -38,6 +40,35 @@ def test_lines_steps_warnings_and_the_error_are_in_the_log_but_only_lines_are_pr
     assert lines[-1] == "OSError: no network"
     assert "step 2/3" not in printed.getvalue()
     assert "Traceback" not in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Interrupted("stopped by the user\ngo on with: headway resume mine"), None),
+        (InputError("prompts.source = 'x': no such file"), None),
+        (KeyboardInterrupt(), "stopped by the user"),
+    ],
+)
+def test_the_log_of_what_the_user_caused_ends_with_the_message_and_not_with_a_traceback(
+    error, message, tmp_path
+):
+    with pytest.raises(type(error)), log_to(tmp_path / "driver.log"):
+        raise error
+    text = (tmp_path / "driver.log").read_text()
+    assert text.endswith(f"ERROR {message or error}\n")
+    assert "Traceback" not in text
+
+
+def test_brackets_are_printed_and_logged_as_they_are(tmp_path):
+    printed = io.StringIO()
+    terminal = Terminal(Console(file=printed, force_terminal=False))
+    with log_to(tmp_path / "driver.log"), terminal.bar(1, "[/waiting]"):
+        terminal.say("cannot read runs/[bold]mine[/]")
+        terminal.advance(1, "[red]reward")
+    for text in (printed.getvalue(), (tmp_path / "driver.log").read_text()):
+        assert "cannot read runs/[bold]mine[/]\n" in text
+        assert "[red]reward\n" in text
 
 
 def test_a_second_command_goes_on_in_the_same_file(tmp_path):

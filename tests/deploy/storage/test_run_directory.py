@@ -63,6 +63,19 @@ def test_of_records_that_cannot_all_be_written_none_is(config):
     assert directory.rows("metrics.jsonl") == [{"version": 0}, {"version": 2}]
 
 
+def test_records_of_another_version_are_refused_by_file_and_line(config):
+    directory = create(config, replace=False)
+    assert directory.summary("heldout") == {}
+    directory.write_summary({"status": "done"})
+    with pytest.raises(InputError, match=r"summary.json is damaged: KeyError\('heldout'\)"):
+        directory.summary("heldout")
+    directory.append("metrics.jsonl", [{"version": 0}, {"batch": 1}, []])
+    for damaged in (2, 3):
+        with pytest.raises(InputError, match=f"metrics.jsonl, line {damaged} is damaged: "):
+            directory.rows("metrics.jsonl", lambda row: row["version"])
+        directory.rewrite("metrics.jsonl", [{"version": 0}, {"version": 1}, []])
+
+
 def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):
     directory = create(config, replace=False)
     with directory.held():
@@ -76,11 +89,11 @@ def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config
 def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
     directory = RunDirectory.of(config)
     directory.create(config, replace=False)
-    assert directory.status() is None
-    directory.write_summary({"status": "running"})
-    with directory.held():
-        assert directory.status() == "running"
-    assert directory.status() == "killed"
+    for _ in range(2):
+        with directory.held():
+            assert directory.status() == "running"
+        assert directory.status() == "killed"
+        directory.write_summary({"status": "running"})
     directory.write_summary({"status": "failed"})
     assert directory.status() == "failed"
 

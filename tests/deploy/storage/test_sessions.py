@@ -44,6 +44,17 @@ def test_a_recipe_that_was_not_edited_or_only_moved_has_no_changes(directory, tm
     assert changed(RunDirectory(tmp_path / "elsewhere" / "mine")) == []
 
 
+def test_cores_that_were_chosen_for_the_machine_are_no_edit_and_are_replayed(directory):
+    edit(directory, ('cores = "1"\n', ""))
+    config = directory.config()
+    chosen = config.model_copy(update={"learner": config.learner.model_copy(update={"cores": "1"})})
+    begin_session(directory, chosen, {"started_at": 2.0}, version=2)
+    assert changed(directory) == []
+    assert recipe_at(directory, 2).learner.cores == "1"
+    edit(directory, ("\n[learner]\n", '\n[learner]\ncores = "0"\n'))
+    assert changed(directory) == ['learner.cores = "0", was "1"']
+
+
 def test_what_a_run_can_go_on_with_is_named_and_is_known_to_the_next_session(directory):
     edit(directory, ("steps = 2\n", "steps = 9\n"))
     edit(directory, ("learning_rate = 0.0003\n", "learning_rate = 1e-5\n"))

@@ -10,7 +10,7 @@ import pytest
 from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
 from queues.records import Purpose, PutStatus
 from queues.schema import decode
-from tests.queues.conftest import answer, make_prompts
+from tests.queues.conftest import answer, make_prompts, train_a_batch
 
 Connect = Callable[..., Any]
 WAIT = 10.0
@@ -310,13 +310,7 @@ def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(
     connect: Connect,
 ) -> None:
     async def scenario(broker: Any) -> None:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(6), cursor="6")
-        first = await broker.lease("a", 4, WAIT)
-        for lease in first:
-            await broker.put("a", answer(lease))
-        await broker.take(0, WAIT)
-        await broker.ack(0, {})
+        await train_a_batch(broker, 6, capacity=4)
         assert await broker.lease("a", 4, 0.2) == [], "it serves 0, the learner is at 1"
         waiting = asyncio.create_task(broker.lease("a", 4, WAIT))
         await broker.serving("a", 1)
@@ -327,12 +321,7 @@ def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(
 
 def test_patience_with_an_engine_that_lags_ends(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(6), cursor="6")
-        for lease in await broker.lease("a", 4, WAIT):
-            await broker.put("a", answer(lease))
-        await broker.take(0, WAIT)
-        await broker.ack(0, {})
+        await train_a_batch(broker, 6, capacity=4)
         assert [lease.start_version for lease in await broker.lease("a", 4, WAIT)] == [0, 0]
 
     play(connect(patience_seconds=0.3), scenario)

@@ -19,7 +19,7 @@ from queues.readers.parquet import export_parquet
 from queues.records import PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import answer, make_broker, make_prompts, train_a_batch
 
 WAIT = 10.0
 
@@ -230,12 +230,7 @@ def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
 ) -> None:
     async def main() -> None:
         broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        for lease in await broker.lease("a", 8, WAIT):
-            await broker.put("a", answer(lease))
-        await broker.take(0, WAIT)
-        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+        await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
         await broker.take(0, WAIT)
         await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
         assert (await broker.status()).diverged == 0
@@ -332,12 +327,7 @@ def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
     async def before() -> None:
         broker = make_broker(tmp_path)
         await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        for lease in await broker.lease("a", 4, WAIT):
-            await broker.put("a", answer(lease))
-        await broker.take(0, WAIT)
-        await broker.ack(0, {})
+        await train_a_batch(broker)
         await broker.close()
 
     async def after() -> None:
@@ -355,13 +345,8 @@ def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
 def test_what_was_accepted_is_counted_over_the_whole_run(tmp_path: Path) -> None:
     async def before() -> None:
         broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(2), cursor="2")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
-        await broker.serving("a", 0)
-        for lease in await broker.lease("a", 5, WAIT):
-            await broker.put("a", answer(lease))
-        await broker.take(0, WAIT)
-        await broker.ack(0, {})
+        await train_a_batch(broker)
         await broker.close()
 
     async def after() -> None:

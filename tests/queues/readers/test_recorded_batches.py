@@ -14,7 +14,7 @@ from queues.ray_broker import BrokerClient
 from queues.readers.recorded_batches import RecordedBatches
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import make_broker, train_a_batch
 
 WAIT = 10.0
 
@@ -31,12 +31,7 @@ class InProcess:
 
 async def record_a_batch(directory: Path) -> None:
     broker = make_broker(directory)
-    await broker.issue(make_prompts(2), cursor="2")
-    await broker.serving("a", 0)
-    for lease in await broker.lease("a", 4, WAIT):
-        await broker.put("a", answer(lease))
-    await broker.take(0, WAIT)
-    await broker.ack(0, {})
+    await train_a_batch(broker)
     await broker.close()
 
 

@@ -11,6 +11,8 @@ from queues.runtime.nearest_name import nearest
         ("gpro", ["gspo", "grpo", "dr_grpo"], "grpo"),
         ("asnyc", ["async", "queue"], "async"),
         ("colour", ["color", "collar"], "color"),
+        ("GRPO", ["gspo", "grpo"], "grpo"),
+        ("lastletter", ["score", "LastLetter"], "LastLetter"),
     ],
 )
 def test_a_similar_name_is_suggested_and_swapped_letters_come_first(name, known, meant):

@@ -21,7 +21,7 @@ from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import answer, make_broker, make_prompts, train_a_batch
 
 WAIT = 10.0
 
@@ -169,13 +169,7 @@ def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(tmp_path
 async def half_a_run(directory: Path):
     """Batch 0 trained, one group of the next ready, one leased, two queued."""
     broker = make_broker(directory)
-    await broker.issue(make_prompts(6), cursor="6")
-    await broker.serving("a", 0)
-    leases = await broker.lease("a", 8, WAIT)
-    for lease in leases[:3]:
-        await broker.put("a", answer(lease))
-    await broker.take(0, WAIT)
-    await broker.ack(0, {})
+    await train_a_batch(broker, 6, answered=3)
     return broker
 
 

@@ -13,7 +13,7 @@ from queues.storage.ledger import Ledger, dump_prompt
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
 from queues.storage.state_counts import count_rows, kept_counts
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import make_broker, make_prompts, train_a_batch
 
 BATCH = 4
 WAIT = 10.0
@@ -57,12 +57,7 @@ def test_an_acknowledgement_takes_no_longer_however_long_the_run(tmp_path: Path)
 async def begin(directory: Path) -> None:
     """Of 6 groups 2 are trained, 1 is ready and 1 leased."""
     broker = make_broker(directory)
-    await broker.issue(make_prompts(6), cursor="6")
-    await broker.serving("a", 0)
-    for lease in (await broker.lease("a", 8, WAIT))[:3]:
-        await broker.put("a", answer(lease))
-    await broker.take(0, WAIT)
-    await broker.ack(0, {})
+    await train_a_batch(broker, 6, answered=3)
     await broker.close()
 
 

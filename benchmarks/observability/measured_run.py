@@ -1,0 +1,92 @@
+"""A run that measures the CPU seconds of its own metrics and watchdog."""
+
+import asyncio
+import itertools
+import os
+import time
+import timeit
+import urllib.request
+from collections.abc import Callable, Coroutine, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.study import Record
+from benchmarks.harness.subprocesses import cpu_seconds
+from deploy.run import Run
+from learner.diagnostics.batch_report import TrainedBatch
+from learner.metrics import LearnerMetrics
+
+REST_SECONDS = 6.0
+"""Duration of the measurement at rest, and of each repeated call."""
+
+
+WARM_UP = 5
+"""Steps that are left out."""
+
+
+class MeasuredRun(Run):
+    """A run that is measured once it has trained its last batch."""
+
+    figures: Record
+
+    async def train(self) -> None:
+        """See `Run.train`; then measures."""
+        await super().train()
+        assert self.exporter is not None
+        batches = self.context.record.batches
+        await self.watchdog.look()  # finds the processes, which is done once
+        idle = await cores(asyncio.sleep(REST_SECONDS))
+        addresses = [target["targets"][0] for target in self.exporter.targets()]
+        MeasuredRun.figures = {
+            "processes": len(addresses),
+            "idle_cores": idle,
+            "scrape": await cost(lambda: asyncio.to_thread(scrape, addresses), idle),
+            "look": await cost(self.watchdog.look, idle),
+            "note_seconds": note(batches[-1]),
+            "step_seconds": step_seconds(batches),
+        }
+
+
+async def cost(
+    call: Callable[[], Coroutine[Any, Any, float | None]], idle: float
+) -> dict[str, float]:
+    """Return the run's CPU seconds of a call, without those that the call returns as its own."""
+    times, own, began = 0, 0.0, time.perf_counter()
+
+    async def repeat() -> None:
+        nonlocal times, own
+        while time.perf_counter() - began < REST_SECONDS:
+            own += await call() or 0.0
+            times += 1
+
+    used = await cores(repeat())
+    passed = time.perf_counter() - began
+    return {"times": times, "cpu_seconds": ((used - idle) * passed - own) / times}
+
+
+async def cores(work: Coroutine[Any, Any, None]) -> float:
+    """Return the CPU seconds per second of all processes of the run during some work."""
+    before, began = cpu_seconds(os.getpid()), time.perf_counter()
+    await work
+    return (cpu_seconds(os.getpid()) - before) / (time.perf_counter() - began)
+
+
+def scrape(addresses: list[str]) -> float:
+    """Scrape every process once; return the CPU seconds of asking, which are Prometheus's."""
+    began = time.thread_time()
+    for address in addresses:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            answer.read()
+    return time.thread_time() - began
+
+
+def note(batch: TrainedBatch) -> float:
+    """Return the seconds of the learner's metrics of a batch."""
+    metrics = LearnerMetrics()
+    return min(timeit.repeat(lambda: metrics.observe(batch), number=1000, repeat=5)) / 1000
+
+
+def step_seconds(batches: Sequence[TrainedBatch]) -> float:
+    """Return the median time between two batches."""
+    ends = [batch.times.published_at for batch in batches[WARM_UP:]]
+    return median(later - earlier for earlier, later in itertools.pairwise(ends))

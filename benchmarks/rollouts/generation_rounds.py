@@ -1,0 +1,241 @@
+"""Rounds of generation by the actors of a run and by `LLM.generate`, with equal lengths."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors import ray_actor
+from actors.assembly import build_engine
+from actors.config import ActorsConfig
+from actors.engines.model_folder import context_length, load_tokenizer
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
+from actors.engines.vllm_arguments import engine_arguments
+from benchmarks.harness.actor_fleet import start_fleet
+from benchmarks.harness.study import Options
+from benchmarks.harness.subprocesses import cpu_seconds
+from benchmarks.harness.synthetic_load import SIGMA, SIZES
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
+from deploy.errors import RunFailed
+from learner.config.learner import TinyModelConfig
+from learner.model.policy import build_tiny
+from queues.config import QueuesConfig
+from queues.ray_broker import BrokerClient
+from queues.records import Prompt
+from queues.schema import summarize
+from weight_sync.config import WeightSyncConfig
+
+START_SECONDS, ROUND_SECONDS, REST_SECONDS = 180.0, 300.0, 0.3
+
+
+MEDIAN_TOKENS = 48
+
+
+def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int:
+    """Return the lognormal number of tokens of a sample, a function of its prompt and index."""
+    draw = random.Random(f"{list(prompt_ids)}/{sample_index}")
+    return min(longest, max(1, round(MEDIAN_TOKENS * draw.lognormvariate(0, SIGMA))))
+
+
+class MeasuredActor(ray_actor.RolloutActor):
+    """A rollout actor that samples given numbers of tokens."""
+
+    def _build(self) -> Any:
+        import vllm
+
+        vllm.SamplingParams = partial(vllm.SamplingParams, ignore_eos=True)
+        vars(ray_actor)["build_engine"] = lambda *given: fix_lengths(build_engine(*given))
+        return super()._build()
+
+
+def create_measured_actor(spec: ray_actor.ActorSpec) -> Any:
+    """Start the process of a rollout actor that samples given numbers of tokens."""
+    options = {"num_cpus": 0, "max_concurrency": ray_actor.MAX_CONCURRENCY}
+    return ray.remote(MeasuredActor).options(**options).remote(spec)
+
+
+def fix_lengths(engine: Any) -> Any:
+    """Return the engine, whose every request is as long as `length_of` gives."""
+    generate = engine.generate
+
+    async def fixed(
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        index = int(request_id.split("/")[-2])
+        tokens = length_of(prompt_ids, index, sampling.max_new_tokens)
+        sampling = replace(sampling, max_new_tokens=tokens)
+        done: Generation = await generate(request_id, prompt_ids, sampling, cache_salt=cache_salt)
+        return done
+
+    engine.generate = fixed
+    return engine
+
+
+class Offline:
+    """An `LLM` of vLLM: a list of requests in, all their tokens out."""
+
+    def start(self, model_path: str, config: ActorsConfig, max_model_len: int) -> None:
+        """Load the model with the arguments of the actor's engine; others are vLLM's defaults."""
+        from vllm import LLM
+
+        spec = EngineSpec(
+            index=0, config=config, weight_sync=WeightSyncConfig(), model_path=model_path, seed=0
+        )
+        self._llm = LLM(**engine_arguments(spec, max_model_len))
+
+    def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
+        """Sample token ids and log-probabilities, as many as asked; return seconds and tokens."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        prompts = [tokens_input(ids) for ids, _ in requests]
+        sampling = [
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for _, tokens in requests
+        ]
+        begin = time.perf_counter()
+        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+def prompts_of(version: int, groups: int) -> list[Prompt]:
+    """Return sums that no other round has."""
+    draw = random.Random(version)
+    prompts = []
+    for index in range(groups):
+        first, second = draw.randrange(10, 100), draw.randrange(10, 100)
+        text = f"{version}+{index}+{first}+{second}="
+        answer = str(version + index + first + second)
+        prompts.append(Prompt(prompt_id=f"bench/{version}/{index}", text=text, answer=answer))
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One variant's figures of a round."""
+
+    seconds: float
+    tokens: int
+    cpu_seconds: float
+    """CPU time of the process that holds the engine, and of its children."""
+
+
+def check_equal(index: int, measured: Mapping[str, Sampled]) -> None:
+    """Check that the variants of a round sampled the same number of tokens.
+
+    Raises:
+        RunFailed: They did not; names the round and the numbers.
+    """
+    tokens = {name: sampled.tokens for name, sampled in measured.items()}
+    if len(set(tokens.values())) != 1:
+        counts = ", ".join(f"{name} {count}" for name, count in tokens.items())
+        raise RunFailed(
+            f"the variants of round {index} cannot be compared, since they sampled different "
+            f"numbers of tokens: {counts}"
+        )
+
+
+async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
+    """Await a variant's seconds and tokens, and add the CPU seconds of its process."""
+    before = cpu_seconds(pid)
+    seconds, tokens = await work
+    return Sampled(seconds, tokens, cpu_seconds(pid) - before)
+
+
+async def batch(broker: BrokerClient, version: int, prompts: Sequence[Prompt]) -> tuple[float, int]:
+    """Generate a batch; return the seconds until its last group is accepted, and its tokens."""
+    begin = time.perf_counter()
+    await broker.issue(prompts, cursor=str(version), last=False)
+    taken = await broker.take(version, ROUND_SECONDS)
+    seconds = time.perf_counter() - begin
+    if taken is None:
+        raise RunFailed(f"no batch came within {ROUND_SECONDS:g} s")
+    await broker.ack(version, {})
+    return seconds, sum(summarize(payload).tokens for payload in taken.payloads)
+
+
+def make_recipe(groups: int) -> RunConfig:
+    """Return the demo with batches of so many groups, and an exact reward."""
+    settings = ['actors.reward=["exact_match"]', f"prompts.groups_per_batch={groups}"]
+    return load_recipe("demo", settings)
+
+
+def tiny_model(size: str) -> TinyModelConfig:
+    """Return the demo's model with the sizes of one of `synthetic_load.SIZES`."""
+    sizes, demo = SIZES[size], load_recipe("demo").model.tiny
+    assert demo is not None
+    return demo.model_copy(
+        update={
+            "hidden_size": sizes.hidden,
+            "layers": sizes.layers,
+            "intermediate_size": sizes.intermediate,
+            "heads": sizes.heads,
+            "kv_heads": sizes.kv_heads,
+            "head_dim": sizes.head_size,
+        }
+    )
+
+
+async def measure_rounds(options: Options, folder: Path) -> list[Mapping[str, Sampled]]:
+    config, model = make_recipe(options.groups), folder / "model"
+    build_tiny(tiny_model(options.size), model, seed=0)
+    offline = ray.remote(Offline).options(num_cpus=0).remote()
+    start = offline.start.remote(str(model), config.actors, context_length(str(model)))
+    ray.get(start, timeout=START_SECONDS)
+    steps = options.rounds + 2
+    queues = QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0)
+    fleet = await start_fleet(
+        config, str(model), folder / "run", queues, steps, create=create_measured_actor
+    )
+    await fleet.publish(0, model)
+    (actor,) = fleet.actors
+    offline_pid, loop_pid = ray.get(
+        [handle.__ray_call__.remote(lambda _: os.getpid()) for handle in (offline, actor)],
+        timeout=START_SECONDS,
+    )
+    tokenizer, longest = load_tokenizer(str(model)), config.actors.max_new_tokens
+    rounds: list[Mapping[str, Sampled]] = []
+
+    async def measure_each() -> None:
+        for index in range(options.rounds + 1):
+            prompts = prompts_of(index, options.groups)
+            requests = []
+            for prompt in prompts:
+                ids = tokenizer.encode(prompt.text, add_special_tokens=False)
+                samples = range(config.prompts.group_size)
+                requests += [(ids, length_of(ids, sample, longest)) for sample in samples]
+            measured: dict[str, Sampled] = {}
+            for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
+                await asyncio.sleep(REST_SECONDS)
+                if name == "offline":
+                    measured[name] = await timed(offline_pid, offline.generate.remote(requests))
+                else:
+                    measured[name] = await timed(loop_pid, batch(fleet.broker, index, prompts))
+            check_equal(index, measured)
+            if index:  # the first compiles
+                rounds.append(measured)
+                speeds = (f"{name} {s.tokens / s.seconds:,.0f}" for name, s in measured.items())
+                print(f"round {index}: {', '.join(speeds)} tokens/s", flush=True)
+
+    await fleet.serve(rounds=measure_each())
+    return rounds
