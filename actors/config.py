@@ -152,6 +152,12 @@ class ActorsConfig(Options):
     times as many."""
     reward_memory_gib: float = Field(default=4.0, gt=0)
     """Private memory of such a process; a reward that needs more fails its rollout."""
+    reward_environment: tuple[str, ...] = ()
+    """Names of environment variables that rewards of yours get, such as a key of theirs, besides
+    PATH, HOME, the language and other settings that are no secrets."""
+    verifier_seconds: float = Field(default=2.0, gt=0)
+    """Processor time for one completion of math_verify, reasoning_gym, regex, json_schema and
+    similarity, which run in a sandbox; a completion that takes more scores 0."""
     rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
