@@ -85,6 +85,10 @@ class ActorsConfig(Options):
 
     count: int = Field(default=1, ge=1)
     """Actors, each with an engine of its own."""
+    min_count: int | None = Field(default=None, ge=1)
+    """Actors that the run needs: one that dies more often than deploy.max_restarts allows, at its
+    start or later, is given up while as many as this are left; None ends the run then. The actor of
+    heldout.pinned is needed always."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: Annotated[str, AfterValidator(ENVIRONMENTS.check)] = "single_turn"
@@ -229,6 +233,10 @@ class ActorsConfig(Options):
             raise ValueError(
                 f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
                 "give one list of cores per actor"
+            )
+        if self.min_count is not None and self.min_count > self.count:
+            raise ValueError(
+                f"actors.min_count = {self.min_count} must be at most actors.count = {self.count}"
             )
         shares = 0 < self.gpus < 1 and self.tensor_parallel_size == 1
         if self.gpus > 0 and self.gpus != self.tensor_parallel_size and not shares:
