@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from actors.options import Options
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
+from actors.vllm_options import check_vllm_options
 from queues.runtime.cpu_affinity import Cores
 
 
@@ -190,6 +191,9 @@ class ActorsConfig(Options):
     """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
     others may use too; gpu_memory_utilization then is at most that share. A run on this machine
     whose recipe says nothing of GPUs takes those that are here, if there are enough."""
+    vllm_options: Annotated[dict[str, Any], AfterValidator(check_vllm_options)] = Field(default={})
+    """Options of vLLM by its own names, such as kv_cache_dtype, max_num_batched_tokens, load_format
+    or enable_expert_parallel; `actors.vllm_options` lists those that are passed on."""
     scripted_options: dict[str, Any] = Field(default={})
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
@@ -261,10 +265,11 @@ class ActorsConfig(Options):
                 f"actors.overlong.buffer = {buffer} must be at most "
                 f"actors.max_new_tokens = {self.max_new_tokens}: it is the end of that length"
             )
-        if self.scripted_options and self.engine != "scripted":
-            raise ValueError(
-                f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
-            )
+        for engine in ("scripted", "vllm"):
+            if getattr(self, f"{engine}_options") and self.engine != engine:
+                raise ValueError(
+                    f'actors.{engine}_options has no effect with actors.engine = "{self.engine}"'
+                )
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ OF_THE_WORK = {
         "count min_count cores cpus gpus kv_cache_gib gpu_memory_utilization tensor_parallel_size"
         " dtype float32_head enforce_eager max_concurrent_rollouts rollout_timeout_seconds"
         " environment_timeout_seconds reward_timeout_seconds reward_processes reward_memory_gib"
-        " code_execution scripted_options reward_environment verifier_seconds"
+        " code_execution scripted_options vllm_options reward_environment verifier_seconds"
     ),
     "actors.reward_model": "batch_size max_wait_ms dtype cores gpus",
     "queues": (
