@@ -51,7 +51,8 @@ ORDER = {
     ),
     "actors": (
         "errors foreign_text options user_code registry vllm_options config engines sandbox "
-        "environments rewards rollout reward_models sources metrics assembly ray_actor ray_reward_model"
+        "environments rewards rollout reward_models sources metrics assembly ray_actor "
+        "ray_reward_model"
     ),
     "deploy": (
         "starter errors runtime config storage observability report preflight cluster planner "
