@@ -29,6 +29,10 @@ class LogprobOptions:
     """Entropies carry a gradient too."""
     float32_head: bool = False
     """Multiply hidden states, weights and gradients in float32 whatever their dtype."""
+    scale: float = 1.0
+    """Multiplies the products of hidden states and weights, as the model does."""
+    cap: float | None = None
+    """Bends what is scaled to cap · tanh(· / cap), as the model does; None: logits stay."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.chunk < 1:
@@ -41,10 +45,11 @@ class LogprobOptions:
 def chunked_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, options: LogprobOptions
 ) -> tuple[Tensor, Tensor]:
-    """Compute log softmax(hidden · weightᵀ / temperature) of each target, and the entropy.
+    """Compute log softmax(z / temperature) of each target, and the entropy.
 
-    Logits are formed in the dtype of the weights, as engines form them; everything after is float32
-    (float64 for float64 inputs). At most `chunk · V` logits exist at a time.
+    z = hidden · weightᵀ, scaled and capped as `options` have it. These products are formed in the
+    dtype of the weights, as engines form them; everything after is float32 (float64 for float64
+    inputs). At most `chunk · V` logits exist at a time.
 
     Args:
         hidden: [N, H] last hidden states; differentiable.
@@ -60,9 +65,9 @@ def chunked_logprobs(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """z = h·Wᵀ/T, p = softmax(z), log p_y = z_y − logsumexp z, H = −Σ p·log p.
+    """z = c·tanh(s·h·Wᵀ/c)/T, p = softmax(z), log p_y = z_y − logsumexp z, H = −Σ p·log p.
 
-    ∂ log p_y / ∂z = onehot(y) − p, and ∂H / ∂z = −p·(log p + H).
+    ∂ log p_y / ∂z = onehot(y) − p, and ∂H / ∂z = −p·(log p + H). Without a cap, z = s·h·Wᵀ/T.
     """
 
     @staticmethod
@@ -75,7 +80,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logits_buffer, buffer = _buffers(hidden, weight, dtype, options.chunk)
         for at in _chunks(len(targets), options.chunk):
             length = len(targets[at])
-            logits = head.logits(hidden[at], out=logits_buffer[:length])
+            logits = bend(head.logits(hidden[at], out=logits_buffer[:length]), options)
             largest = logits.amax(-1) / options.temperature
             shifted = _shift(logits, options.temperature, by=largest)
             powers = torch.exp(shifted, out=buffer[:length])
@@ -107,7 +112,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logits_buffer, buffer = _buffers(hidden, weight, gradient.dtype, options.chunk)
         for at in _chunks(len(targets), options.chunk):
             length = len(targets[at])
-            logits = head.logits(hidden[at], out=logits_buffer[:length])
+            logits = bend(head.logits(hidden[at], out=logits_buffer[:length]), options)
+            slope = _slope(logits, options)
             scores = _shift(logits, options.temperature, by=normalisers[at])
             probabilities = torch.exp(scores, out=buffer[:length])
             pull = -gradient[at, None] / options.temperature
@@ -117,6 +123,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 pull.masked_fill_(probabilities == 0, 0.0)
             per_score = probabilities.mul_(pull)
             per_score.scatter_add_(-1, targets[at, None], gradient[at, None] / options.temperature)
+            if slope is not None:
+                per_score.mul_(slope)
             if hidden_gradient is not None:
                 hidden_gradient[at] = head.to_hidden(per_score)
             if weight_gradient is not None:
@@ -167,6 +175,20 @@ class _Head:
 
     def _slices(self) -> list[slice]:
         return _chunks(len(self._weight), WORDS_AT_A_TIME)
+
+
+def bend(logits: Tensor, options: LogprobOptions) -> Tensor:
+    """Scale and cap products of hidden states and weights [n, V] as a model does, in place."""
+    if options.cap is not None:
+        return logits.mul_(options.scale / options.cap).tanh_().mul_(options.cap)
+    return logits if options.scale == 1 else logits.mul_(options.scale)
+
+
+def _slope(logits: Tensor, options: LogprobOptions) -> Tensor | float | None:
+    """Return the derivative of bent logits [n, V] by what they were; None where it is 1."""
+    if options.cap is not None:
+        return (1 - (logits / options.cap).square()).mul_(options.scale)
+    return None if options.scale == 1 else options.scale
 
 
 def _shift(logits: Tensor, temperature: float, *, by: Tensor) -> Tensor:

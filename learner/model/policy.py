@@ -1,6 +1,7 @@
 """Policies: building a tiny one from scratch, loading, and log-probabilities of packed tokens."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.options = options
+        self.options = replace(options, **_form_of_logits(model.config.get_text_config()))
         self.value_head = value_head
         self.values_after = False
         """Answer with values after each token too."""
@@ -139,6 +140,14 @@ class Policy(nn.Module):
             scores = (some.float() / self.options.temperature).log_softmax(-1)
             chosen.append(scores.gather(-1, ids)[:, 0])
         return torch.cat(chosen)
+
+
+def _form_of_logits(config: Any) -> dict[str, Any]:
+    """Return the scale and the cap of a model's logits; `check_forward` finds what is missing."""
+    names = "logit_scale", "logits_scaling", "final_logit_softcapping", "logits_soft_cap"
+    values = [getattr(config, name, None) for name in names]
+    scale, divisor, *caps = (value if isinstance(value, int | float) else None for value in values)
+    return {"scale": (scale or 1.0) / (divisor or 1.0), "cap": caps[0] or caps[1]}
 
 
 def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
@@ -203,16 +212,18 @@ def _checkpoint_activations(model: Any, path: str) -> None:
     """Have transformers compute the insides of layers again in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    try:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    except ValueError as error:
-        raise InputError(f"activation_checkpointing with {path!r}: {error}") from error
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            # It is checkpointed in training mode only. While it computes it is in evaluation mode,
-            # as the whole model is, so that no dropout comes in.
-            module.training = True
-            module.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
-            module.register_forward_hook(
-                lambda layer, *_: setattr(layer, "training", True), always_call=True
-            )
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not (layers and model.supports_gradient_checkpointing):
+        raise InputError(
+            f"activation_checkpointing with {path!r}: transformers cannot checkpoint the layers of "
+            f"{type(model).__name__}; set activation_checkpointing = false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        # It is checkpointed in training mode only. While it computes it is in evaluation mode, as
+        # the whole model is, so that no dropout comes in.
+        layer.training = True
+        layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", False))
+        layer.register_forward_hook(
+            lambda layer, *_: setattr(layer, "training", True), always_call=True
+        )

@@ -29,6 +29,7 @@ def updater_of(model_path, layout):
     optimizer, stage, dtype = layout
     config = LearnerConfig(
         optimizer=optimizer,
+        muon_learning_rate=0.02,
         zero_stage=stage,
         dtype=dtype,
         ranks=dist.get_world_size() if dist.is_initialized() else 1,
@@ -38,9 +39,8 @@ def updater_of(model_path, layout):
         loss="ppo",
         critic={"shared": True, "learning_rate": 1e-2},
     )
-    policy = load_policy(
-        model_path, LogprobOptions(chunk=64), dtype=dtype, attention="sdpa", value_head=True
-    )
+    policy = load_policy(model_path, LogprobOptions(chunk=64), dtype=dtype, attention="sdpa")
+    policy.add_value_head()
     engine = CapturingEngine(
         policy,
         config,

@@ -7,6 +7,7 @@ import pytest
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
 from deploy.config.objective_rules import check_against_objective
 from deploy.errors import InputError
+from learner.advantages import ESTIMATORS
 from learner.objective.checks import check_objective
 
 
@@ -253,6 +254,7 @@ def test_tied_groups_may_be_left_out_where_a_group_alone_is_compared(setting, na
 @pytest.mark.parametrize("setting", DROPS)
 @pytest.mark.parametrize("relative", [True, False])
 def test_the_rule_holds_for_a_registered_advantage_too(monkeypatch, tmp_path, setting, relative):
+    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS._entries))
     name = f"own_{setting.partition('.')[2]}_{relative}"
     (tmp_path / f"{name}.py").write_text(
         "from learner import advantage\n"

@@ -16,42 +16,47 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each engine has cores of its own"),
 ]
 
-PLANTED = '''
-"""An environment whose import makes the first engine of actor 1 exchange weights wrongly."""
+WORLD = '''
+"""An environment whose import gives the first engine of actor 1 a worker that is planted."""
 import os
 from pathlib import Path
 
-from actors.engines.vllm import VllmEngine
+from actors.engines import vllm
 from actors.environments.single_turn import SingleTurn as World
 
 MARK = Path(os.environ["HEADWAY_TEST_FOLDER"]) / "planted"
-start = VllmEngine.start
+arguments_of = vllm.engine_arguments
 
 
-def exchange_wrongly(exchange):
-    def exchanged(self, version):
-        done = exchange(self, version)
-        norms = [p for name, p in self.model.named_parameters() if "layernorm" in name]
-        norms[0].data.mul_(-1.0)
-        return done
-    return exchanged
-
-
-async def started(self):
-    await start(self)
-    if self._spec.index == 1 and not MARK.exists():
+def planted(spec, max_model_len):
+    arguments = arguments_of(spec, max_model_len)
+    if spec.index == 1 and not MARK.exists():
         MARK.touch()
-        from weight_sync.vllm.plugin import StagedWeightsEngine
-        StagedWeightsEngine.exchange = exchange_wrongly(StagedWeightsEngine.exchange)
+        arguments["worker_extension_cls"] = "planted_worker.ExchangesWrongly"
+    return arguments
 
 
-VllmEngine.start = started
+vllm.engine_arguments = planted
+'''
+WORKER = '''
+"""The part of vLLM's worker that exchanges weights, with one wrong tensor of each version."""
+from weight_sync.vllm.plugin import PreparesWeights
+
+
+class ExchangesWrongly(PreparesWeights):
+    def exchange_weights(self, version):
+        done = super().exchange_weights(version)
+        parameters = self.weight_transfer_engine.model.named_parameters()
+        norm = next(parameter for name, parameter in parameters if "layernorm" in name)
+        norm.data.mul_(-1.0)
+        return done
 '''
 
 
 def test_an_engine_with_a_wrong_tensor_is_named_sent_its_weights_again_and_restarted(headway):
     """The re-send reloads every layer and so helps once; the next exchange is wrong again."""
-    (headway.folder / "planted_world.py").write_text(PLANTED)
+    (headway.folder / "planted_world.py").write_text(WORLD)
+    (headway.folder / "planted_worker.py").write_text(WORKER)
     with going(
         headway, "drifts", "steps=100000", "heldout.every=100000", "actors.engine=vllm",
         "actors.environment=planted_world:World", "prompts.groups_per_batch=4",

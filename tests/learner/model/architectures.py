@@ -90,9 +90,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": HEAD,
     "gemma": HEAD,
     "gemma2": {**HEAD, **SOME, "query_pre_attn_scalar": 8},
-    "gemma2, no cap on logits": {
-        **HEAD, **SOME, "query_pre_attn_scalar": 8, "final_logit_softcapping": None,
-    },
+    "gemma2, attention eager": {**HEAD, **SOME, "query_pre_attn_scalar": 8},
     "gemma3_text, some windows": {**HEAD, **SOME},
     "gemma4_text, some windows": GEMMA_4,
     "olmo2": {},
@@ -176,4 +174,8 @@ def write(name: str, folder: str, config: PreTrainedConfig | None = None) -> Non
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     kind = AutoModelForCausalLM if causal else AutoModelForImageTextToText
     torch.manual_seed(0)
-    kind.from_config(config).save_pretrained(folder)
+    model = kind.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # 0 at first, as if there were none
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from learner.errors import InputError
 from learner.model.forward_check import check_forward
@@ -22,7 +23,8 @@ MARKS = "<!-- architectures -->\n", "<!-- end of architectures -->\n"
 LENGTHS = [5, 3 * WINDOW, 3 * WINDOW + 1]
 CONTEXT = 128
 REASONS = {
-    "changes its logits": "its logits are capped or scaled",
+    "changes its logits": "its logits are not what they are taken for",
+    "leaves out": '`attention = "sdpa"` leaves out its cap on scores',
     "see each other": "packed sequences would see each other",
     "tokens alone": "its log-probabilities are not those of one linear layer on its attention",
     "in a row": "packed sequences are computed otherwise than alone",
@@ -41,11 +43,11 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def load(folder, **options):
+def load(folder, attention="sdpa", **options):
     """Load a policy with the attention that transformers has for it."""
     options = {"dtype": "float32", "context": CONTEXT, **options}
     try:
-        return load_policy(folder, LogprobOptions(chunk=64), attention="sdpa", **options)
+        return load_policy(folder, LogprobOptions(chunk=64), attention=attention, **options)
     except InputError as error:
         if "does not support an attention" not in str(error):
             raise
@@ -86,7 +88,7 @@ def outcome(name, folder):
     """Return the largest difference from the model's own forward pass, or why it is refused."""
     write(name, str(folder))
     try:
-        policy = load(str(folder))
+        policy = load(str(folder), attention="eager" if "attention eager" in name else "sdpa")
         check_forward(policy, policy, device=torch.device("cpu"))
     except InputError as error:
         return str(error)
@@ -136,7 +138,7 @@ def dropping(settings):
 def test_nothing_is_dropped_with_or_without_checkpoints_of_activations(name, tmp_path):
     config = configuration(name)
     write(name, str(tmp_path), type(config).from_dict(dropping(config.to_dict())))
-    outputs = []
+    outputs, gradients = [], []
     ids, places = sequences()[1], torch.arange(LENGTHS[1])
     for checkpointing in (False, True):
         try:
@@ -144,8 +146,16 @@ def test_nothing_is_dropped_with_or_without_checkpoints_of_activations(name, tmp
             outputs += [policy(ids, places)[0] for _ in range(2)]
         except (InputError, TypeError):
             pytest.skip("it is not trained")
+        again = []
+        for layer in policy.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.register_forward_pre_hook(lambda layer, _: again.append(layer))  # noqa: B023
+        outputs[-1].sum().backward()
+        assert bool(again) == checkpointing
+        gradients.append(policy.model.get_input_embeddings().weight.grad)
     for output in outputs[1:]:
         torch.testing.assert_close(output, outputs[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":

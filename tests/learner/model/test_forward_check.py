@@ -1,5 +1,7 @@
 """The check of a loaded model: dependence between sequences, positions, critics, references."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
@@ -91,38 +93,71 @@ def test_a_state_that_is_carried_on_is_refused_in_bfloat16_too():
 # --- what is not the model's own
 
 
+def without_window(policy):
+    """Return the policy with layers that see everything before a token."""
+    config = policy.model.config
+    window = config.sliding_window
+
+    def run(token_ids, position_ids):
+        config.sliding_window = 10**6
+        try:
+            return policy(token_ids, position_ids)
+        finally:
+            config.sliding_window = window
+
+    return run
+
+
 @pytest.mark.parametrize("window", [8, 500])
 def test_a_window_that_is_left_out_is_refused_with_the_difference(window):
     policy = make(
         MistralConfig(**{**BASE, "sliding_window": window, "max_position_embeddings": 2048})
     )
     check_forward(policy, policy, device=CPU)
-
-    def run(token_ids, position_ids):
-        policy.model.config.sliding_window = 10**6
-        try:
-            return policy(token_ids, position_ids)
-        finally:
-            policy.model.config.sliding_window = window
-
     with pytest.raises(
         InputError, match=rf"differ by up to \d.*of {window + 32 if window > 64 else 128}"
     ):
-        check_forward(policy, run, device=CPU)
+        check_forward(policy, without_window(policy), device=CPU)
 
 
-def test_a_cap_on_logits_is_refused_however_small_they_are(tmp_path):
-    config = configuration("gemma2")
-    config.initializer_range = 1e-3
-    policy = make(config)
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_that_is_left_out_shows_in_bfloat16_too_however_small_the_weights(dtype, spread):
+    policy = make(
+        MistralConfig(**{**BASE, "sliding_window": 8, "initializer_range": spread}), dtype
+    )
+    check_forward(policy, policy, device=CPU)
+    with pytest.raises(InputError, match="differ by up to"):
+        check_forward(policy, without_window(policy), device=CPU)
+
+
+FORMS = ["gemma2, attention eager", "cohere", "granite, scaled logits", "gemma4, capped logits"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [1e-3, 0.3])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_of_logits_that_is_left_out_is_refused_however_small_they_are(name, spread, dtype):
+    config = configuration(name)
+    config.get_text_config().initializer_range = spread
+    policy = make(config, dtype)
+    policy.model.set_attn_implementation("eager")
+    check_forward(policy, policy, device=CPU)
+    policy.options = OPTIONS
+    with pytest.raises(InputError, match="changes its logits after the output embedding"):
+        check_forward(policy, policy, device=CPU)
+
+
+def test_a_form_of_logits_that_the_model_does_not_have_is_refused():
+    policy = make()
+    policy.options = replace(OPTIONS, cap=30.0)
     with pytest.raises(InputError, match="changes its logits after the output embedding"):
         check_forward(policy, policy, device=CPU)
 
 
 def test_a_cap_on_scores_that_a_kernel_leaves_out_is_refused():
-    config = configuration("gemma2, no cap on logits")
-    policy = make(config)
-    with pytest.raises(InputError, match="with attention = 'sdpa'"):
+    policy = make(configuration("gemma2, attention eager"))
+    with pytest.raises(InputError, match=r"attention = 'sdpa' leaves out .* = .eager"):
         check_forward(policy, policy, device=CPU)
     policy.model.set_attn_implementation("eager")
     check_forward(policy, policy, device=CPU)
@@ -173,10 +208,11 @@ def test_dynamic_rope_is_refused_beyond_the_positions_of_the_model(tmp_path):
 # --- critics, reward models and references
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "mistral, window", "qwen3_moe", "gpt2"])
-def test_scores_are_those_of_the_model_itself(tmp_path, name):
+def test_scores_are_those_of_the_model_itself(tmp_path, name, dtype):
     write(name, str(tmp_path))
-    scores = load_scalar_model(str(tmp_path), dtype="float32", attention="sdpa", seed=0)
+    scores = load_scalar_model(str(tmp_path), dtype=dtype, attention="sdpa", seed=0)
     check_forward(scores, scores, device=CPU)
 
 
@@ -188,5 +224,7 @@ def test_scores_that_depend_on_other_texts_are_refused(tmp_path):
 
 
 def test_a_reference_is_checked_when_it_is_made():
+    policy = make(configuration("cohere"))
+    policy.options = OPTIONS
     with pytest.raises(InputError, match="changes its logits"):
-        Reference(make(configuration("cohere")), device=CPU)
+        Reference(policy, device=CPU)

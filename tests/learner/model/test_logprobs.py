@@ -21,19 +21,26 @@ def random_problem(dtype=torch.float64, n=11, h=5, v=13):
     return hidden, weight, torch.randint(v, (n,), generator=make)
 
 
-def plain(hidden, weight, targets, temperature):
-    scores = (hidden @ weight.T / temperature).log_softmax(-1)
+FORMS = [{}, {"scale": 0.3}, {"cap": 2.0}, {"scale": 1.7, "cap": 1.5}]
+
+
+def plain(hidden, weight, targets, temperature, scale=1.0, cap=None):
+    logits = scale * hidden @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    scores = (logits / temperature).log_softmax(-1)
     entropy = -(scores.exp() * scores).sum(-1)
     return scores.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 11, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_values_and_gradients_equal_those_of_the_whole_matrix(chunk, temperature):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_values_and_gradients_equal_those_of_the_whole_matrix(chunk, temperature, form):
     hidden, weight, targets = random_problem()
     upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
-    found = chunked(hidden, weight, targets, temperature=temperature, chunk=chunk)
-    expected = plain(hidden, weight, targets, temperature)
+    found = chunked(hidden, weight, targets, temperature=temperature, chunk=chunk, **form)
+    expected = plain(hidden, weight, targets, temperature, **form)
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1].detach())
     torch.testing.assert_close(

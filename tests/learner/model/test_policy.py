@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import Policy, load_policy
+from learner.model.policy import Policy, load_policy, prepare
 from tests.learner.model.architectures import write
 
 LENGTHS = [5, 1, 7, 3]
@@ -85,3 +86,11 @@ def test_the_value_after_a_token_is_that_before_the_next(policy):
     assert before[0] == before[4] == 0
     longer = torch.cat([tokens, torch.tensor([11])]), torch.cat([places, torch.tensor([5])])
     torch.testing.assert_close(policy(*longer)[2][-1], after[8], msg="the value after the last")
+
+
+def test_activations_that_transformers_cannot_checkpoint_are_refused(tmp_path):
+    write("gptj", str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(InputError, match="transformers cannot checkpoint the layers of GPTJ"):
+        prepare(model, "gptj", context=None, activation_checkpointing=True)
