@@ -11,7 +11,7 @@ LOCK := deploy/locks/cpu.txt
 TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 
-.PHONY: help setup demo test test-fast test-heavy test-slow trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
+.PHONY: help setup demo test test-fast test-heavy test-slow red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,10 @@ trl: setup  ## Install TRL beside the environment, for `make test-trl` and `head
 
 test-trl: trl  ## Compare losses with TRL's own code
 	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/losses/test_losses_trl.py
+
+red-team: setup  ## Hostile completions, texts, signals; ends with a table of outcomes
+	RED_TEAM_TABLE=$(VENV)/red-team.txt $(PYTEST) -q -m "slow or not slow" tests/red_team
+	@grep -v '^[ {}]' $(VENV)/red-team.txt
 
 test-verifiers: setup  ## Play environments of the library verifiers, which is installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt

@@ -13,6 +13,16 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 
 
+def make_pool(config: ActorsConfig) -> RewardPool:
+    """Make the processes that call the rewards of one actor."""
+    return RewardPool(
+        config.reward_processes,
+        config.reward_memory_gib,
+        variables=config.reward_environment,
+        verifier_seconds=config.verifier_seconds,
+    )
+
+
 def build_rewards(
     config: ActorsConfig, *, pool: RewardPool, reward_model_client: TextScorer | None
 ) -> tuple[Rewards, Rewards]:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from actors.options import Options
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
+from actors.vllm_options import check_vllm_options
 from queues.runtime.cpu_affinity import Cores
 from queues.runtime.nearest_name import nearest
 
@@ -86,6 +87,10 @@ class ActorsConfig(Options):
 
     count: int = Field(default=1, ge=1)
     """Actors, each with an engine of its own."""
+    min_count: int | None = Field(default=None, ge=1)
+    """Actors that the run needs: one that dies more often than deploy.max_restarts allows, at its
+    start or later, is given up while as many as this are left; None ends the run then. The actor of
+    heldout.pinned is needed always."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: Annotated[str, AfterValidator(ENVIRONMENTS.check)] = "single_turn"
@@ -153,6 +158,12 @@ class ActorsConfig(Options):
     times as many."""
     reward_memory_gib: float = Field(default=4.0, gt=0)
     """Private memory of such a process; a reward that needs more fails its rollout."""
+    reward_environment: tuple[str, ...] = ()
+    """Names of environment variables that rewards of yours get, such as a key of theirs, besides
+    PATH, HOME, the language and other settings that are no secrets."""
+    verifier_seconds: float = Field(default=2.0, gt=0)
+    """Processor time for one completion of math_verify, reasoning_gym, regex, json_schema and
+    similarity, which run in a sandbox; a completion that takes more scores 0."""
     rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
@@ -181,6 +192,9 @@ class ActorsConfig(Options):
     """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
     others may use too; gpu_memory_utilization then is at most that share. A run on this machine
     whose recipe says nothing of GPUs takes those that are here, if there are enough."""
+    vllm_options: Annotated[dict[str, Any], AfterValidator(check_vllm_options)] = Field(default={})
+    """Options of vLLM by its own names, such as kv_cache_dtype, max_num_batched_tokens, load_format
+    or enable_expert_parallel; `actors.vllm_options` lists those that are passed on."""
     scripted_options: dict[str, Any] = Field(default={})
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
@@ -225,6 +239,10 @@ class ActorsConfig(Options):
                 f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
                 "give one list of cores per actor"
             )
+        if self.min_count is not None and self.min_count > self.count:
+            raise ValueError(
+                f"actors.min_count = {self.min_count} must be at most actors.count = {self.count}"
+            )
         shares = 0 < self.gpus < 1 and self.tensor_parallel_size == 1
         if self.gpus > 0 and self.gpus != self.tensor_parallel_size and not shares:
             raise ValueError(
@@ -248,10 +266,11 @@ class ActorsConfig(Options):
                 f"actors.overlong.buffer = {buffer} must be at most "
                 f"actors.max_new_tokens = {self.max_new_tokens}: it is the end of that length"
             )
-        if self.scripted_options and self.engine != "scripted":
-            raise ValueError(
-                f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
-            )
+        for engine in ("scripted", "vllm"):
+            if getattr(self, f"{engine}_options") and self.engine != engine:
+                raise ValueError(
+                    f'actors.{engine}_options has no effect with actors.engine = "{self.engine}"'
+                )
         return self
 
     @model_validator(mode="after")

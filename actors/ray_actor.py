@@ -15,11 +15,10 @@ from typing import Any, Never
 
 import ray
 
-from actors.assembly import build_engine, build_episodes, build_rewards
+from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.errors import ActorsError, root_error
-from actors.rewards import RewardPool
 from actors.rewards.learned import TextScorer
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.rollout_worker import RolloutWorker
@@ -91,7 +90,7 @@ class RolloutActor:
     def __init__(self, spec: ActorSpec) -> None:
         self._spec = spec
         self._statistics = ActorStatistics(engine_id_of(spec.index))
-        self._pool = RewardPool(spec.config.reward_processes, spec.config.reward_memory_gib)
+        self._pool = make_pool(spec.config)
         self._stop = asyncio.Event()
         self.parts: ActorParts | None = None
         self._works = False

@@ -25,6 +25,10 @@ class Entry:
     """A reward that compares with the prompt's answer."""
     inline: bool = False
     """A reward whose time is proportional to the text: it cannot hang, and needs no process."""
+    verifier: bool = False
+    """A reward that reads completions with more than plain string work, in the sandbox
+    (`rewards.verifier_main`): a function of prompt, answer and metadata that returns a function of
+    the completion."""
 
 
 class Registry:
@@ -114,13 +118,14 @@ REWARDS = Registry(
     Entry("last_answer", "rewards.answers:last_answer", needs_answer=True, inline=True),
     Entry("numeric_match", "rewards.answers:numeric_match", needs_answer=True, inline=True),
     Entry("tags", "rewards.patterns:tags", inline=True),
-    Entry("regex", "rewards.patterns:regex"),
-    Entry("json_schema", "rewards.patterns:json_schema"),
-    Entry("similarity", "rewards.answers:similarity", needs_answer=True),
-    Entry("math_verify", "rewards.libraries:math_verify", needs_answer=True),
-    Entry("reasoning_gym", "rewards.libraries:reasoning_gym"),
+    Entry("regex", "rewards.patterns:regex", verifier=True),
+    Entry("json_schema", "rewards.patterns:json_schema", verifier=True),
+    Entry("similarity", "rewards.answers:similarity", needs_answer=True, verifier=True),
+    Entry("math_verify", "rewards.libraries:math_verify", needs_answer=True, verifier=True),
+    Entry("reasoning_gym", "rewards.libraries:reasoning_gym", verifier=True),
     Entry("code", "rewards.code:code"),
     Entry("reward_model", "rewards.learned:LearnedReward"),
     Entry("llm_judge", "rewards.llm_judge:LlmJudge"),
 )
-"""Functions are called with prompt, completion, answer and metadata; the two classes ask others."""
+"""Functions are called with prompt, completion, answer and metadata, except verifiers; the two
+classes ask others."""

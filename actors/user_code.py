@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
+from actors.foreign_text import cut, shown
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.nearest_name import nearest
 
@@ -29,7 +30,7 @@ def where_raised(error: BaseException) -> str:
         frames.pop(0)
     if not frames and error.__cause__ is not None:
         return where_raised(error.__cause__)
-    return "\n" + "".join(traceback.format_list(frames)).rstrip() if frames else ""
+    return "\n" + cut("".join(traceback.format_list(frames)).rstrip()) if frames else ""
 
 
 def load_dotted(path: str, *, setting: str, kinds: Iterable[str] = ()) -> Any:
@@ -42,7 +43,7 @@ def load_dotted(path: str, *, setting: str, kinds: Iterable[str] = ()) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        problem = f"{error!r}{where_raised(error)}"
+        problem = f"{shown(error)}{where_raised(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             problem = f"there is none in {Path.cwd()}, nor is one installed"
             problem += nearest(module_name, kinds)

@@ -176,9 +176,9 @@ class Run:
             raise RunFailed(message) from None
 
     async def announce(self, name: str, ready: Awaitable[object]) -> None:
-        """Print a line when a process is ready."""
-        await ready
-        self.context.console.say(f"{name} is ready")
+        """Print a line when a process is ready; an actor that was given up answers False."""
+        if await ready is not False:
+            self.context.console.say(f"{name} is ready")
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""

@@ -74,6 +74,9 @@ def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
         arguments["worker_extension_cls"] = "weight_sync.vllm.plugin.PreparesWeights"
     if config.float32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
+    arguments |= config.vllm_options
+    if spec.initial_version is not None:  # it serves the weights of the folder
+        arguments.pop("load_format", None)
     return arguments
 
 

@@ -19,6 +19,7 @@ from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import InputError
+from actors.foreign_text import shown
 from actors.options import Options, parse_options
 from actors.registry import TOOLS
 from actors.sandbox import Sandbox, check_code_execution
@@ -57,6 +58,9 @@ class ToolOptions(Options):
     turn has a reward."""
     python_seconds: float = Field(default=10.0, gt=0)
     """Time limit of a program."""
+    python_folders: tuple[str, ...] = ()
+    """Folders of the machine that programs may read and import from, beside the standard library.
+    """
 
     @model_validator(mode="after")
     def _plain_has_one_tool(self) -> Self:
@@ -106,7 +110,7 @@ class ToolBox:
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
-            text, succeeded = f"error: {error}", False
+            text, succeeded = f"error: {_said(error)}", False
             if self.options.error_reply is not None:
                 text = self.options.error_reply
         return text[: self.options.reply_characters], succeeded
@@ -127,6 +131,14 @@ class ToolBox:
                 f"{name} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
             )
         return await call(partial(tool.function, **written.arguments))
+
+
+def _said(error: Exception) -> str:
+    """Return the text of an error of a tool, whose `__str__` may fail."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  (it is user code)
+        return shown(error)
 
 
 class Tools:
@@ -180,7 +192,7 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
     function = TOOLS.load(path)
     if path == "python":
         check_code_execution('actors.environment_options.tools: "python"', code_execution)
-        function = partial(function, seconds=options.python_seconds)
+        function = partial(function, seconds=options.python_seconds, folders=options.python_folders)
     try:
         return name, Tool(function, _describe(name, function))
     except Exception as error:
@@ -222,13 +234,14 @@ def _schema(annotation: Any) -> dict[str, Any]:
     return {"type": TYPES.get(origin or annotation, "string")}
 
 
-def python(program: str, *, seconds: float) -> str:
+def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    `seconds` is its time limit. Raises InputError if there is no sandbox on this machine.
+    `seconds` is its time limit; it may import from `folders` too. Raises InputError if there is no
+    sandbox on this machine.
     """
     with _CONCURRENT:
-        outcome = Sandbox(seconds=seconds).run(program)
+        outcome = Sandbox(seconds=seconds, folders=folders).run(program)
     if (outcome.ended, outcome.code) == ("exit", 0):
         return outcome.stdout
     last_line = outcome.stderr.strip().rpartition("\n")[2]

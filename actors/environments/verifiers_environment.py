@@ -27,6 +27,7 @@ from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Unreadable, find_calls
 from actors.environments.tools import instruction, with_instruction
 from actors.errors import InputError
+from actors.sandbox.guarded_parsing import guard_sympy
 from queues.records import Prompt
 
 MARKERS = ("<tool_call>", "</tool_call>")
@@ -59,6 +60,7 @@ def load_verifiers(name: str, options: dict[str, Any], *, setting: str) -> Any:
             f"{setting} = {name!r} needs the library verifiers before 0.2, and "
             f"{verifiers.__version__} is installed; install it with: pip install 'verifiers<0.2'"
         )
+    guard_sympy()  # rubrics parse completions in this process
     try:
         environment = verifiers.load_environment(name.removeprefix(PREFIX), **options)
     except Exception as error:

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict, deque
 from fractions import Fraction
 
-from actors.rewards.registry import Metadata
+from actors.rewards.registry import Metadata, Verifier
 from queues.records import FinishReason
 
 NUMBER = re.compile(
@@ -62,10 +62,15 @@ async def numeric_match(
     return float(abs(number - gold) <= allowed)
 
 
-def similarity(prompt: str, completion: str, answer: str | None, metadata: Metadata) -> float:
+def similarity(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
     """1 − edits / length of the longer text, from 0 to 1, without white space around both."""
-    text, gold = completion.strip(), required_answer(answer).strip()
-    return 1.0 - edits(text, gold) / max(len(text), len(gold), 1)
+    gold = required_answer(answer).strip()
+
+    def verify(completion: str) -> float:
+        text = completion.strip()
+        return 1.0 - edits(text, gold) / max(len(text), len(gold), 1)
+
+    return verify
 
 
 def edits(one: str, other: str) -> int:

@@ -59,6 +59,7 @@ def code(
     score: Literal["all", "share"] = "all",
     seconds: float = 10.0,
     memory_mib: int = 256,
+    folders: Sequence[str] = (),
 ) -> float:
     """1 where a program of Python's standard library passes its tests; else 0.
 
@@ -68,7 +69,8 @@ def code(
     "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
     The score `share` is the share of the tests that pass. `seconds` is the time of the program in
     all tests together; actors.reward_timeout_seconds has to cover the start of the sandboxes too,
-    one for all calls and one for each dialogue.
+    one for all calls and one for each dialogue. Programs may import from `folders` of the machine
+    beside the standard library.
 
     Raises:
         ValueError: There are no tests, or one that cannot be read.
@@ -79,7 +81,8 @@ def code(
     tests = read_tests(metadata.get("tests"))
     passed, remaining = 0, seconds
     for run in _runs(tests):
-        count, spent = _run_tests(program, run, Sandbox(seconds=remaining, memory_mib=memory_mib))
+        sandbox = Sandbox(seconds=remaining, memory_mib=memory_mib, folders=tuple(folders))
+        count, spent = _run_tests(program, run, sandbox)
         passed += count
         remaining -= spent
         if remaining <= 0 or (score == "all" and count < len(run)):

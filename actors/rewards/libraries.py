@@ -1,18 +1,24 @@
-"""Rewards by the verifiers of other libraries, each imported when it is first called."""
+"""Verifiers of other libraries. They run in the sandbox, and parse with `guarded_parsing`."""
 
 import ast
 import json
-from functools import lru_cache
+import logging
+from functools import cache
 from typing import Any
 
 from actors.rewards.answers import required_answer
-from actors.rewards.registry import Metadata
+from actors.rewards.registry import Metadata, Verifier
+from actors.sandbox.guarded_parsing import guard_eval, guard_sympy
+
+WARM = (
+    "1/2 + 3", "50\\%", "$\\frac{1}{2}$", "$\\sqrt{2}x^2 + \\pi$", "$\\{1, 2\\}$", "$[0, 1)$",
+    "$x = \\sin(2)$", "$\\begin{pmatrix}1 & 2\\\\3 & 4\\end{pmatrix}$", "$\\boxed{x \\ge 3}$",
+)  # fmt: skip
+"""Expressions that fill the caches of math-verify before a completion is read."""
 
 
-def math_verify(prompt: str, completion: str, answer: str | None, metadata: Metadata) -> float:
+def math_verify(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
     """1 where the last expression of the completion equals the answer; else 0.
-
-    The caller sets the deadline: math-verify's own deadlines need the main thread.
 
     Raises:
         ValueError: The prompt has no answer, or one that holds no expression.
@@ -22,10 +28,12 @@ def math_verify(prompt: str, completion: str, answer: str | None, metadata: Meta
     gold = parse(required_answer(answer), parsing_timeout=None)
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
-    return float(verify(gold, parse(completion, parsing_timeout=None), timeout_seconds=None))
+    return lambda completion: float(
+        verify(gold, parse(completion, parsing_timeout=None), timeout_seconds=None)
+    )
 
 
-def reasoning_gym(prompt: str, completion: str, answer: str | None, metadata: Metadata) -> float:
+def reasoning_gym(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
     """Return the task's own score, in most tasks from 0 to 1.
 
     The text in <answer>…</answer> counts, or without such tags the whole completion.
@@ -35,16 +43,52 @@ def reasoning_gym(prompt: str, completion: str, answer: str | None, metadata: Me
     """
     from reasoning_gym.utils import extract_answer
 
+    task, entry = _task_of(metadata), ast.literal_eval(metadata["entry"])
+    return lambda completion: float(
+        task.score_answer(extract_answer(completion) or completion.strip(), entry)
+    )
+
+
+def preload(name: str, metadata: Metadata) -> str:
+    """Import and open what a verifier needs that reads no completion; for a process that forks.
+
+    Returns a name of what is loaded.
+
+    Raises:
+        ValueError: The prompt is not from a reasoning_gym source.
+    """
+    if name == "reasoning_gym":
+        _task_of(metadata)
+        return f"{name}:{metadata['task']}:{json.dumps(metadata['options'])}"
+    if name == "math_verify":
+        _warm_math_verify()
+    elif name == "json_schema":
+        import jsonschema.validators  # noqa: F401
+    return name
+
+
+@cache
+def _warm_math_verify() -> None:
+    from math_verify import parse, verify
+
+    guard_sympy()
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline
+    for text in WARM:
+        expression = parse(text, parsing_timeout=None)
+        verify(expression, expression, timeout_seconds=None)
+
+
+def _task_of(metadata: Metadata) -> Any:
     if "task" not in metadata or "entry" not in metadata:
         raise ValueError("the prompt is not from a source reasoning_gym:TASK")
-    text = extract_answer(completion) or completion.strip()
-    task = _task(metadata["task"], json.dumps(metadata["options"]))
-    return float(task.score_answer(text, ast.literal_eval(metadata["entry"])))
+    return _task(metadata["task"], json.dumps(metadata["options"]))
 
 
-@lru_cache(maxsize=64)
+@cache
 def _task(name: str, options: str) -> Any:
     """Create a data set of the task, for its verifier alone."""
     import reasoning_gym as library
 
+    guard_sympy()
+    guard_eval("reasoning_gym")
     return library.create_dataset(name, seed=0, size=1, **json.loads(options))

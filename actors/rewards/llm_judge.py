@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import httpx
+import regex
 from pydantic import Field, PrivateAttr, field_validator
 
 from actors.errors import RewardFailed, RewardModelLost
@@ -41,6 +42,10 @@ OWN_FIELDS = frozenset({"model", "messages", "temperature", "max_tokens"})
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which another attempt may succeed."""
 LONGEST_WAIT = 30.0
+LONGEST_REPLY = 20_000
+"""Characters of a reply that are searched for the mark."""
+PATTERN_SECONDS = 0.2
+"""Longest search; it blocks the actor."""
 
 
 class LlmJudge(Options):
@@ -77,7 +82,8 @@ class LlmJudge(Options):
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key, where the server wants one."""
 
-    _pattern: re.Pattern[str] = PrivateAttr()
+    _pattern: Any = PrivateAttr()
+    """Of the library regex, whose searches can be limited in time."""
     _slots: asyncio.Semaphore = PrivateAttr()
     _calls: int = PrivateAttr()
     _key: str | None = PrivateAttr()
@@ -93,7 +99,8 @@ class LlmJudge(Options):
     def model_post_init(self, context: Any) -> None:
         """Make the pattern of the mark and what all calls share."""
         largest = re.escape(f"{self.largest:g}")
-        self._pattern = self.pattern or re.compile(ONE_NUMBER.replace("{largest}", largest))
+        chosen = self.pattern or re.compile(ONE_NUMBER.replace("{largest}", largest))
+        self._pattern = regex.compile(chosen.pattern, chosen.flags & ~re.UNICODE)
         self._slots = asyncio.Semaphore(self.at_once)
         self._calls = 0
         self._key = os.environ.get(self.key_variable)
@@ -185,8 +192,14 @@ class LlmJudge(Options):
 
     def _mark(self, reply: str) -> float:
         group = min(self._pattern.groups, 1)
+        matches = self._pattern.finditer(reply[:LONGEST_REPLY], timeout=PATTERN_SECONDS)
         try:
-            (mark,) = {float(match[group] or "") for match in self._pattern.finditer(reply)}
+            (mark,) = {float(match[group] or "") for match in matches}
+        except TimeoutError:
+            raise RewardFailed(
+                f"{self.url} gave a reply that `pattern` takes longer than {PATTERN_SECONDS:g} s "
+                f"for: {reply[:200]!r}"
+            ) from None
         except ValueError:  # none, several, or no number
             mark = -1.0
         if not 0 <= mark <= self.largest:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from actors.errors import RewardFailed
 from actors.rewards.answers import last_match
-from actors.rewards.registry import Metadata
+from actors.rewards.registry import Metadata, Verifier
 
 FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
-def regex(
-    prompt: str, completion: str, answer: str | None, metadata: Metadata, *, pattern: str
-) -> float:
+def regex(prompt: str, answer: str | None, metadata: Metadata, *, pattern: str) -> Verifier:
     r"""1 where a regular expression is found in the completion; else 0.
 
     Of several matches of `pattern`, in Python's syntax, the last counts; "." matches new lines too.
@@ -23,20 +22,17 @@ def regex(
     Raises:
         ValueError: The pattern has a group `answer` and the prompt has none.
     """
-    compiled = _compiled(pattern)
-    last = last_match(compiled, completion)
-    if last is None:
-        return 0.0
-    if "answer" not in compiled.groupindex:
-        return 1.0
-    if answer is None:
+    compiled = re.compile(pattern, re.DOTALL)
+    compares = "answer" in compiled.groupindex
+    if compares and answer is None:
         raise ValueError("the prompt has no answer to compare with the group `answer`")
-    return float((last["answer"] or "").strip() == answer.strip())
+    gold = (answer or "").strip()
 
+    def verify(completion: str) -> float:
+        last = last_match(compiled, completion)
+        return float(last is not None and (not compares or (last["answer"] or "").strip() == gold))
 
-@lru_cache(maxsize=64)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.DOTALL)
+    return verify
 
 
 async def tags(
@@ -65,12 +61,11 @@ async def tags(
 
 def json_schema(
     prompt: str,
-    completion: str,
     answer: str | None,
     metadata: Metadata,
     *,
     schema: Mapping[str, Any] | bool | None = None,
-) -> float:
+) -> Verifier:
     """1 where the completion is JSON and valid; else 0.
 
     The last fenced block of the completion counts, or without one the whole of it.
@@ -80,17 +75,26 @@ def json_schema(
 
     Raises:
         ValueError: There is no schema, or it is not valid.
+        RewardFailed: By the verifier, for a schema that refers to another document.
     """
+    from referencing.exceptions import Unresolvable
+
     wanted = metadata.get("schema") if schema is None else schema
     if wanted is None:
         raise ValueError("json_schema needs the option schema, or metadata with a schema")
     validator = _validator(json.dumps(wanted))
-    blocks = FENCED.findall(completion)
-    try:
-        value = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
-        return float(validator.is_valid(value))
-    except (ValueError, ArithmeticError, RecursionError):
-        return 0.0
+
+    def verify(completion: str) -> float:
+        blocks = FENCED.findall(completion)
+        try:
+            value = json.loads(blocks[-1] if blocks else completion, parse_constant=_refuse)
+            return float(validator.is_valid(value))
+        except Unresolvable as error:  # the schema's fault
+            raise RewardFailed(f"cannot be used: {error}") from None
+        except (ValueError, ArithmeticError, RecursionError):
+            return 0.0
+
+    return verify
 
 
 @lru_cache(maxsize=256)

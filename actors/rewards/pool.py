@@ -2,6 +2,7 @@
 
     call ─▶ a plain function ─▶ waits for a slot ──▶ a process to itself
         └─▶ a coroutine ──────▶ one process for all of them ──blocked or dead──▶ again, alone
+    verify ────────────────────▶ waits for a slot ──▶ `verifier_main`, which forks a child for it
 
 A call past its deadline ends with its process, which is replaced. If the process that coroutines
 share blocks or dies, all of them are called again, each in a process to itself. A call that takes
@@ -11,13 +12,17 @@ processes run.
 
 import asyncio
 import json
+import logging
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from actors.errors import RewardFailed
-from actors.rewards.process import ProcessEnded, RewardProcess, Unanswered
+from actors.rewards.process import Output, ProcessEnded, RewardProcess, Unanswered, scrubbed
+
+LOG = logging.getLogger("headway.rewards")
 
 SLOW_SECONDS = 1.0
 MOST = 8
@@ -27,23 +32,44 @@ GRACE_SECONDS = 1.0
 """Time for a process to confirm that a coroutine was cancelled."""
 SHARED = 256
 """Most coroutines that wait in one process at once."""
+VERIFIER_BYTES = 1 << 30
+"""Most memory of a process that reads one completion."""
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Variables of a process that forks: numpy's threads would not survive it."""
+Parts = dict[str, float]
 
 
 class RewardPool:
     """Processes for rewards; none runs before the first call.
 
     They run on the cores that this process has now; an engine may later bind it to fewer.
-    `processes` is the number of concurrent calls of plain functions, apart from slow calls.
+    `processes` is the number of concurrent calls of plain functions and verifiers, apart from slow
+    calls. `variables` names variables of the environment that rewards get (see `scrubbed`), and
+    `verifier_seconds` is the processor time of a verifier.
     """
 
-    def __init__(self, processes: int = 2, memory_gib: float = 4.0) -> None:
+    def __init__(
+        self,
+        processes: int = 2,
+        memory_gib: float = 4.0,
+        *,
+        variables: Iterable[str] = (),
+        verifier_seconds: float = 2.0,
+    ) -> None:
         self._memory = int(memory_gib * 2**30)
-        self._cores, self._environment = os.sched_getaffinity(0), dict(os.environ)
+        self._cores = os.sched_getaffinity(0)
+        self._environment = scrubbed(os.environ, variables)
+        self._verifier_environment = {**scrubbed(os.environ), **ONE_THREAD}
+        self._verifier_seconds = verifier_seconds
         self._processes = processes
+        self._output = Output()
         self._idle: list[RewardProcess] = []
         self.alive: set[RewardProcess] = set()
         self._shared: RewardProcess | None = None
-        self._calls: set[asyncio.Task[dict[str, float]]] = set()
+        self._verifiers: RewardProcess | None = None
+        self._notes: Counter[str] = Counter()
+        """Completions that scored 0 because a verifier failed on them, by reward."""
+        self._calls: set[asyncio.Future[Parts]] = set()
         self._slots = asyncio.Semaphore(processes)
         self._running = asyncio.Semaphore(MOST * processes)
         self._waiting = asyncio.Semaphore(SHARED)
@@ -55,7 +81,7 @@ class RewardPool:
         *,
         timeout: float,
         coroutine: bool,
-    ) -> dict[str, float]:
+    ) -> Parts:
         """Call one reward and return its parts.
 
         If the caller is cancelled, the call goes on until its own deadline.
@@ -69,7 +95,21 @@ class RewardPool:
         """
         message = {"call": reward, "arguments": list(arguments)}
         work = self._in_shared if coroutine else self._alone
-        task = asyncio.create_task(work(message, timeout))
+        return await self._finish(work(message, timeout))
+
+    async def verify(
+        self, reward: tuple[str, dict[str, Any]], arguments: Sequence[Any], *, timeout: float
+    ) -> Parts:
+        """Call one verifier as `call` does, in the sandbox; a completion that breaks it scores 0.
+
+        Raises:
+            RewardFailed: It failed before it read the completion, or by no fault of that.
+        """
+        message = {"call": reward, "arguments": list(arguments), "seconds": timeout}
+        return await self._finish(self._verify(message, timeout))
+
+    async def _finish(self, work: Awaitable[Parts]) -> Parts:
+        task = asyncio.ensure_future(work)
         self._calls.add(task)
         task.add_done_callback(self._over)
         return await asyncio.shield(task)
@@ -79,36 +119,74 @@ class RewardPool:
         for process in list(self.alive):
             self._drop(process)
 
-    def _over(self, task: asyncio.Task[dict[str, float]]) -> None:
+    def _over(self, task: asyncio.Future[Parts]) -> None:
         self._calls.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, even where the caller is gone
 
-    async def _alone(self, message: dict[str, Any], timeout: float) -> dict[str, float]:
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[ExitStack]:
+        """Wait for a slot, and give it up at the end, or earlier by closing the stack."""
         async with self._running:
             await self._slots.acquire()
             with ExitStack() as slot:
-                slot.callback(self._slots.release)  # once: at the end, or earlier if it is slow
-                process = self._idle.pop() if self._idle else self._start()
-                healthy = False
-                try:
-                    await self._load(process, message["call"])
-                    late = asyncio.get_running_loop().call_later(SLOW_SECONDS, slot.close)
-                    slot.callback(late.cancel)
-                    answer = await process.ask(message, timeout)
-                    healthy = not answer.get("memory") and not self._bloated(process)
-                    return self._parts(answer)
-                except Unanswered:
-                    raise RewardFailed(f"took longer than {timeout:g} s") from None
-                except ProcessEnded as error:
-                    raise RewardFailed(str(error)) from None
-                finally:
-                    if healthy and len(self._idle) < self._processes and process in self.alive:
-                        self._idle.append(process)
-                    else:
-                        self._drop(process)
+                slot.callback(self._slots.release)
+                yield slot
 
-    async def _in_shared(self, message: dict[str, Any], timeout: float) -> dict[str, float]:
+    def _lend_when_slow(self, slot: ExitStack) -> None:
+        late = asyncio.get_running_loop().call_later(SLOW_SECONDS, slot.close)
+        slot.callback(late.cancel)
+
+    async def _alone(self, message: dict[str, Any], timeout: float) -> Parts:
+        async with self._slot() as slot:
+            process = self._idle.pop() if self._idle else self._start()
+            healthy = False
+            try:
+                await self._load(process, message["call"])
+                self._lend_when_slow(slot)
+                answer = await process.ask(message, timeout)
+                healthy = not answer.get("memory") and not self._bloated(process)
+                return self._parts(answer)
+            except Unanswered:
+                raise RewardFailed(f"took longer than {timeout:g} s") from None
+            except ProcessEnded as error:
+                raise RewardFailed(str(error)) from None
+            finally:
+                if healthy and len(self._idle) < self._processes and process in self.alive:
+                    self._idle.append(process)
+                else:
+                    self._drop(process)
+
+    async def _verify(self, message: dict[str, Any], timeout: float) -> Parts:
+        async with self._slot() as slot:
+            process = self._verifiers
+            if process is None or process.ended.is_set():
+                process = self._verifiers = self._start_verifiers()
+            try:
+                await self._load(process, message["call"])
+                self._lend_when_slow(slot)
+                answer = await process.ask(message, timeout + LOAD_SECONDS)
+            except Unanswered:
+                self._drop(process)
+                raise RewardFailed(f"gave no answer within {timeout + LOAD_SECONDS:g} s") from None
+            except ProcessEnded as error:
+                self._drop(process)
+                raise RewardFailed(f"has lost the process of verifiers: it {error}") from None
+            if "note" in answer:
+                self._note(message["call"][0], answer["note"])
+            return self._parts(answer)
+
+    def _note(self, name: str, problem: str) -> None:
+        """Log that a completion scored 0 by a verifier's failure; of many, ever fewer."""
+        self._notes[name] += 1
+        count = self._notes[name]
+        if count & (count - 1) == 0:
+            LOG.warning(
+                "%s scored a completion 0, the %d. of this actor: on it the verifier %s",
+                name, count, problem,
+            )  # fmt: skip
+
+    async def _in_shared(self, message: dict[str, Any], timeout: float) -> Parts:
         async with self._waiting:
             process = self._shared
             if process is None or process.ended.is_set():
@@ -142,19 +220,30 @@ class RewardPool:
             raise RewardFailed(answer["error"])
         process.loaded.add(key)
 
-    def _parts(self, answer: dict[str, Any]) -> dict[str, float]:
+    def _parts(self, answer: dict[str, Any]) -> Parts:
         if "error" in answer:
             limit = f" (actors.reward_memory_gib = {self._memory / 2**30:g})"
             about = limit if answer.get("memory") else ""
             raise RewardFailed(answer["error"] + about + answer.get("where", ""))
-        parts: dict[str, float] = answer["parts"]
+        parts: Parts = answer["parts"]
         return parts
 
     def _bloated(self, process: RewardProcess) -> bool:
         return process.resident > self._memory / 2
 
     def _start(self) -> RewardProcess:
-        process = RewardProcess(self._memory, self._cores, self._environment)
+        process = RewardProcess(
+            "process_main", self._memory, self._cores, self._environment, self._output
+        )
+        self.alive.add(process)
+        return process
+
+    def _start_verifiers(self) -> RewardProcess:
+        memory = min(self._memory, VERIFIER_BYTES)
+        process = RewardProcess(
+            "verifier_main", memory, self._cores, self._verifier_environment, self._output,
+            str(self._verifier_seconds),
+        )  # fmt: skip
         self.alive.add(process)
         return process
 
@@ -162,6 +251,8 @@ class RewardPool:
         self.alive.discard(process)
         if self._shared is process:
             self._shared = None
+        if self._verifiers is process:
+            self._verifiers = None
         if process in self._idle:
             self._idle.remove(process)
         process.close()

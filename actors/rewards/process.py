@@ -1,4 +1,8 @@
-"""The client of a process that calls rewards; `pool` starts and ends such processes."""
+"""The client of a process that calls rewards; `pool` starts and ends such processes.
+
+Such a process gets only the variables of the environment that `scrubbed` returns. What it prints is
+forwarded up to a limit, and an answer that cannot be read ends it.
+"""
 
 import asyncio
 import itertools
@@ -9,10 +13,57 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+
+VARIABLES = """
+PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX
+HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME
+CUDA_VISIBLE_DEVICES CUDA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NLTK_DATA
+OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
+"""
+"""Variables of the environment that a process gets, besides LC_…, HEADWAY_… and those that a recipe
+names."""
+LONGEST_ANSWER = 1 << 20
+"""Most bytes of an answer."""
+OUTPUT_BYTES = 64 << 10
+"""Most bytes of output that are forwarded in `OUTPUT_SECONDS`."""
+OUTPUT_SECONDS = 60.0
+
+
+def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[str, str]:
+    """Return the variables that hold no secret, and those of `names`."""
+    kept = {*VARIABLES.split(), *names}
+
+    def is_kept(name: str) -> bool:
+        return name in kept or name.startswith(("LC_", "HEADWAY_"))
+
+    return {name: value for name, value in environment.items() if is_kept(name)}
+
+
+class Output:
+    """Forwards what processes print to the standard error of this one, up to a limit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began, self._forwarded, self._dropped = time.monotonic(), 0, 0
+
+    def write(self, block: bytes) -> None:
+        """Forward a block, or as much of it as is allowed now."""
+        with self._lock:
+            if time.monotonic() - self._began > OUTPUT_SECONDS:
+                if self._dropped:
+                    note = f"[{self._dropped} more bytes that rewards printed are left out]\n"
+                    os.write(2, note.encode())
+                self._began, self._forwarded, self._dropped = time.monotonic(), 0, 0
+            allowed = block[: OUTPUT_BYTES - self._forwarded]
+            self._forwarded += len(allowed)
+            self._dropped += len(block) - len(allowed)
+            if allowed:
+                os.write(2, allowed)
 
 
 class ProcessEnded(Exception):
@@ -24,28 +75,36 @@ class Unanswered(Exception):
 
 
 class RewardProcess:
-    """A running `actors.rewards.process_main`.
+    """A running `process_main` or `verifier_main`.
 
     Several event loops may call `ask` at once. It ends with this object and the thread of it.
     Its private memory is limited to `memory_bytes` (RLIMIT_DATA). It runs on `cores`, with the
-    variables of `environment`.
+    variables of `environment`, and prints to `output`.
     """
 
     def __init__(
-        self, memory_bytes: int, cores: Iterable[int], environment: Mapping[str, str]
+        self,
+        module: str,
+        memory_bytes: int,
+        cores: Iterable[int],
+        environment: Mapping[str, str],
+        output: Output,
+        *arguments: str,
     ) -> None:
         path = os.pathsep.join(folder or "." for folder in sys.path)
         self._popen = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
-                "actors.rewards.process_main",
+                f"actors.rewards.{module}",
                 str(memory_bytes),
                 str(os.getpid()),
                 ",".join(map(str, sorted(cores))),
+                *arguments,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**environment, "PYTHONPATH": path},
             start_new_session=True,
         )
@@ -57,11 +116,12 @@ class RewardProcess:
         self.loaded: set[str] = set()
         """Rewards that it has loaded; updated by the caller."""
         self.ended = threading.Event()
-        for work, arguments in (
+        for work, shared in (
             (_write, (self._popen, self._outbox)),
             (_read, (self._popen, self._pending, self.ended)),
+            (_forward, (self._popen, output)),
         ):
-            threading.Thread(target=work, args=arguments, daemon=True).start()
+            threading.Thread(target=work, args=shared, daemon=True).start()
         self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox)
 
     @property
@@ -119,21 +179,46 @@ def _write(popen: subprocess.Popen[bytes], outbox: queue.SimpleQueue[bytes | Non
         popen.stdin.close()
 
 
+def _forward(popen: subprocess.Popen[bytes], output: Output) -> None:
+    assert popen.stderr is not None
+    with popen.stderr, suppress(OSError):
+        while block := os.read(popen.stderr.fileno(), 1 << 16):
+            output.write(block)
+
+
 def _read(
     popen: subprocess.Popen[bytes],
     pending: dict[int, asyncio.Future[dict[str, Any]]],
     ended: threading.Event,
 ) -> None:
     assert popen.stdout is not None
+    broken = False
     with popen.stdout:
-        for line in popen.stdout:
-            with suppress(ValueError, KeyError):  # no answer, or nobody waits for it
-                answer = json.loads(line)
+        while line := popen.stdout.readline(LONGEST_ANSWER):
+            answer = _answer(line)
+            if broken := answer is None:
+                break
+            if answer["id"] in pending:  # else nobody waits for it
                 _resolve(pending[answer["id"]], answer)
+    if broken:
+        _kill(popen)
     popen.wait()
     ended.set()
+    how = "wrote to the channel of its process" if broken else _how(popen)
     for future in list(pending.values()):
-        _resolve(future, ProcessEnded(_how(popen)))
+        _resolve(future, ProcessEnded(how))
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """Parse an answer; None for anything else."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    valid = isinstance(answer, dict) and all(
+        isinstance(answer.get(key), int) for key in ("id", "resident")
+    )
+    return answer if valid else None
 
 
 def _resolve(future: asyncio.Future[dict[str, Any]], result: dict[str, Any] | Exception) -> None:
@@ -151,9 +236,13 @@ def _resolve(future: asyncio.Future[dict[str, Any]], result: dict[str, Any] | Ex
 
 def _end(popen: subprocess.Popen[bytes], outbox: queue.SimpleQueue[bytes | None]) -> None:
     outbox.put(None)
+    _kill(popen)
+    popen.wait()
+
+
+def _kill(popen: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
 
 
 def _how(popen: subprocess.Popen[bytes]) -> str:

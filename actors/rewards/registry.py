@@ -6,6 +6,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from actors.foreign_text import shown, unencodable
 from actors.registry import REWARDS
 from actors.user_code import check_arguments
 
@@ -15,14 +16,29 @@ coroutine of it."""
 Metadata = Mapping[str, Any]
 """The prompt's, with `finish_reason` added: "stop" where the policy ended the completion itself,
 "length" where it was cut off."""
+Verifier = Callable[[str], float]
+"""Scores a completion."""
+MOST_PARTS, LONGEST_KEY = 64, 200
+"""Numbers of one score, and characters of their names."""
 
 
 def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
-    """Return the function of a name, bound to its options; raise InputError if either is wrong."""
+    """Return the function of a name, bound to its options; raise InputError if either is wrong.
+
+    That of a verifier takes no completion, and returns a `Verifier`.
+    """
     function = REWARDS.load(name)
-    arguments = ("prompt", "completion", "answer", "metadata")
+    arguments = ["prompt", "completion", "answer", "metadata"]
+    if is_verifier(name):
+        arguments.remove("completion")
     check_arguments(function, *arguments, setting=f"actors.reward = {name!r}", options=options)
     return partial(function, **options) if options else function
+
+
+def is_verifier(name: str) -> bool:
+    """Return True for a reward that reads completions in the sandbox."""
+    entry = REWARDS.find(name)
+    return entry is not None and entry.verifier
 
 
 class NoNumber(ValueError):
@@ -40,12 +56,19 @@ def is_finite(value: Any) -> bool:
 def parts_of(name: str, returned: Any) -> dict[str, float]:
     """Name the parts of a score: by the reward's name, or "name/key" for each key of a mapping.
 
-    Raises NoNumber for a value that is not a finite number.
+    Raises NoNumber for a value that is not a finite number, and for too many or too long names.
     """
     named = {name: returned}
     if isinstance(returned, Mapping) and returned:
+        if len(returned) > MOST_PARTS:
+            raise NoNumber(f"returned {len(returned)} numbers, must be at most {MOST_PARTS}")
         named = {f"{name}/{key}": value for key, value in returned.items()}
     for key, value in named.items():
         if not is_finite(value):
-            raise NoNumber(f"returned {value!r} for {key!r}, must be a finite number")
+            raise NoNumber(f"returned {shown(value)} for {shown(key)}, must be a finite number")
+        if len(key) > len(name) + LONGEST_KEY or unencodable(key):
+            raise NoNumber(
+                f"returned a number by the name {shown(key)}, must be of at most {LONGEST_KEY} "
+                "characters, which UTF-8 can encode"
+            )
     return {key: float(value) for key, value in named.items()}

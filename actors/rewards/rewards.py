@@ -1,9 +1,10 @@
 """Calls the rewards of a recipe within their deadlines, and adds them up by their weights.
 
 A reward that raises, takes too long or returns anything but finite numbers fails its rollout:
-nothing is ever scored 0 because of an error. Rewards run in processes of their own (`pool`), except
-those that only compare two texts: they cannot hang, and sending the texts to another process would
-cost many times their own work.
+nothing is ever scored 0 because of its error. Verifiers that ship with Headway read completions in
+a sandbox, where a completion that breaks them scores 0. Other rewards run in processes of their own
+(`pool`), except those that only compare two texts: they cannot hang, and sending the texts to
+another process would cost many times their own work.
 """
 
 import asyncio
@@ -12,13 +13,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.foreign_text import describe_error
 from actors.options import parse_options
 from actors.registry import REWARDS
 from actors.rewards.code import read_tests
 from actors.rewards.learned import LearnedReward, TextScorer
 from actors.rewards.pool import RewardPool
-from actors.rewards.registry import Metadata, NoNumber, RewardFunction, find_reward, parts_of
-from actors.sandbox import check_code_execution
+from actors.rewards.registry import (
+    Metadata,
+    NoNumber,
+    RewardFunction,
+    find_reward,
+    is_verifier,
+    parts_of,
+)
+from actors.sandbox import check_code_execution, check_compute_sandbox
 from actors.user_code import is_coroutine, where_raised
 from queues.records import FinishReason, Prompt
 
@@ -66,7 +75,7 @@ class Inline:
         except Exception as error:
             if deadline.expired():
                 raise self.late(f"took longer than {self.timeout:g} s") from None
-            raise RewardFailed(f"raised {error!r}{where_raised(error)}") from error
+            raise RewardFailed(describe_error(error) + where_raised(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,24 @@ class Isolated:
         )
 
 
-Reward = Inline | Isolated
+@dataclass(frozen=True, slots=True)
+class Sandboxed:
+    """A verifier, which reads each completion in a sandboxed process."""
+
+    name: str
+    options: Mapping[str, Any]
+    """Its keyword-only arguments."""
+    pool: RewardPool
+    timeout: float
+    """Deadline in seconds."""
+
+    async def parts(self, arguments: Arguments) -> dict[str, float]:
+        """See `Inline.parts`."""
+        reward = (self.name, dict(self.options))
+        return await self.pool.verify(reward, arguments, timeout=self.timeout)
+
+
+Reward = Inline | Isolated | Sandboxed
 
 
 class Rewards:
@@ -149,9 +175,11 @@ def load_rewards(
         code_execution: As `actors.code_execution`.
 
     Raises:
-        InputError: No such reward, or options that it does not have, or `code` is not allowed or
-            has no sandbox on this machine.
+        InputError: No such reward, or options that it does not have, `code` is not allowed, or a
+            reward has no sandbox on this machine.
     """
+    if verifiers := [name for name in names if is_verifier(name)]:
+        check_compute_sandbox(f"actors.reward = {verifiers[0]!r}")
     if "code" in names:
         check_code_execution('actors.reward = "code"', code_execution)
     options, pool = options or {}, pool or RewardPool()
@@ -168,6 +196,8 @@ def load_rewards(
         function, entry = find_reward(name, chosen), REWARDS.find(name)
         if entry is not None and entry.inline:
             return Inline(name, function, timeout)
+        if entry is not None and entry.verifier:
+            return Sandboxed(name, chosen, pool, timeout)
         return Isolated(name, chosen, pool, timeout, is_coroutine(function))
 
     return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from actors.environments.protocol import Message
 from actors.errors import InputError, PromptRefused
+from actors.foreign_text import surrogate
 
 PLACEHOLDER = "\ue000"
 """Stands for a message of the policy when the template renders what follows it."""
@@ -165,8 +166,11 @@ def _joined(messages: Sequence[Message]) -> str:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Encode a text without special tokens; raise PromptRefused for a character without a token.
 
-    A tokenizer with a separate token for unknown characters has one for every character.
+    Lone surrogates have none anywhere. A tokenizer with a separate token for unknown characters has
+    one for every other character.
     """
+    if problem := surrogate(text):
+        raise PromptRefused(f"the text has {problem}, which no tokenizer takes: {text[:80]!a}")
     ids = _encode(tokenizer, text)
     unknown = tokenizer.unk_token_id
     if unknown is not None and unknown == tokenizer.pad_token_id and unknown in ids:

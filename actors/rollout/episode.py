@@ -23,10 +23,12 @@ from actors.errors import (
     EngineDied,
     EngineStale,
     EnvironmentFailed,
+    InputError,
     PromptRefused,
     RolloutFailed,
     RolloutTimeout,
 )
+from actors.foreign_text import describe_error, shown
 from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
 from actors.rewards.registry import is_finite
@@ -155,7 +157,8 @@ class EpisodeRunner:
                 turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
             if turn.done or finish_reason is FinishReason.LENGTH:
                 break
-            reply_ids = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
+            last = transcript.token_ids[-1]
+            reply_ids = self._render(lease, self.renderer.continuation, turn.messages, last)
             if turns == self.config.max_turns or self._space(transcript, len(reply_ids)) < 1:
                 finish_reason = FinishReason.LENGTH
                 left_out = len(reply_ids) if turns < self.config.max_turns else 0
@@ -191,7 +194,7 @@ class EpisodeRunner:
         if saved is not None:
             return Transcript.of(saved), saved.prompt_length
         transcript = Transcript()
-        transcript.inject(self.renderer.prompt(opening.messages))
+        transcript.inject(self._render(lease, self.renderer.prompt, opening.messages))
         length = len(transcript.token_ids)
         if not 1 <= length < self.max_model_len:
             raise PromptRefused(
@@ -199,6 +202,16 @@ class EpisodeRunner:
                 f"{self.max_model_len - 1}, one less than actors.max_model_len"
             )
         return transcript, length
+
+    def _render(self, lease: Lease, render: Callable[..., list[int]], *arguments: Any) -> list[int]:
+        """Return the ids of messages; PromptRefused names the prompt."""
+        try:
+            return render(*arguments)
+        except InputError:
+            raise
+        except Exception as error:
+            problem = str(error) if isinstance(error, PromptRefused) else describe_error(error)
+            raise PromptRefused(f"prompt {lease.prompt.prompt_id!r}: {problem}") from error
 
     def _unscored(
         self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime
@@ -234,13 +247,15 @@ class EpisodeRunner:
             and (turn.reward is None or is_finite(turn.reward))
             and isinstance(turn.messages, Sequence)
             and all(
-                isinstance(message, Message) and isinstance(message.content, str)
+                isinstance(message, Message)
+                and isinstance(message.content, str)
+                and isinstance(message.role, str)
                 for message in turn.messages
             )
         )
         if not valid:
             raise EnvironmentFailed(
-                f"environment {self.config.environment!r} answered {turn!r} on prompt "
+                f"environment {self.config.environment!r} answered {shown(turn)} on prompt "
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward, or "
                 "None for no reward"
             )
@@ -290,7 +305,7 @@ class EpisodeRunner:
                 problem = f"took longer than {self.config.environment_timeout_seconds:g} s"
                 where = ""
             else:
-                problem, where = f"raised {error!r}", where_raised(error)
+                problem, where = describe_error(error), where_raised(error)
             raise EnvironmentFailed(
                 f"environment {self.config.environment!r} {problem} on prompt "
                 f"{lease.prompt.prompt_id!r}{where}"

@@ -5,13 +5,13 @@
 It runs as `python -I -S launcher.py CONFIG_FD STATUS_FD`, and imports nothing of Headway but the
 file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). STATUS receives lines of JSON, each
 with the time in `at`: `{"started": true}` just before the program begins, then `{"exit": code}` or
-`{"signal": number}`; or `{"error": text}` if it was not started. Every step must succeed before the
-next: no program runs in a sandbox with an incomplete barrier.
+`{"signal": number}`; or `{"error": text}`, with `"started": null` if the program did not begin
+after all. Every step must succeed before the next: no program runs with an incomplete barrier.
 
 Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
-namespaces; a read-only root without /proc, /etc or any home; one small writable folder; limits of
-memory, time, file size, files and threads; no capabilities; a list of allowed system calls. When
-the launcher dies, the kernel ends init and with it all the rest.
+namespaces; a read-only root of the standard library and what a recipe names; one small writable
+folder; limits of memory, time, file size, files and threads; no capabilities; a list of allowed
+system calls. When the launcher dies, the kernel ends init and with it all the rest.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -29,8 +30,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
-SECCOMP_MODE_FILTER = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 SYS_PIVOT_ROOT, SYS_CAPSET, SYS_MOUNT_SETATTR = 155, 126, 442
 AT_RECURSIVE, AT_FDCWD = 0x8000, -100
 DEVICES = ("null", "zero", "full", "urandom")
@@ -76,8 +76,13 @@ def unshare(*, root: bool) -> None:
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """Mount a folder of the machine, with the mounts in it, read-only."""
-    os.makedirs(target, exist_ok=True)
+    """Mount a folder, with the mounts in it, or a file of the machine read-only."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w", encoding="ascii"):
+            pass
     mount(source, target, None, MS_BIND | MS_REC)
     wanted = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
     check(
@@ -93,26 +98,35 @@ def bind_read_only(source: str, target: str) -> None:
     )
 
 
+def hide_packages(folder: str, paths: list[str]) -> None:
+    """Cover a folder of packages by one that only adds some paths to those of Python."""
+    mount("packages", folder, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=755")
+    with open(f"{folder}/recipe.pth", "w", encoding="utf-8") as file:
+        file.write("\n".join(paths))
+    flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+    mount("none", folder, None, flags)
+
+
 def build_root(config: dict[str, Any]) -> None:
-    """Change to a new root that holds the folders of the config, a few devices and /work."""
+    """Change to a new root that holds the paths of the config, a few devices and /work."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    root = "/tmp"
+    sources = {path: os.open(path, os.O_PATH) for path in config["paths"]}
+    root = "/tmp"  # which hides what is in it: the sources are open
     mount("sandbox", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=512,mode=755")
-    for path in config["folders"]:
-        if os.path.islink(path):
-            os.makedirs(os.path.dirname(root + path), exist_ok=True)
-            os.symlink(os.readlink(path), root + path)
-        else:
-            bind_read_only(path, root + path)
+    os.mkdir(f"{root}/work")
+    size = f"size={config['disk_bytes']},nr_inodes={config['files']},mode=1777"
+    mount("work", f"{root}/work", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, size)
+    for path in config["paths"]:
+        bind_read_only(f"/proc/self/fd/{sources[path]}", root + path)
+    for path in config["packages"]:
+        hide_packages(root + path, config["more_paths"])
     os.mkdir(f"{root}/dev")
     for name in DEVICES:
         with open(f"{root}/dev/{name}", "w", encoding="ascii"):
             pass
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
-    os.mkdir(f"{root}/work")
-    size = f"size={config['disk_bytes']},nr_inodes={config['files']},mode=1777"
-    mount("work", f"{root}/work", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, size)
-    os.symlink("work", f"{root}/tmp")
+    if not os.path.exists(f"{root}/tmp"):  # else it has a folder of the config
+        os.symlink("work", f"{root}/tmp")
     with open(f"{root}/work/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(config["program"])
     os.chmod(f"{root}/work/program.py", 0o644)
@@ -134,7 +148,6 @@ def drop_rights(user: int | None) -> None:
         os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     check("capset", libc.syscall(SYS_CAPSET, ctypes.byref(header), (ctypes.c_uint32 * 6)()))
-    prctl("no new privileges", PR_SET_NO_NEW_PRIVS, 1)
     prctl("not dumpable", PR_SET_DUMPABLE, 0)
     prctl("die with the launcher", PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -145,49 +158,41 @@ def limit(config: dict[str, Any]) -> None:
         resource.setrlimit(getattr(resource, name), (most, most))
 
 
-def allow_system_calls(program: bytes) -> None:
-    """Install a seccomp filter."""
-    buffer = ctypes.create_string_buffer(program, len(program))
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-    whole = Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    prctl("seccomp", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(whole))
-
-
 def report(status: int, what: dict[str, Any]) -> None:
     """Write a status line; the clock is the same in all processes."""
     line = json.dumps({**what, "at": time.monotonic()})
     os.write(status, line.encode() + b"\n")
 
 
-def run_program(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
+def run_program(config: dict[str, Any], install: Callable[[], None], status: int) -> NoReturn:
     """Replace this process by the program."""
     try:
         os.setsid()
         limit(config)
         os.closerange(3, status)
         os.closerange(status + 1, 1 << 16)  # status itself is closed by exec
-        allow_system_calls(program)
+        install()
         report(status, {"started": True})
         os.execve(config["command"][0], config["command"], config["environment"])
     except BaseException as error:  # noqa: BLE001  (reported as status)
-        report(status, {"error": f"the program was not started: {error}"})
+        report(status, {"error": f"the program was not started: {error}", "started": None})
     os._exit(1)
 
 
-def run_init(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
-    """Run pid 1 of the sandbox: build it, start the program, and end everything with it."""
+def run_init(config: dict[str, Any], install: Callable[[], None], status: int) -> NoReturn:
+    """Run pid 1 of the sandbox: build it, start the program, and end everything with it.
+
+    It handles no signal: the kernel keeps those that the program sends from it.
+    """
     try:
         prctl("die with the launcher", PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
-        signal.setitimer(signal.ITIMER_REAL, config["seconds"] + 5)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler
+        check("name the machine", libc.sethostname(b"sandbox", 7))
         build_root(config)
         drop_rights(config["user"])
         child = os.fork()
         if child == 0:
-            run_program(config, program, status)
+            run_program(config, install, status)
         null = os.open("/dev/null", os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
@@ -202,16 +207,19 @@ def run_init(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
     os._exit(0)
 
 
-def load_filter() -> bytes:
-    """Return the filter of the file beside this one; call it before the root changes."""
+def load_filter() -> Callable[[], None]:
+    """Return a function that installs the filter of the file beside this one.
+
+    Call this before the root changes.
+    """
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "system_calls.py")
     spec = importlib.util.spec_from_file_location("system_calls", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    program: bytes = module.filter_program()
-    return program
+    program = module.program_filter()
+    return lambda: module.install(program)
 
 
 def main() -> None:
@@ -226,11 +234,12 @@ def main() -> None:
             return
         root = os.geteuid() == 0
         config["user"] = FIRST_USER + os.getpid() if root else None
-        program = load_filter()
+        install = load_filter()
         unshare(root=root)
         child = os.fork()
         if child == 0:
-            run_init(config, program, status)
+            run_init(config, install, status)
+        signal.setitimer(signal.ITIMER_REAL, config["seconds"] + 5)  # which ends it, and so init
         os.waitpid(child, 0)
     except BaseException as error:  # noqa: BLE001  (reported as status)
         report(status, {"error": str(error)})

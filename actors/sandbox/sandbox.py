@@ -5,10 +5,12 @@ CAP_SYS_ADMIN or unprivileged user namespaces; without them nothing is run. An a
 the kernel behind the allowed system calls, and side channels.
 """
 
+import glob
 import json
 import os
 import platform
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,9 @@ from actors.errors import InputError
 from actors.sandbox.system_calls import MACHINE
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
-FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
-"""Folders that a Python interpreter needs beside its own, where they exist."""
+FILTERS = Path(__file__).with_name("system_calls.py")
+LOADER = "/lib64/ld-linux-x86-64.so.2"
+"""Program that loads shared libraries, and lists those that a file needs."""
 START_SECONDS = 30.0
 """Default of `Sandbox.start_seconds`."""
 
@@ -46,6 +49,8 @@ try:
 except OSError:
     pass
 seen += [path for path in ("/etc", "/proc", "/home", "/root/.ssh", "/sys") if os.path.exists(path)]
+for path in (os.path.join(os.path.dirname(os.__file__), "site-packages"), "/usr/share", "/opt"):
+    seen += [path] if os.path.exists(path) and os.listdir(path) not in ([], ["recipe.pth"]) else []
 seen += [] if os.getppid() == 1 else ["other processes"]
 print("walls stand" if not seen else f"the program had {seen}")
 """
@@ -79,6 +84,9 @@ class Sandbox:
     output_kib: int = 1024
     """Limit of standard output, and another of standard error."""
     threads: int = 16
+    folders: tuple[str, ...] = ()
+    """Folders that the program may read, and import from, beside the standard library; everybody
+    must have the right to read them."""
     start_seconds: float = START_SECONDS
     """Time for the sandbox to start its program, and to end after it."""
 
@@ -87,7 +95,7 @@ class Sandbox:
 
         Raises:
             InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
-                missing. Nothing was run.
+                missing. Nothing was run: every end after the program began is the program's.
         """
         status_read, status_write = os.pipe()
         with (
@@ -123,29 +131,32 @@ class Sandbox:
             process.wait(self.start_seconds)
         texts = [output.decode(errors="replace") for output in outputs]
         reported = status.reported
-        if "error" in reported:
-            raise InputError(unavailable(reported["error"]))
+        if "started" not in reported:
+            raise InputError(unavailable(reported.get("error", texts[1])))
         if stopped is not None:
             return Outcome(stopped, 0, texts[0], texts[1], status.seconds())
         if "signal" in reported:
             return Outcome("signal", reported["signal"], texts[0], texts[1], status.seconds())
         if "exit" in reported:
             return Outcome("exit", reported["exit"], texts[0], texts[1], status.seconds())
-        raise InputError(unavailable(f"the launcher did not say how it ended: {texts[1]}"))
+        return Outcome("signal", signal.SIGKILL, texts[0], texts[1], status.seconds())
 
     def launcher_config(self, program: str) -> dict[str, Any]:
         """Return the CONFIG that `launcher` reads."""
         prefix = os.path.realpath(sys.base_prefix)
-        folders = [path for path in FOLDERS if os.path.lexists(path)]
-        folders = [path for path in folders if not path.startswith(prefix + "/")] + [prefix]
-        interpreter = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        library = os.path.realpath(os.path.dirname(os.__file__))
+        interpreter = f"{prefix}/bin/{version}"
+        packages = [f"{library}/{name}" for name in ("site-packages", "dist-packages")]
         bytes_of_disk = self.disk_mib * 2**20
         return {
             "parent": os.getpid(),
             "program": program,
             "command": [interpreter, "-I", "-B", "/work/program.py"],
             "environment": {"PATH": "", "HOME": "/work", "LD_LIBRARY_PATH": f"{prefix}/lib"},
-            "folders": folders,
+            "paths": [library, *shared_libraries(interpreter, library), *self.folders],
+            "packages": [path for path in packages if os.path.isdir(path)],
+            "more_paths": list(self.folders),
             "seconds": self.start_seconds + self.seconds,
             "disk_bytes": bytes_of_disk,
             "files": 1024,
@@ -203,11 +214,13 @@ class _Status:
         *lines, self._text = (self._text + block).split(b"\n")
         for line in lines:
             event = json.loads(line)
-            if "started" in event:
+            if event.get("started"):
                 self.reported["started"] = event["at"]
                 self.deadline = event["at"] + self._limit
             else:
                 self.reported |= event
+                if "started" in event:  # it did not begin after all
+                    del self.reported["started"]
                 self.deadline = time.monotonic() + self._start_seconds
 
     def seconds(self) -> float:
@@ -227,6 +240,23 @@ class _Status:
         )
 
 
+@lru_cache(maxsize=1)
+def shared_libraries(interpreter: str, library: str) -> list[str]:
+    """Return an interpreter with the shared libraries that it and its standard library need."""
+    paths = {LOADER, interpreter}
+    for file in [interpreter, *glob.glob(f"{library}/lib-dynload/*.so")]:
+        if "_tkinter" in file:  # it needs those of X
+            continue
+        environment = {"LD_LIBRARY_PATH": f"{os.path.dirname(library)}"}
+        listed = subprocess.run(
+            [LOADER, "--list", file], capture_output=True, text=True, env=environment
+        ).stdout
+        paths |= {word for word in listed.split() if word.startswith("/")}
+    (libc,) = [path for path in paths if os.path.basename(path) == "libc.so.6"] or [LOADER]
+    unwinder = os.path.join(os.path.dirname(libc), "libgcc_s.so.1")  # loaded when a thread ends
+    return sorted(path for path in (*paths, unwinder) if os.path.exists(path))
+
+
 def check_code_execution(setting: str, allowed: str) -> None:
     """Raise InputError if a setting may not run a model's programs, or there is no sandbox."""
     if allowed == "off":
@@ -242,10 +272,25 @@ def check_sandbox() -> None:
     """Run a program that tests the barriers; raise InputError if one is missing."""
     if platform.system() != "Linux" or platform.machine() != MACHINE:
         raise InputError(unavailable(f"it needs Linux on {MACHINE}"))
+    if not os.path.exists(LOADER):
+        raise InputError(unavailable(f"there is no {LOADER}"))
     outcome = Sandbox(seconds=START_SECONDS).run(PROBE)
     if outcome.stdout.strip() != "walls stand":
         how = f"{outcome.ended} {outcome.code}"
         raise InputError(unavailable(f"{outcome.stdout or outcome.stderr or how}".strip()))
+
+
+@lru_cache(maxsize=1)
+def check_compute_sandbox(setting: str) -> None:
+    """Raise InputError if a process here cannot be kept from all but computing."""
+    program = [sys.executable, "-I", "-S", "-B", str(FILTERS), "probe"]
+    done = subprocess.run(program, capture_output=True, text=True, env={}, timeout=START_SECONDS)
+    if done.stdout.strip() != "walls stand":
+        reason = (done.stdout or done.stderr.strip().rpartition("\n")[2]).strip()
+        raise InputError(
+            f"{setting} reads completions in a sandbox, which this machine has not ({reason}); it "
+            "needs Linux with seccomp filters (CONFIG_SECCOMP_FILTER) on x86-64 or aarch64"
+        )
 
 
 def unavailable(reason: str) -> str:

@@ -192,7 +192,7 @@ def _table(
         return read_table(Path(name).expanduser(), subject)
     if name.startswith(DATASETS):
         choice = parse_options(DatasetChoice, subject, options)
-        return enumerate(dataset_rows(name.removeprefix(DATASETS), choice.split, choice), 1)
+        return dataset_rows(name.removeprefix(DATASETS), choice.split, choice)
     return None
 
 

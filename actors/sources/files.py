@@ -3,8 +3,8 @@
 Rows are numbered from 1, those of JSONL by their lines.
 """
 
+import codecs
 import json
-from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -56,9 +56,11 @@ def read_table(path: Path, subject: str) -> Iterable[tuple[int, Row]]:
 
 def _json_lines(path: Path, subject: str) -> Iterator[tuple[int, Row]]:
     try:
-        lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise InputError(f"{subject} cannot be read: {error}") from error
+    if lines[0].startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{subject} begins with the byte order mark of UTF-16; must be UTF-8")
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, _json(line)
@@ -76,7 +78,7 @@ def _json(line: bytes) -> Row:
     return row
 
 
-def _arrow(path: Path, subject: str) -> list[dict[str, Any]]:
+def _arrow(path: Path, subject: str) -> Iterator[Row]:
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -90,7 +92,18 @@ def _arrow(path: Path, subject: str) -> list[dict[str, Any]]:
                 except pyarrow.ArrowInvalid:
                     file.seek(0)
                     table = ipc.open_stream(file).read_all()
-        rows: list[dict[str, Any]] = table.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise InputError(f"{subject} cannot be read: {error}") from error
-    return rows
+    for batch in table.to_batches(max_chunksize=1024):
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError:
+            yield from (_arrow_row(batch.slice(index, 1)) for index in range(batch.num_rows))
+
+
+def _arrow_row(batch: Any) -> Row:
+    try:
+        row: Row = batch.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return ValueError(f"not UTF-8: {error}")
+    return row

@@ -9,6 +9,7 @@ from typing import Any
 from actors.environments.protocol import Message
 from actors.environments.single_turn import opening
 from actors.errors import ActorsError, InputError, PromptRefused, SourceFailed
+from actors.foreign_text import describe_error, shown, surrogate
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.protocol import PromptSource
 from actors.user_code import where_raised
@@ -51,8 +52,10 @@ class FilteredSource:
     def cursor(self) -> str:
         """See `PromptSource.cursor`."""
         cursor = _call(self.source.cursor)
-        if not isinstance(cursor, str):
-            raise SourceFailed(f"prompts.source: cursor() gave {cursor!r}, must be text, as JSON")
+        if not isinstance(cursor, str) or surrogate(cursor):
+            raise SourceFailed(
+                f"prompts.source: cursor() gave {shown(cursor)}, must be text, as JSON"
+            )
         return cursor
 
     def restore(self, cursor: str) -> None:
@@ -64,7 +67,7 @@ class FilteredSource:
         prompts = _call(self.source.next, count)
         if not isinstance(prompts, Sequence) or not prompts:
             raise SourceFailed(
-                f"prompts.source: next({count}) gave {prompts!r}, which holds no prompt; a "
+                f"prompts.source: next({count}) gave {shown(prompts)}, which holds no prompt; a "
                 "source must be endless"
             )
         for prompt in prompts:
@@ -80,7 +83,7 @@ def _call(method: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:
         called = f"{method.__name__}({', '.join(map(repr, arguments))})"
         raise SourceFailed(
-            f"prompts.source: {called} raised {error!r}{where_raised(error)}"
+            f"prompts.source: {called} {describe_error(error)}{where_raised(error)}"
         ) from error
 
 
@@ -88,19 +91,21 @@ def _check(prompt: Any) -> None:
     """Refuse a prompt that the broker could not store or an engine could not read."""
     if not isinstance(prompt, Prompt):
         raise SourceFailed(
-            f"prompts.source gave {prompt!r}, a {type(prompt).__name__}; a source must give "
+            f"prompts.source gave {shown(prompt)}, a {type(prompt).__name__}; a source must give "
             "queues.records.Prompt"
         )
     texts = {"prompt_id": prompt.prompt_id, "text": prompt.text, "answer": prompt.answer or ""}
     for name, value in texts.items():
         if not isinstance(value, str):
             raise SourceFailed(
-                f"prompts.source gave a Prompt whose {name} is {value!r}, a "
+                f"prompts.source gave a Prompt whose {name} is {shown(value)}, a "
                 f"{type(value).__name__}, must be text"
             )
+    if problem := surrogate(prompt.prompt_id):  # no ledger can hold it; other texts can be stored
+        raise SourceFailed(f"prompts.source gave the prompt_id {prompt.prompt_id!a}: {problem}")
     try:
         json.dumps(dict(prompt.metadata))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SourceFailed(
             f"prompts.source: the metadata of prompt {prompt.prompt_id!r} is not JSON: {error}"
         ) from None

@@ -3,7 +3,7 @@
 The library is not installed with Headway: `pip install headway-rl[datasets]`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from actors.errors import InputError
 from actors.options import Options, parse_options
 from actors.sources.row_source import RowSource, Table
-from actors.sources.rows import RowOptions
+from actors.sources.rows import Row, RowOptions
 
 
 class DatasetChoice(Options):
@@ -48,15 +48,28 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
 
     def table(label: str, part: str) -> Table:
         rows = partial(dataset_rows, name, part, chosen)
-        return Table(label, f"datasets:{name}[{part}]", lambda: enumerate(rows(), 1))
+        return Table(label, f"datasets:{name}[{part}]", rows)
 
     part = chosen.heldout_split
     heldout = table(f"{label}_{part}", part) if part else None
     return RowSource(table(label, chosen.split), heldout, chosen, **order)
 
 
-def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterable[dict[str, Any]]:
-    """Return the rows of a split; raise InputError if it cannot be loaded."""
+def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a split with their numbers, or why one cannot be read.
+
+    Raises:
+        InputError: The split cannot be loaded.
+    """
+    rows = _split(name, part, options)
+    for index in range(len(rows)):
+        try:
+            yield index + 1, rows[index]
+        except UnicodeDecodeError as error:
+            yield index + 1, ValueError(f"not UTF-8: {error}")
+
+
+def _split(name: str, part: str, options: DatasetChoice) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -69,9 +82,7 @@ def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterable[dict[
     try:
         if saved:
             loaded = datasets.load_from_disk(str(path))
-            rows: Iterable[dict[str, Any]] = (
-                loaded[part] if isinstance(loaded, datasets.DatasetDict) else loaded
-            )
+            rows: Any = loaded[part] if isinstance(loaded, datasets.DatasetDict) else loaded
         else:
             rows = datasets.load_dataset(
                 str(path) if path.exists() else name,

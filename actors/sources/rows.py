@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 from actors.environments.protocol import Message
 from actors.environments.single_turn import CONVERSATION, conversation
 from actors.errors import InputError
+from actors.foreign_text import unencodable
 from actors.options import Options
 from queues.records import Prompt
 from queues.runtime.nearest_name import nearest
@@ -129,6 +130,7 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
     name, answer_name = options.prompt_field, options.answer_field
     if not isinstance(row, Mapping):
         raise ValueError(f"found {type(row).__name__}, must be an object with the field {name}")
+    _check_texts(row)
     fields = (name, answer_name, "metadata")
     others = {key: value for key, value in row.items() if key not in fields}
     if others and options.other_fields == "refuse":
@@ -149,7 +151,7 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
         )
     try:
         json.dumps(metadata)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"what becomes metadata is not JSON: {error}") from None
     if (messages := read_messages(text)) is not None:
         metadata |= conversation(messages)
@@ -161,6 +163,12 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
             "content, and not empty"
         )
     return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
+
+
+def _check_texts(row: Mapping[str, Any]) -> None:
+    for field, value in row.items():
+        if problem := unencodable([field, value]):
+            raise ValueError(f"{ascii(field)[1:-1]} has {problem}")
 
 
 def read_messages(value: Any) -> tuple[Message, ...] | None:

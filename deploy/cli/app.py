@@ -29,7 +29,7 @@ from deploy.cli.options import (
     load,
     next_command,
 )
-from deploy.cli.runs import logs, ls, rollouts
+from deploy.cli.runs import logs, ls, requeue, rollouts
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
@@ -63,7 +63,7 @@ def version(
         raise typer.Exit
 
 
-for command in (init, run, resume, sft, reward_model, ls, logs, rollouts):
+for command in (init, run, resume, sft, reward_model, ls, logs, rollouts, requeue):
     app.command(cls=Command)(command)
 
 

@@ -1,4 +1,4 @@
-"""The commands that show runs: `ls`, `logs` and `rollouts`."""
+"""The commands that show runs, `ls`, `logs` and `rollouts`, and `requeue`."""
 
 from operator import attrgetter
 from pathlib import Path
@@ -81,3 +81,30 @@ def rollouts(
         samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
     for sample in samples[:count]:
         typer.echo(f"── {heading(sample)}\n{text_of(sample)}\n")
+
+
+def requeue(
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    prompt: Annotated[
+        list[str], typer.Option(metavar="ID", help="Only this prompt; may be repeated.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Put the failed prompts of a run back into its queue; then `headway resume` trains them."""
+    from deploy.errors import InputError
+    from deploy.storage.run_directory import RunDirectory
+    from queues.readers.accounting import read_accounting
+    from queues.storage.requeue import requeue as put_back
+
+    directory = RunDirectory.open(run, runs_dir)
+    with directory.held():
+        config = directory.config()
+        trainable = config.steps * config.prompts.groups_per_batch
+        if read_accounting(directory.path).trained >= trainable:
+            raise InputError(
+                f"run {run!r} has trained all of its {config.steps} batches, so that failed "
+                "prompts would not be generated; raise steps in its recipe.toml"
+            )
+        queued = put_back(directory.path, prompt or None)
+    typer.echo(f"{len(queued)} failed prompts are queued again; headway resume {run} trains them")

@@ -1,11 +1,11 @@
 """Compares the resources that a run requests with those of a cluster's nodes. Pure.
 
-The checks are necessary conditions: they do not cover where Ray puts a process in the end, what
-other jobs hold at the moment, or nodes that an autoscaler would add.
+The checks are necessary conditions, of one role and of all together; `assign` is exact. They do not
+cover what other jobs hold at the moment, or nodes that an autoscaler would add.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.config.deploy_config import Placement
@@ -79,10 +79,9 @@ def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[st
     """Return one line for each request that the nodes cannot meet; none if all may be met."""
     lacks = []
     for request in requests:
-        fitting = [node for node in nodes if request.labels.items() <= node.labels.items()]
-        capacity = sum(_capacity(node, request) for node in fitting)
+        capacity = sum(fits(node, request) for node in nodes)
         if capacity < request.count:
-            lacks.append(_describe_lack(request, fitting, nodes, capacity))
+            lacks.append(_describe_lack(request, nodes, capacity))
     if not lacks:
         for labels in [*(request.labels for request in requests), {}]:
             lacks += _excess(labels, requests, nodes)
@@ -91,20 +90,18 @@ def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[st
 
 def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[str]:
     """Return the roles that may have a process on a node."""
-    return {
-        request.role
-        for request in requests
-        if request.labels.items() <= node.labels.items() and _capacity(node, request)
-    }
+    return {request.role for request in requests if fits(node, request)}
 
 
-def _capacity(node: Node, request: ResourceRequest) -> int:
-    """Return how many processes of a role fit on one node by themselves."""
-    fits = [
+def fits(node: Node, request: ResourceRequest) -> int:
+    """Return how many processes of a role a node holds if no other role has any there."""
+    if not request.labels.items() <= node.labels.items():
+        return 0
+    counts = [
         int((node.resources.get(kind, 0.0) + EPSILON) / amount)
         for kind, amount in request.resources.items()
     ]
-    return min(fits, default=request.count)
+    return min([*counts, request.count])
 
 
 def _excess(
@@ -127,9 +124,8 @@ def _excess(
     ]
 
 
-def _describe_lack(
-    request: ResourceRequest, fitting: Sequence[Node], nodes: Sequence[Node], capacity: int
-) -> str:
+def _describe_lack(request: ResourceRequest, nodes: Sequence[Node], capacity: int) -> str:
+    fitting = [node for node in nodes if request.labels.items() <= node.labels.items()]
     per_process = " and ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
     text = (
         f"{request.role}: {request.count} process(es), each with "
@@ -138,12 +134,17 @@ def _describe_lack(
     if not fitting:
         labels = "; ".join(f"{node.address}: {_pairs(node.labels)}" for node in nodes)
         return f"{text}; no node is (labels are {labels})"
-    amounts = [
+    return f"{text}; there is room for {capacity} ({amounts(fitting, request.resources)})"
+
+
+def amounts(nodes: Sequence[Node], kinds: Iterable[str]) -> str:
+    """Format as "10.0.0.1: 8 CPU, 2 GPU; 10.0.0.2: 4 CPU, 0 GPU"."""
+    kinds = list(kinds)
+    return "; ".join(
         f"{node.address}: "
-        + ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in request.resources)
-        for node in fitting
-    ]
-    return f"{text}; there is room for {capacity} ({'; '.join(amounts)})"
+        + ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in kinds)
+        for node in nodes
+    )
 
 
 def _describe_nodes(labels: Mapping[str, str]) -> str:

@@ -12,8 +12,9 @@ from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deploy.cluster.assignment import lacking
 from deploy.cluster.cleanup import ending_workers
-from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of, unmet
+from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.cluster.worker_logs import collect_worker_logs
 from deploy.config.run_config import RunConfig
@@ -96,7 +97,7 @@ def _check_nodes(config: RunConfig) -> None:
     nodes = alive_nodes()
     driver_node = ray.get_runtime_context().get_node_id()
     requests = resource_requests(config, driver_node=driver_node)
-    if lacks := unmet(requests, nodes):
+    if lacks := lacking(requests, nodes):
         raise InputError(
             f"the Ray cluster at {address!r} cannot hold this run; change "
             "actors.count, actors.cpus, actors.gpus, learner.ranks, learner.gpus or "

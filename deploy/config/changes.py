@@ -19,10 +19,10 @@ sessions that are trained again keep the values that they were trained with."""
 
 OF_THE_WORK = {
     "actors": (
-        "count cores cpus gpus kv_cache_gib gpu_memory_utilization tensor_parallel_size dtype"
-        " float32_head enforce_eager max_concurrent_rollouts rollout_timeout_seconds"
+        "count min_count cores cpus gpus kv_cache_gib gpu_memory_utilization tensor_parallel_size"
+        " dtype float32_head enforce_eager max_concurrent_rollouts rollout_timeout_seconds"
         " environment_timeout_seconds reward_timeout_seconds reward_processes reward_memory_gib"
-        " code_execution scripted_options"
+        " code_execution scripted_options vllm_options reward_environment verifier_seconds"
     ),
     "actors.reward_model": "batch_size max_wait_ms dtype cores gpus",
     "queues": (
@@ -43,7 +43,7 @@ OF_THE_WORK = {
     "deploy": (
         "ray_address placement metrics engine_metrics metrics_port metrics_host trackers"
         " start_timeout_seconds watchdog_seconds watchdog_aborts checkpoint_seconds"
-        " max_failed_groups max_restarts"
+        " max_failed_groups failure_window max_restarts"
     ),
 }
 """Keys that may change, and that decide how the work is done: they change rounding at most."""

@@ -78,8 +78,11 @@ class DeployConfig(BaseModel):
     checkpoint_seconds: float = Field(default=12, gt=0)
     """Deadline, after an interrupt, for the learner to end its step and save a checkpoint."""
     max_failed_groups: int = Field(default=64, ge=0)
-    """Groups that may fail for good, by a reward that raises or a prompt that does not fit, before
-    the run is ended with their last error."""
+    """Groups that may fail for good among the last `failure_window`, by a reward that raises or a
+    prompt that does not fit; one more ends the run with their last error."""
+    failure_window: int = Field(default=640, ge=1)
+    """Newest groups that `max_failed_groups` is counted in, so that it limits a rate: a long run
+    may lose a prompt now and then. `headway requeue` puts failed prompts back."""
     max_restarts: int = Field(default=5, ge=0)
     """Restarts in a row of an actor that dies, before the run is ended with its last error; an
     actor that worked for 10 minutes starts counting anew."""

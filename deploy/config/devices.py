@@ -12,7 +12,8 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 def for_this_machine(config: RunConfig) -> RunConfig:
     """Return a recipe with GPUs and dtypes of this machine where it names none."""
-    return with_dtype(with_gpus(config, visible_gpus()))
+    config = with_dtype(with_gpus(config, visible_gpus()))
+    return with_offload_threads(config, len(os.sched_getaffinity(0)))
 
 
 def visible_gpus(driver: Path = DRIVER) -> int:
@@ -59,3 +60,17 @@ def with_dtype(config: RunConfig) -> RunConfig:
     if named or not learner.gpus or not learner.zero_stage or config.model.tiny is not None:
         return config
     return config.updated(learner={"dtype": "bfloat16"}, actors={"dtype": "bfloat16"})
+
+
+def with_offload_threads(config: RunConfig, cores: int) -> RunConfig:
+    """Fill in `learner.threads` for a learner on GPUs whose optimizer steps on the CPU.
+
+    Its ranks share half of the machine's `cores`. A recipe that names threads or cores, runs on
+    another cluster, or keeps the optimizer's state on the GPUs is returned as it is.
+    """
+    learner = config.learner
+    named = (learner.threads, learner.cores) != (None, None)
+    offloads = learner.gpus and learner.offload_optimizer
+    if named or not offloads or config.deploy.ray_address != "local":
+        return config
+    return config.updated(learner={"threads": max(1, cores // 2 // learner.ranks)})

@@ -5,7 +5,7 @@
       └────────────────────────────────────────────────────────────────────┘
 
 Errors that a restart would only repeat end the run: bad input, weights of another model, a lost
-broker or broadcaster, a bug. So does an actor that keeps dying.
+broker or broadcaster, a bug. So does an actor that keeps dying, unless enough others are left.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from actors.config import ActorsConfig
 from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
@@ -44,6 +45,23 @@ class Timing:
     """Deadline for the actor to hand over the groups that it is sampling."""
 
 
+class RemainingActors:
+    """The number of actors that are not given up, which `actors.min_count` bounds."""
+
+    def __init__(self, config: ActorsConfig) -> None:
+        self._count, self._least = config.count, config.min_count or config.count
+
+    def __str__(self) -> str:
+        return f"{self._count} of at least {self._least} actor(s)"
+
+    def give_up(self) -> bool:
+        """Give up one actor; return False if it is needed."""
+        if self._count <= self._least:
+            return False
+        self._count -= 1
+        return True
+
+
 class ActorSupervisor:
     """One rollout actor through all of its restarts.
 
@@ -54,13 +72,16 @@ class ActorSupervisor:
         self,
         context: RunContext,
         spec: ActorSpec,
+        remaining: RemainingActors,
         create: Callable[[ActorSpec], Any] = create_actor,
         timing: Timing = Timing(),
     ) -> None:
         self.name = f"actor-{spec.index}"
         self.engine_id = engine_id_of(spec.index)
         self._spec, self._create, self._timing = spec, create, timing
+        self._say, self._remaining = context.console.say, remaining
         self._restarts = Restarts(context, self.name, timing.clock)
+        self._given_up = False
         self.handle: Any = None
         """Ray's handle of the present process; None while there is none."""
         self._working_since: float | None = None
@@ -94,32 +115,38 @@ class ActorSupervisor:
             async with asyncio.timeout(self._timing.hand_over_seconds):
                 await self.handle.stop.remote()
 
-    async def start(self) -> None:
-        """Create the process and load the model.
+    async def start(self) -> bool:
+        """Create the process and load the model, again if it dies; return False if it is given up.
 
         Raises:
-            RayError: The process died, or `RolloutActor.start` raised.
+            RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
+            RayError: `RolloutActor.start` raised something that a new actor would raise too.
         """
-        self.handle = self._create(self._spec)
-        await self.handle.start.remote()
+        while True:
+            try:
+                await self._load()
+            except RayError as error:
+                if not await self._recover(_cause(error), worked=0.0):
+                    return False
+            else:
+                return True
 
     async def run(self) -> None:
-        """Work until the run is over; to be called after `start`.
+        """Work until the run is over or the actor is given up; to be called after `start`.
 
         Raises:
-            RunFailed: It died more often in a row than deploy.max_restarts.
+            RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
             RayError: The actor raised something that a new actor would raise too.
             QueuesError: The broker is lost.
             WeightSyncError: The broadcaster is lost.
         """
-        while True:
+        while not self._given_up:
             self._working_since = None
             reason = await self._live()
             now = self._timing.clock.monotonic()
             worked = 0.0 if self._working_since is None else now - self._working_since
-            if reason is None or not await self._clear_away():
+            if reason is None or not await self._recover(reason, worked=worked):
                 return
-            await self._restarts.allow(reason, worked=worked)
 
     async def statistics(self) -> dict[str, Any]:
         """Return `ActorStatistics.statistics` summed over all processes that this actor had."""
@@ -153,7 +180,7 @@ class ActorSupervisor:
         watching = asyncio.create_task(self._watch())
         try:
             if self.handle is None:
-                await self._restarts.await_start(self.start())
+                await self._restarts.await_start(self._load())
             self._working_since = self._timing.clock.monotonic()
             await self.handle.run.remote()
         except (RayError, RunFailed) as error:
@@ -162,6 +189,27 @@ class ActorSupervisor:
         finally:
             watching.cancel()
         return None
+
+    async def _load(self) -> None:
+        self.handle = self._create(self._spec)
+        await self.handle.start.remote()
+
+    async def _recover(self, reason: str, *, worked: float) -> bool:
+        """Clear away the process that died after `worked` seconds; return False if it is the last.
+
+        That is so if the run is over, or the actor given up.
+        """
+        if not await self._clear_away():
+            return False
+        try:
+            await self._restarts.allow(reason, worked=worked)
+        except RunFailed as error:
+            evaluates = self._spec.purpose is Purpose.EVALUATE
+            if evaluates or not self._remaining.give_up():
+                raise
+            self._given_up, self._working_since = True, None
+            self._say(f"{self.name} is given up, {self._remaining} go on: {error}")
+        return not self._given_up
 
     async def _clear_away(self) -> bool:
         """End the process and release its leases; return False if the run is over."""

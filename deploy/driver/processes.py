@@ -15,7 +15,7 @@ from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
 from deploy.config.evaluation_schedule import purpose
-from deploy.driver.actor_supervisor import ActorSupervisor
+from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.storage.sessions import earlier_sessions
@@ -124,10 +124,12 @@ class Processes:
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
+        remaining = RemainingActors(config.actors)
         return [
             ActorSupervisor(
                 self._context,
                 replace(spec, index=index, purpose=purpose(config.heldout, index, count)),
+                remaining,
                 partial(create_actor, **self._reservation.options("actors", index)),
             )
             for index in range(count)

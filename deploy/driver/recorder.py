@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from actors.engines.model_folder import load_tokenizer
 from deploy.driver.engine_drift import DriftWatch
+from deploy.driver.failure_budget import FailureBudget
 from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
@@ -63,8 +64,8 @@ class Recorder:
         self._sampling_failed = False
         self._last_write: asyncio.Future[Any] | None = None
         """The write begun last, which goes on when `follow` is cancelled."""
-        self._failed_before: int | None = None
-        """Groups that had failed for good when this session began."""
+        limits = context.config.deploy
+        self._failures = FailureBudget(limits.max_failed_groups, limits.failure_window)
 
     async def follow(self) -> None:
         """Gather until cancelled, and write a summary at intervals.
@@ -171,14 +172,13 @@ class Recorder:
                 )
 
     def _check_failures(self, status: BrokerStatus) -> None:
-        if self._failed_before is None:
-            self._failed_before = status.depth["failed"]
-        failed = status.depth["failed"] - self._failed_before
-        allowed = self._context.config.deploy.max_failed_groups
-        if failed > allowed:
+        if (failed := self._failures.exceeded(status.depth)) is not None:
+            limits, name = self._context.config.deploy, self._context.directory.path.name
             raise RunFailed(
-                f"{failed} groups failed for good, more than deploy.max_failed_groups = {allowed}; "
-                f"the last failure: {status.last_error}"
+                f"{failed} of the last {limits.failure_window} groups failed for good, more than "
+                f"deploy.max_failed_groups = {limits.max_failed_groups}; once the cause is mended, "
+                f"`headway requeue {name}` puts their prompts back; the last failure: "
+                f"{status.last_error}"
             )
 
 

@@ -13,11 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from actors.assembly import build_engine, build_episodes, build_rewards
+from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec
 from actors.errors import EngineDied, RolloutFailed
-from actors.rewards import RewardPool
 from actors.rewards.learned import TextScorer
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.config.run_config import RunConfig
@@ -77,7 +76,7 @@ async def _play(
     """Return a rollout of every prompt, or the error that it ended with."""
     actors = actors_on_cores(config.actors, os.sched_getaffinity(0), None)
     model_path = inputs.model_path
-    pool = RewardPool(actors.reward_processes, actors.reward_memory_gib)
+    pool = make_pool(actors)
     tokenizer = load_tokenizer(model_path)
     longest = actors.max_model_len or context_length(model_path)
     spec = EngineSpec(

@@ -1,10 +1,13 @@
 """Attention over packed sequences, one sequence at a time, for transformers' models.
 
 With torch's attention transformers would make a mask of N × N for N packed tokens and compute all
-of it, though a token sees only its own sequence. Here torch is given each sequence alone, as plain
-causal attention without a mask. `flash_attention_2` does that itself and stays as it is.
+of it, though a token sees only its own sequence. Here torch is given each sequence alone, as causal
+attention without a mask, unless it is longer than the layer's window. On a GPU in half precision
+one call of `torch.nn.attention.varlen` has all sequences. `flash_attention_2` does that itself and
+stays as it is.
 """
 
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from learner.errors import InputError
 
 log = logging.getLogger(__name__)
 
 NAME = "headway_packed"
+
+LARGEST_HEAD = 256
+"""Size of a head up to which `varlen_attn` computes it."""
 
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.1
 """Largest difference, relative to the norm, that counts as rounding, in float32 and in half
@@ -68,15 +75,18 @@ def plain_attention(model: Any, *, written_out: bool) -> Iterator[None]:
 
 
 class _NotOneRow(ValueError):
-    """Attention is not that of packed sequences, each causal and without a window."""
+    """Attention is not that of packed sequences, each causal."""
 
 
-def _mask(*, local_size: int | None = None, use_vmap: bool = False, **options: Any) -> None:
-    """Give a layer no mask, where transformers asks for the mask of a causal layer."""
-    if local_size:
-        raise _NotOneRow(f"it has layers with a window of {local_size} tokens")
+def _mask(
+    *, config: Any, local_size: int | None = None, use_vmap: bool = False, **options: Any
+) -> int | None:
+    """Return the window of a layer in tokens, which `_attend` gets in place of a mask, or None."""
     if use_vmap or "allow_is_bidirectional_skip" in options:
         raise _NotOneRow("it has layers that are not causal")
+    if local_size and local_size == getattr(config, "attention_chunk_size", None):
+        raise _NotOneRow(f"it has layers that attend in chunks of {local_size} tokens")
+    return local_size
 
 
 @torch.no_grad()
@@ -106,24 +116,80 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: int | None,
     position_ids: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention [1, N, heads, size]; sequences begin where `position_ids` are 0."""
+    """Return attention [1, N, heads, size]; sequences begin where `position_ids` are 0.
+
+    `attention_mask` is what `_mask` returned: the window of the layer.
+    """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    if position_ids is None or len(query) != 1 or attention_mask is not None:
+    if position_ids is None or len(query) != 1 or isinstance(attention_mask, Tensor):
         raise _NotOneRow("its attention is called without position_ids, or with a mask")
     options.setdefault("is_causal", getattr(module, "is_causal", True))
+    if options["is_causal"] and _has_kernel(query):
+        lengths, scale = _lengths(position_ids), options.get("scaling")
+        return _attend_at_once(query, key, value, lengths, scale, attention_mask), None
     if not _shares_keys(query):
         key, value = (repeat_kv(kv, query.shape[1] // kv.shape[1]) for kv in (key, value))
         module = torch.nn.Module()  # without an attribute for groups of heads
     lengths = _lengths(position_ids)
     columns = (torch.split(column, lengths, dim=2) for column in (query, key, value))
-    parts = zip(*columns, strict=True)
-    outputs = [sdpa_attention_forward(module, *part, None, **options)[0] for part in parts]
+    outputs = []
+    for part, length in zip(zip(*columns, strict=True), lengths, strict=True):
+        if attention_mask is None or length <= attention_mask:
+            attended, _ = sdpa_attention_forward(module, *part, None, **options)
+        else:
+            band = _band(length, attention_mask, query.device)
+            attended, _ = sdpa_attention_forward(
+                module, *part, band, **{**options, "is_causal": False}
+            )
+        outputs.append(attended)
     return torch.cat(outputs, dim=1), None
+
+
+def _attend_at_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: list[int],
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Return causal attention [1, N, heads, size] of packed sequences, from [1, heads, N, size].
+
+    `window` counts the tokens that a token sees, itself included; keys and values may have fewer
+    heads. Only for GPUs and half precision.
+    """
+    ends = list(itertools.accumulate(lengths, initial=0))
+    offsets = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
+    attended = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        offsets,
+        offsets,
+        max(lengths),
+        max(lengths),
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor), "no auxiliary outputs were asked for"
+    return attended[None]
+
+
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """Return the mask [1, 1, length, length] of a causal window: True where a token is seen."""
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal.triu(1 - window)[None, None]
+
+
+def _has_kernel(query: Tensor) -> bool:
+    """Return True if torch attends to sequences of several lengths at once for such tensors."""
+    return query.is_cuda and query.dtype.itemsize == 2 and query.shape[-1] <= LARGEST_HEAD
 
 
 def _shares_keys(query: Tensor) -> bool:

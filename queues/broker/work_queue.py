@@ -20,6 +20,8 @@ from queues.records import Lease, Purpose, PutStatus
 from queues.state.groups import ENGINE_LOST, Group, State
 
 log = logging.getLogger(__name__)
+LONGEST_ERROR = 16_000
+"""Most characters of an error that are kept."""
 
 
 class BrokerWorkQueue(WorkQueue):
@@ -111,7 +113,8 @@ class BrokerWorkQueue(WorkQueue):
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
         self.commits.check_open()
-        error = error.encode(errors="replace").decode()  # SQLite takes only valid UTF-8
+        # SQLite takes only valid UTF-8, and every attempt of every group writes one.
+        error = error[:LONGEST_ERROR].encode(errors="replace").decode()
         group = self.commits.state.groups.leased_to(engine_id, group_id, attempt)
         if group is not None:
             await self._give_back([group], reason, error)

@@ -7,9 +7,12 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 KEPT = []
+BORN = float(time.monotonic_ns())
+"""Tells processes apart: their ids may be those of a namespace."""
 
 
 def fine(prompt, completion, answer, metadata):
@@ -55,7 +58,7 @@ def gobbles(prompt, completion, answer, metadata):
 
 def leaks(prompt, completion, answer, metadata):
     KEPT.append(bytearray(b"x" * (16 << 20)))
-    return float(os.getpid())
+    return BORN
 
 
 def prints(prompt, completion, answer, metadata):
@@ -63,14 +66,69 @@ def prints(prompt, completion, answer, metadata):
     return 1.0
 
 
-def own_process(prompt, completion, answer, metadata):
-    return float(os.getpid())
-
-
 def starts_another(prompt, completion, answer, metadata):
-    child = subprocess.Popen(["sleep", "3600"])
-    Path(metadata["note"]).write_text(str(child.pid))
+    """Start a process that leaves the session, and note that it runs."""
+    subprocess.Popen(["sleep", metadata["seconds"]], start_new_session=True)
+    Path(metadata["note"]).touch()
     signal.pause()
+
+
+def starts_one_and_returns(prompt, completion, answer, metadata):
+    subprocess.Popen(["setsid", "--fork", "sleep", metadata["seconds"]]).wait()
+    return 1.0
+
+
+class Unspeakable(Exception):
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+def unspeakable(prompt, completion, answer, metadata):
+    raise Unspeakable
+
+
+def raises_at_length(prompt, completion, answer, metadata):
+    raise ValueError("x" * 1_000_000)
+
+
+def many_parts(prompt, completion, answer, metadata):
+    return {str(number): 1.0 for number in range(100_000)}
+
+
+def prints_at_length(prompt, completion, answer, metadata):
+    for _ in range(100):
+        os.write(1, b"x" * 100_000)
+    return 1.0
+
+
+def closes_the_channel(prompt, completion, answer, metadata):
+    os.closerange(3, 1000)
+    return 1.0
+
+
+def writes_to_the_channel(prompt, completion, answer, metadata):
+    """Write to every descriptor but those of the standard streams."""
+    text = metadata["text"].encode()
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):
+                os.write(int(name), text)
+    return 1.0
+
+
+def secrets(prompt, completion, answer, metadata):
+    """Count the environments that this process can read and that have a text."""
+    found = float(metadata["secret"] in "".join(os.environ.values()))
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            found += metadata["secret"].encode() in path.read_bytes()
+    return found
+
+
+def variable(prompt, completion, answer, metadata):
+    return float(os.environ.get(metadata["name"]) == metadata["secret"])
 
 
 def scaled(prompt, completion, answer, metadata, *, factor, offset=0.0):

@@ -28,6 +28,7 @@ from weight_sync.config import WeightSyncConfig
         (ActorsConfig, {"environment": "tool"}, "single_turn, tools"),
         (ActorsConfig, {"top_k": 0}, "-1 is no limit"),
         (ActorsConfig, {"count": 2, "cores": ["0"]}, "1 entries for actors.count = 2"),
+        (ActorsConfig, {"count": 2, "min_count": 3}, "3 must be at most actors.count = 2"),
         (ActorsConfig, {"cores": ["all"]}, "cores.0"),
         (ActorsConfig, {"cores": ["0-"]}, "cores.0"),
         (ActorsConfig, {"gpus": 1, "tensor_parallel_size": 2}, "gpus = 1 must equal .* = 2"),

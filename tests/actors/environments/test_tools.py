@@ -185,13 +185,13 @@ def test_the_policy_has_no_say_in_what_the_user_has_bound():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [{"seconds": 1e9}, {"limit": 1}])
+@pytest.mark.parametrize("arguments", [{"seconds": 1e9}, {"limit": 1}, {"folders": ["/"]}])
 def test_the_policy_cannot_lift_the_limit_of_its_programs(monkeypatch, arguments):
     ran = []
     monkeypatch.setattr("actors.sandbox.sandbox.check_sandbox", lambda: None)
     monkeypatch.setattr(
         "actors.environments.tools.python",
-        lambda program, *, seconds: ran.append((program, seconds)),
+        lambda program, *, seconds, folders: ran.append((program, seconds)),
     )
     options = {"tools": ["python"], "python_seconds": 2.0}
     _, [refused, _] = converse(

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import time
-from pathlib import Path
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from actors.errors import InputError, RewardFailed
@@ -32,17 +33,23 @@ async def warmed(name, pool, **options):
     return result
 
 
-def gone(pid):
-    """Whether a process ends within some seconds; one that nobody has waited for has ended."""
+def running(argument):
+    """Return the living processes below this one, or outside its tree, with an argument."""
+    mine = os.getpid() if argument.startswith("actors.") else None
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            ours = mine is None or mine in [parent.pid for parent in process.parents()]
+            if ours and argument in process.cmdline() and process.status() != "zombie":
+                found.append(process)
+    return found
+
+
+def wait_until_gone(argument):
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
+    while left := running(argument):
+        assert time.monotonic() < deadline, left
         time.sleep(0.01)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,10 @@ def gone(pid):
         ("gobbles", r"raised MemoryError\(\) \(actors.reward_memory_gib = 0.5\)"),
         ("sleeps", "took longer than 0.3 s"),
         ("loops_in_c", "took longer than 0.3 s"),
+        ("unspeakable", "raised <Unspeakable whose repr fails>"),
+        ("raises_at_length", r"raised ValueError\('x{3900,4000}… \(1000014 characters\)"),
+        ("many_parts", "returned 100000 numbers, must be at most 64"),
+        ("closes_the_channel", r"ended its process \(exit code 1\)"),
     ],
 )
 def test_what_a_reward_does_wrong_fails_it_with_the_reason_and_the_next_is_scored(
@@ -120,29 +131,32 @@ def test_a_process_that_leaks_is_replaced_before_a_rollout_fails(pool):
         leaks = rewards("hostile_rewards:leaks", pool)
         return [(await leaks.score(SUM, "7")).total for _ in range(40)]
 
-    pids = asyncio.run(scenario())
-    assert len(set(pids)) >= 2
+    assert len(set(asyncio.run(scenario()))) >= 2
 
 
 def test_what_a_reward_prints_is_not_taken_for_its_answer(pool):
     assert asyncio.run(rewards("hostile_rewards:prints", pool).score(SUM, "7")).total == 1.0
 
 
-def test_a_process_ends_with_its_call_and_takes_along_what_it_started(pool, tmp_path):
-    note = tmp_path / "pid"
-    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"note": str(note)})
+def test_a_call_takes_along_what_it_started_even_in_another_session(pool, tmp_path):
+    note, seconds = tmp_path / "started", f"3600.{os.getpid()}1"
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"note": str(note), "seconds": seconds})
     reward = rewards("hostile_rewards:starts_another", pool, timeout=3.0)
     with pytest.raises(RewardFailed, match="took longer"):
         asyncio.run(reward.score(prompt, "7"))
-    assert gone(int(note.read_text()))
+    assert note.exists()
+    wait_until_gone(seconds)
 
 
-def test_processes_end_with_their_pool(pool):
-    score = asyncio.run(rewards("hostile_rewards:own_process", pool).score(SUM, "7"))
-    pid = int(score.total)
-    assert pid != os.getpid()
+def test_processes_end_with_their_pool_and_take_along_what_they_started(pool):
+    seconds = f"3600.{os.getpid()}2"
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"seconds": seconds})
+    asyncio.run(rewards("hostile_rewards:starts_one_and_returns", pool).score(prompt, "7"))
+    assert running(seconds)
+    assert running("actors.rewards.process_main")
     pool.close()
-    assert gone(pid)
+    wait_until_gone(seconds)
+    wait_until_gone("actors.rewards.process_main")
 
 
 def test_a_caller_that_gives_up_leaves_a_pool_that_works(pool):
@@ -178,3 +192,37 @@ def test_rewards_run_on_the_cores_that_their_actor_had_before_its_engine_took_so
     finally:
         os.sched_setaffinity(0, before)
     assert score.total == len(before)
+
+
+@pytest.mark.parametrize("text", ["5\n", "[]\n", '{"id": "x"}\n', "[" * 10**5 + "\n", "x" * 2**21])
+def test_what_a_reward_writes_to_the_channel_fails_its_own_call_at_once(pool, text):
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"text": text})
+    writes = rewards("hostile_rewards:writes_to_the_channel", pool)
+    began = time.monotonic()
+    with pytest.raises(RewardFailed, match="wrote to the channel of its process"):
+        asyncio.run(writes.score(prompt, "7"))
+    assert time.monotonic() - began < 15
+    assert asyncio.run(rewards("hostile_rewards:fine", pool).score(SUM, "7")).total == 1.0
+
+
+def test_rewards_see_no_secret_but_those_that_the_recipe_names(monkeypatch):
+    secret = "s3cret-5b2e9f8810"
+    monkeypatch.setenv("SOME_KEY", secret)
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"secret": secret, "name": "SOME_KEY"})
+    for names, seen in (((), 0.0), (("SOME_KEY",), 1.0)):
+        pool = RewardPool(processes=1, variables=names)
+        try:
+            named = rewards("hostile_rewards:variable", pool)
+            assert asyncio.run(named.score(prompt, "7")).total == seen
+            if not names:
+                found = asyncio.run(rewards("hostile_rewards:secrets", pool).score(prompt, "7"))
+                assert found.total == 0.0
+        finally:
+            pool.close()
+
+
+def test_what_rewards_print_is_forwarded_up_to_a_limit(pool, capfd):
+    loud = rewards("hostile_rewards:prints_at_length", pool)
+    assert asyncio.run(loud.score(SUM, "7")).total == 1.0
+    pool.close()
+    assert len(capfd.readouterr().err) <= 64 << 10

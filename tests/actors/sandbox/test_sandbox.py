@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -171,6 +172,63 @@ def test_signals_reach_nobody_else(target):
 
 
 @needs_sandbox
+@pytest.mark.parametrize("number", [1, 2, 10, 13, 14, 15, 17, 25, 34, 64])
+def test_init_outlives_every_signal_of_the_program(number):
+    outcome = Sandbox(seconds=30).run(f"import os\nos.kill(1, {number})\nprint('on')")
+    assert (outcome.ended, outcome.code, outcome.stdout) == ("exit", 0, "on\n")
+
+
+@needs_sandbox
+def test_an_end_of_init_is_an_end_of_the_program(change_launcher):
+    change_launcher(
+        "            ended, how = os.wait()", "            os.wait()\n            os._exit(7)"
+    )
+    outcome = Sandbox(seconds=30).run("print(1)")
+    assert (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
+
+
+@needs_sandbox
+def test_a_program_sees_the_standard_library_and_nothing_else():
+    program = (
+        "import os\n"
+        "for path, folders, files in os.walk('/'):\n"
+        "    if path == os.path.dirname(os.__file__):\n"
+        "        folders[:] = []\n"
+        "    for file in files: print(os.path.join(path, file))\n"
+    )
+    outcome = Sandbox(seconds=30).run(program)
+    library = os.path.dirname(os.__file__)
+    elsewhere = [path for path in outcome.stdout.split() if not path.startswith(library)]
+    known = re.compile(
+        r"/dev/(null|zero|full|urandom)|/work/program\.py|.*/python3\.\d+|.*/lib[^/]*\.so[\d.]*"
+        r"|/lib64/ld-linux-x86-64\.so\.2"
+    )
+    assert outcome.code == 0, outcome.stderr
+    assert not [path for path in elsewhere if not known.fullmatch(path)]
+    assert Sandbox(seconds=30).run("import pip").code == 1
+
+
+@needs_sandbox
+def test_it_imports_from_a_folder_that_a_recipe_names_and_cannot_change_it(tmp_path):
+    (tmp_path / "named.py").write_text("answer = 7\n")
+    (tmp_path / "named.py").chmod(0o666)
+    tmp_path.chmod(0o755)
+    program = f"import named\nprint(named.answer)\nopen({str(tmp_path / 'named.py')!r}, 'a')"
+    outcome = Sandbox(seconds=30, folders=(str(tmp_path),)).run(program)
+    assert outcome.stdout == "7\n"
+    assert "Read-only file system" in outcome.stderr
+    assert Sandbox(seconds=30).run(program).stdout == ""
+
+
+@needs_sandbox
+@pytest.mark.parametrize("how", ["flock(f, fcntl.LOCK_EX)", "lockf(f, fcntl.LOCK_SH)",
+                                 "fcntl(f, 1024, 1)"])  # fmt: skip
+def test_it_locks_nothing_outside(how):
+    outcome = Sandbox(seconds=30).run(f"import fcntl, os\nf = open(os.__file__)\nfcntl.{how}")
+    assert "PermissionError" in outcome.stderr
+
+
+@needs_sandbox
 def test_system_calls_of_another_architecture_end_the_program():
     program = (
         "import ctypes, mmap\n"
@@ -244,8 +302,8 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
         "os.close(write); print(os.read(read, 9999).decode())\n"
     )
     config = Sandbox().launcher_config(module.PROBE)
-    config["folders"] = [*(path for path in module.FOLDERS if os.path.lexists(path)), "/usr"]
-    config["folders"] = [path for path in config["folders"] if not path.startswith("/usr/")]
+    config["paths"] = ["/usr/bin", "/usr/lib", "/lib", "/lib64"]
+    config["packages"] = []
     config["command"] = [os.path.realpath(python), "-I", "-B", "/work/program.py"]
     (tmp_path / "config").write_text(json.dumps(config))
     for path in (tmp_path, *tmp_path.parents[:3]):

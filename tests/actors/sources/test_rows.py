@@ -250,3 +250,58 @@ def test_a_misspelt_field_names_the_nearest(tmp_path):
     path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answr": 3}])
     with pytest.raises(InputError, match=r"unknown fields answr; .*did you mean 'answer'\?"):
         texts(path, 1)
+
+
+UNENCODABLE = {
+    "prompt": {"prompt": "a\ud800"},
+    "NUL": {"prompt": "a\0b"},
+    "answer": {"prompt": "a", "answer": "\udfff"},
+    "metadata": {"prompt": "a", "metadata": {"k": [{"x": "\ud800"}]}},
+    "key of metadata": {"prompt": "a", "metadata": {"\ud800": 1}},
+    "field": {"prompt": "a", "\ud800": 1},
+    "message": {"prompt": [{"role": "user", "content": "\ud800"}]},
+}
+
+
+@pytest.mark.parametrize("row", UNENCODABLE.values(), ids=UNENCODABLE)
+def test_a_row_with_text_that_cannot_be_kept_is_refused_by_its_number(tmp_path, row):
+    path = write(tmp_path / "x.jsonl", [{"prompt": "fine"}, row])
+    with pytest.raises(InputError, match=r"x\.jsonl:2: .* has a (lone surrogate, U\+D|NUL)"):
+        texts(path, 1, other_fields="metadata")
+    assert texts(path, 1, other_fields="metadata", bad_rows="skip") == {"fine"}
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer", "metadata"])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_column_that_is_not_utf_8_is_refused_by_the_number_of_its_row(tmp_path, column, suffix):
+    def strings(*values):
+        offsets = pa.py_buffer(b"".join(
+            sum(map(len, values[:n])).to_bytes(4, "little") for n in range(len(values) + 1)
+        ))  # fmt: skip
+        buffers = [None, offsets, pa.py_buffer(b"".join(values))]
+        return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+    bad, good = strings(b"a", b"caf\xe9", b"c"), strings(b"a", b"b", b"c")
+    columns = {"prompt": good, "answer": good, "metadata": good, column: bad}
+    columns["metadata"] = pa.StructArray.from_arrays([columns["metadata"]], names=["k"])
+    path, table = tmp_path / f"x.{suffix}", pa.table(columns)
+    if suffix == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(InputError, match=rf"x\.{suffix}:2: not UTF-8"):
+        texts(str(path), 1)
+    assert texts(str(path), 2, bad_rows="skip") == {"a", "c"}
+
+
+def test_byte_order_marks_are_read_or_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "a"}\n')
+    assert texts(str(path), 1) == {"a"}
+    path.write_bytes(b'{"prompt": "a"}\n\xef\xbb\xbf{"prompt": "b"}\n')
+    with pytest.raises(InputError, match=r"x\.jsonl:2: not JSON: .*BOM"):
+        texts(str(path), 1)
+    path.write_text('{"prompt": "a"}\n', encoding="utf-16")
+    with pytest.raises(InputError, match="byte order mark of UTF-16; must be UTF-8"):
+        texts(str(path), 1)

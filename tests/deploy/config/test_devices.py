@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from deploy.config import devices
-from deploy.config.devices import visible_gpus, with_dtype, with_gpus
+from deploy.config.devices import visible_gpus, with_dtype, with_gpus, with_offload_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.inputs import check_gpus
@@ -102,3 +102,25 @@ def test_a_recipe_for_which_there_are_too_few_gpus_is_refused_with_what_to_set()
     check_gpus(config, 0)
     check_gpus(with_gpus(recipe(), 2), 2)
     check_gpus(recipe({"count": 3, "gpus": 0}), 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        ({"learner": {"gpus": 1, "offload_optimizer": True}}, 32),
+        ({"learner": {"gpus": 1, "offload_optimizer": True, "ranks": 8}}, 4),
+        ({"learner": {"gpus": 1, "offload_optimizer": True, "ranks": 128}}, 1),
+        ({"learner": {"gpus": 1, "offload_optimizer": True, "threads": 3}}, 3),
+        ({"learner": {"gpus": 1}}, None),
+        ({"learner": {"offload_optimizer": True}}, None),
+        (
+            {
+                "learner": {"gpus": 1, "offload_optimizer": True},
+                "deploy": {"ray_address": "auto"},
+            },
+            None,
+        ),
+    ],
+)
+def test_an_optimizer_on_the_cpu_steps_on_half_of_the_cores(settings, threads):
+    assert with_offload_threads(recipe(**settings), 64).learner.threads == threads

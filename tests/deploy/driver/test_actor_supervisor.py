@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
+from actors.config import ActorsConfig
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.driver.actor_supervisor import ActorSupervisor, Timing
+from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors, Timing
 from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
 from queues.errors import BrokerLostError, QueueClosed
+from queues.records import Purpose
 from tests.deploy.driver.contexts import make_context, output
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 
@@ -30,11 +32,13 @@ class Stage:
     A life is what its `run` ends with, or (what `start` ends with, what `run` ends with).
     """
 
-    def __init__(self, tmp_path, monkeypatch, *lives, release=None, **settings):
+    def __init__(self, tmp_path, monkeypatch, *lives, release=None, purpose=None,
+                 count=1, min_count=None, **settings):  # fmt: skip
         self.events, self.lives, self.waits, self.actors = [], list(lives), [], []
         self.release_error = release
         self.context = make_context(tmp_path, **settings)
         self.record = self.context.record
+        self.remaining = RemainingActors(ActorsConfig(count=count, min_count=min_count))
         self.now = 0.0
         monkeypatch.setattr("ray.kill", self.kill)
         self.supervisor = ActorSupervisor(
@@ -43,8 +47,9 @@ class Stage:
                 index=3,
                 broker=self,
                 broadcaster=SimpleNamespace(release=self.release_permit),
-                purpose=None,
+                purpose=purpose,
             ),
+            self.remaining,
             self.create,
             timing=Timing(
                 clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
@@ -192,11 +197,34 @@ def test_what_would_happen_again_is_raised_as_it_is(stage, cause, moment):
     assert played.record.restarts.total() == (moment != "run")
 
 
-def test_a_first_start_that_fails_is_not_tried_again(stage):
-    played = stage((raised(EngineDied("no memory")), OVER))
-    with pytest.raises(RayTaskError):
+def test_a_first_start_that_fails_is_tried_again(stage):
+    played = stage((raised(EngineDied("no memory")), OVER), (RayActorError(), OVER), OVER)
+    played.play()
+    assert played.waits == [1, 2]
+    assert [row["reason"].split(":")[0] for row in played.rows()] == [
+        "no memory", "its process died",
+    ]  # fmt: skip
+    assert played.events[-2:] == [("start", 2), ("run", 2)]
+
+
+@pytest.mark.parametrize("moment", ["first start", "run"])
+def test_an_actor_that_is_not_needed_is_given_up_and_the_run_goes_on(stage, moment):
+    died = RayActorError()
+    lives = [(died, OVER)] * 2 if moment == "first start" else [died] * 2
+    played = stage(*lives, max_restarts=1, count=2, min_count=1)
+    played.play()
+    assert "actor-3 is given up, 1 of at least 1 actor(s) go on: actor-3 died 2 times in a row" in (
+        output(played.context)
+    )
+    assert played.supervisor.health is None
+    assert not played.remaining.give_up(), "the other one is needed"
+
+
+def test_the_actor_of_evaluations_is_never_given_up(stage):
+    played = stage(*[RayActorError()] * 2, max_restarts=1, count=2, min_count=1,
+                   purpose=Purpose.EVALUATE)  # fmt: skip
+    with pytest.raises(RunFailed):
         played.play()
-    assert played.record.restarts.total() == 0
 
 
 def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):

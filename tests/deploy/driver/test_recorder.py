@@ -142,7 +142,9 @@ def test_failures_of_this_session_end_the_run_with_the_last_error(tmp_path):
         return SimpleNamespace(**{**processes.status, "last_error": "a reward raised"})
 
     processes.broker.status = ask
-    with pytest.raises(RunFailed, match=r"^3 groups failed for good.*a reward raised$"):
+    with pytest.raises(
+        RunFailed, match=r"^3 of the last 640 groups failed for good.*a reward raised$"
+    ):
         follow(make_context(tmp_path, max_failed_groups=2), processes)
 
 

@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -39,6 +40,26 @@ def row():
     torch.manual_seed(1)
     tokens = torch.randint(40, (sum(LENGTHS),))
     return tokens, torch.cat([torch.arange(length) for length in LENGTHS])
+
+
+def dense_varlen_attention(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa
+):
+    """Compute what torch documents of `varlen_attn`, which runs on GPUs alone, with one mask."""
+    assert cu_seq_q.dtype == torch.int32
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    lengths = cu_seq_q.diff()
+    assert max_q == max_k == lengths.max()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    place = torch.arange(len(query))
+    left, right = (len(query) if size < 0 else size for size in window_size)
+    behind = place[:, None] - place[None, :]
+    seen = (sequence[:, None] == sequence[None, :]) & (behind <= left) & (-behind <= right)
+    if enable_gqa:
+        key, value = (kv.repeat_interleave(query.shape[1] // kv.shape[1], 1) for kv in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * (scale or query.shape[-1] ** -0.5)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
 
 
 def outcome(model):
@@ -92,12 +113,41 @@ def test_a_sequence_sees_no_other():
     ],
     ids=["all layers", "some layers"],
 )
-def test_a_window_is_left_to_its_mask(config):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_sequence_that_is_longer_than_a_window_is_cut_by_it(config, at_once, monkeypatch):
+    if at_once:
+        monkeypatch.setattr(packed_attention, "_has_kernel", lambda query: True)
+        monkeypatch.setattr(packed_attention, "varlen_attn", dense_varlen_attention)
     model = make(config)
-    expected, _ = outcome(model)
+    expected, gradients = outcome(model)
+    assert attend_packed(model)
+    found, own = outcome(model)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    for each, other in zip(own, gradients, strict=True):
+        torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config, LlamaConfig])
+def test_one_call_for_all_sequences_gives_the_numbers_of_one_for_each(kind, monkeypatch):
+    model = make(kind(**SIZES))
+    assert attend_packed(model)
+    expected, gradients = outcome(model)
+    monkeypatch.setattr(packed_attention, "_has_kernel", lambda query: True)
+    monkeypatch.setattr(packed_attention, "varlen_attn", dense_varlen_attention)
+    found, own = outcome(model)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    for each, other in zip(own, gradients, strict=True):
+        torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-5)
+
+
+def test_chunks_are_left_to_their_mask():
+    config = Llama4TextConfig(
+        **SIZES, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, attention_chunk_size=8,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = make(config)
     assert not attend_packed(model)
     assert model.config._attn_implementation == "sdpa"
-    torch.testing.assert_close(outcome(model)[0], expected, rtol=0, atol=0)
 
 
 def test_a_model_whose_layers_are_not_told_of_positions_keeps_its_mask():

@@ -1,0 +1,54 @@
+"""Text and values from outside, such as user code and completions: shown, cut off, checked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST = 4000
+"""Most characters of an error of user code, and of its traceback."""
+
+
+def shown(value: Any) -> str:
+    """Return the repr of a value of user code, which may fail or be long, cut off at `LONGEST`."""
+    try:
+        text = repr(value)
+    except BaseException:  # noqa: BLE001  (it is user code, and may raise anything)
+        text = f"<{type(value).__name__} whose repr fails>"
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """Cut a text off at `LONGEST` characters, saying so."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error of user code: "raised …"."""
+    return f"raised {shown(error)}"
+
+
+def surrogate(text: str) -> str | None:
+    """Return the first lone surrogate of a text, as "a lone surrogate, U+D800, at 3".
+
+    UTF-8 encodes none; they come from escapes in JSON, and from names of files.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"a lone surrogate, U+{ord(text[error.start]):04X}, at {error.start}"
+    return None
+
+
+def unencodable(value: Any) -> str | None:
+    """Return what a text, or a text in a value of JSON's types, has that cannot be kept.
+
+    That is a lone surrogate or a NUL character, at which C libraries end a text.
+    """
+    if isinstance(value, str):
+        position = value.find("\0")
+        return f"a NUL character at {position}" if position >= 0 else surrogate(value)
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        parts = [*value]
+    return next((problem for part in parts if (problem := unencodable(part))), None)

@@ -1,0 +1,64 @@
+"""Options of vLLM that a recipe may set by vLLM's own names, in `actors.vllm_options`.
+
+An option is on the list if it decides how fast and in which memory vLLM computes. Others are left
+out for one of three reasons: Headway sets them, they change what is sampled in a way that the
+learner does not know, or they change the form of the weights, which are updated in place. Types of
+the KV cache round: `mismatch` in the metrics shows by how much.
+"""
+
+from typing import Any
+
+from queues.runtime.nearest_name import nearest
+
+SET_BY = {
+    "model": "model.path",
+    "dtype": "actors.dtype",
+    "seed": "seed",
+    "max_model_len": "actors.max_model_len",
+    "max_num_seqs": "actors.max_concurrent_rollouts",
+    "gpu_memory_utilization": "actors.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "actors.kv_cache_gib",
+    "tensor_parallel_size": "actors.tensor_parallel_size",
+    "enforce_eager": "actors.enforce_eager",
+    "disable_log_stats": "deploy.engine_metrics",
+    "weight_transfer_config": "weight_sync.transport",
+}
+"""Options that a key of the recipe sets."""
+
+_BY_SUBJECT = {
+    "batches": (
+        "max_num_batched_tokens max_num_scheduled_tokens long_prefill_token_threshold"
+        " enable_chunked_prefill async_scheduling scheduler_reserve_full_isl"
+    ),
+    "KV cache": (
+        "kv_cache_dtype kv_cache_dtype_skip_layers enable_prefix_caching prefix_caching_hash_algo"
+        " num_gpu_blocks_override disable_hybrid_kv_cache_manager kv_offloading_size"
+        " kv_offloading_backend"
+    ),
+    "kernels": (
+        "attention_backend attention_config compilation_config optimization_level performance_mode"
+        " cudagraph_capture_sizes max_cudagraph_capture_size disable_cascade_attn"
+        " disable_custom_all_reduce kernel_config enable_flashinfer_autotune linear_backend"
+    ),
+    "mixtures of experts": (
+        "enable_expert_parallel moe_backend all2all_backend enable_eplb eplb_config"
+        " expert_placement_strategy"
+    ),
+    "loading": "load_format safetensors_load_strategy max_parallel_loading_workers",
+}
+PASSED_ON = frozenset(name for names in _BY_SUBJECT.values() for name in names.split())
+"""Options that vLLM gets as they are given."""
+
+
+def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options; raise ValueError for one that is not passed on, with what to do."""
+    for name in options:
+        if key := SET_BY.get(name):
+            raise ValueError(f"{name}: set {key} instead")
+        if name not in PASSED_ON:
+            raise ValueError(
+                f"{name}: not passed on, since vLLM has no such option, or it would change what is "
+                "sampled or the form of the weights, or Headway sets it; must be one of "
+                f"{', '.join(sorted(PASSED_ON))}{nearest(name, PASSED_ON)}"
+            )
+    return options

@@ -1,0 +1,114 @@
+"""Nodes for the processes of a run: every one gets resources and labels, where that is possible."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.cluster.assignment import assign, lacking
+from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
+
+
+def gpu_nodes(*gpus, pools=()):
+    labels = [{"pool": pool} for pool in pools] or [{}] * len(gpus)
+    return [
+        Node(
+            node_id=f"n{index}",
+            address=f"n{index}",
+            resources={"CPU": 64.0, "GPU": float(count)},
+            labels={NODE_LABEL: f"n{index}", **own},
+        )
+        for index, (count, own) in enumerate(zip(gpus, labels, strict=True))
+    ]
+
+
+def want(role, count, gpus, **labels):
+    return ResourceRequest(role=role, count=count, resources={"GPU": gpus}, labels=labels)
+
+
+HERE = {NODE_LABEL: "n0"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "engines", "gpus_of_engine"),
+    [(2, 2, 4), (2, 4, 2), (3, 12, 1), (3, 16, 1), (4, 6, 4), (4, 12, 2), (4, 24, 1)],
+)
+def test_engines_go_to_whole_nodes_beside_a_learner_of_eight_ranks(nodes, engines, gpus_of_engine):
+    wanted = [want("actors", engines, gpus_of_engine), want("learner", 8, 1, **HERE)]
+    chosen = assign(wanted, gpu_nodes(*[8] * nodes))
+    assert {chosen["learner", rank] for rank in range(8)} == {"n0"}
+    engines_of = Counter(node for (role, _), node in chosen.items() if role == "actors")
+    assert sum(engines_of.values()) == engines
+    assert "n0" not in engines_of
+    assert max(engines_of.values()) * gpus_of_engine <= 8
+
+
+def test_a_role_without_labels_leaves_their_nodes_to_those_with_labels():
+    wanted = [want("learner", 8, 1), want("actors", 2, 4, pool="generate")]
+    chosen = assign(wanted, gpu_nodes(8, 8, pools=("generate", "other")))
+    assert {chosen["actors", number] for number in range(2)} == {"n0"}
+    assert {chosen["learner", rank] for rank in range(8)} == {"n1"}
+
+
+def test_a_split_that_leaves_room_for_the_other_role_is_found():
+    wanted = [want("learner", 4, 3), want("actors", 4, 5)]
+    chosen = assign(wanted, gpu_nodes(8, 8, 8, 8))
+    assert all(len(set(nodes)) == 4 for nodes in by_role(chosen).values())
+
+
+def test_processes_that_fit_one_by_one_but_not_together_are_refused_with_the_nodes():
+    wanted = [want("learner", 4, 1, **HERE), want("actors", 4, 3)]
+    assert lacking(wanted, gpu_nodes(8, 8)) == [
+        "no node holds part of a process, and 4 of learner with 1 GPU and 4 of actors with 3 GPU "
+        "do not fit together on the nodes (n0: 8 GPU; n1: 8 GPU)"
+    ]
+    assert lacking(wanted, gpu_nodes(8, 8, 3)) == []
+
+
+def by_role(chosen):
+    nodes = {}
+    for (role, _), node in chosen.items():
+        nodes.setdefault(role, []).append(node)
+    return nodes
+
+
+REQUESTS = st.lists(
+    st.builds(
+        lambda count, gpus, label: (count, gpus, label),
+        st.integers(1, 3),
+        st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+        st.sampled_from([{}, {"pool": "x"}, HERE]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+NODES = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["x", "y"])), min_size=1, max_size=3)
+
+
+@given(REQUESTS, NODES)
+def test_every_placement_that_exists_is_found_and_holds(requests, nodes):
+    wanted = [
+        ResourceRequest(role=role, count=count, resources={"GPU": gpus}, labels=labels)
+        for role, (count, gpus, labels) in zip("abc", requests, strict=False)
+    ]
+    there = gpu_nodes(*(gpus for gpus, _ in nodes), pools=[pool for _, pool in nodes])
+    processes = [(request, n) for request in wanted for n in range(request.count)]
+
+    def holds(places):
+        used = Counter()
+        for (request, _), node in zip(processes, places, strict=True):
+            if not request.labels.items() <= node.labels.items():
+                return False
+            used[node.node_id] += request.resources["GPU"]
+        return all(used[node.node_id] <= node.resources["GPU"] for node in there)
+
+    chosen = assign(wanted, there)
+    if chosen is None:
+        assert lacking(wanted, there)
+        assert not any(map(holds, itertools.product(there, repeat=len(processes))))
+    else:
+        of_id = {node.node_id: node for node in there}
+        assert chosen.keys() == {(request.role, n) for request, n in processes}
+        assert holds([of_id[chosen[request.role, n]] for request, n in processes])

@@ -1,0 +1,64 @@
+"""`headway requeue`: failed groups are queued again, and no other."""
+
+import asyncio
+
+import pytest
+
+from queues.errors import InputError, LedgerError
+from queues.readers.accounting import read_accounting
+from queues.storage.requeue import requeue
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+
+async def fail_two(directory):
+    """Issue three prompts; the first two fail for good, and the third is ready."""
+    broker = make_broker(directory, max_attempts=1)
+    await broker.issue(make_prompts(3), cursor="3")
+    await broker.serving("engine-0", 0)
+    leases = await broker.lease("engine-0", 6, timeout=1.0)
+    for lease in leases[:2]:
+        await broker.fail("engine-0", lease.group_id, lease.attempt, reason="reward", error="no")
+    for lease in leases[2:]:
+        await broker.put("engine-0", answer(lease))
+    await broker.close()
+    return [lease.prompt.prompt_id for lease in leases[:2]]
+
+
+async def finish(directory):
+    """Lease and put all that is queued; return the prompts."""
+    broker = make_broker(directory, max_attempts=1)
+    await broker.serving("engine-0", 0)
+    leases = await broker.lease("engine-0", 6, timeout=1.0)
+    for lease in leases:
+        await broker.put("engine-0", answer(lease))
+    await broker.close()
+    return [(lease.prompt.prompt_id, lease.attempt) for lease in leases]
+
+
+def test_failed_prompts_are_leased_again_and_the_accounts_balance(tmp_path):
+    failed = asyncio.run(fail_two(tmp_path))
+    assert sum(read_accounting(tmp_path).failed.values()) == 2
+    assert requeue(tmp_path) == failed
+    accounts = read_accounting(tmp_path)
+    assert (accounts.queued, accounts.failed, accounts.balanced) == (2, {}, True)
+    assert sorted(asyncio.run(finish(tmp_path))) == [(prompt, 2) for prompt in sorted(failed)]
+    assert read_accounting(tmp_path).balanced
+    assert requeue(tmp_path) == []
+
+
+def test_one_prompt_may_be_chosen_and_a_wrong_one_changes_nothing(tmp_path):
+    first, second = asyncio.run(fail_two(tmp_path))
+    with pytest.raises(InputError, match="'sums/0/9' has not failed"):
+        requeue(tmp_path, [first, "sums/0/9"])
+    assert sum(read_accounting(tmp_path).failed.values()) == 2
+    assert requeue(tmp_path, [second]) == [second]
+    assert sum(read_accounting(tmp_path).failed.values()) == 1
+
+
+def test_a_run_that_is_going_on_or_none_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not the folder of a run"):
+        requeue(tmp_path)
+    broker = make_broker(tmp_path)
+    with pytest.raises(LedgerError, match="another broker"):
+        requeue(tmp_path)
+    asyncio.run(broker.close())

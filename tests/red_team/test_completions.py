@@ -1,0 +1,90 @@
+"""Hostile completions: nothing is executed, nothing fails but by its own score, nothing stays."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from actors.errors import RewardFailed
+from actors.rewards import RewardPool, load_rewards
+from actors.sandbox import check_sandbox
+from actors.sources.registry import load_source
+from queues.records import Prompt
+from tests.red_team.cases import COMPLETIONS, EVALUATED, MARK, SECRET
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET, "s3cret")
+        pool = RewardPool(processes=2, verifier_seconds=0.5)
+    yield pool
+    pool.close()
+
+
+def prompt_of(case):
+    if case.task:
+        [prompt] = load_source(f"reasoning_gym:{case.task}", options={}, seed=0).next(1)
+        return prompt
+    return Prompt(prompt_id="red/0/0", text="?", answer=case.answer, metadata=case.metadata)
+
+
+async def outcome(case, pool):
+    rewards = load_rewards(
+        [case.reward], options={case.reward: case.options}, pool=pool, code_execution="sandbox"
+    )
+    try:
+        total = (await rewards.score(prompt_of(case), case.text)).total
+    except RewardFailed as error:
+        return f"failed: {error}"
+    return {0.0: "0", 1.0: "1"}.get(total, "part")
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Collect the outcome of every case that is played; RED_TEAM_TABLE names a file for them."""
+    check_sandbox()
+    Path(MARK).unlink(missing_ok=True)
+    collected = {}
+    yield collected
+    kinds = {case.id: case.kind for case in COMPLETIONS}
+    table = Counter((kinds[case], result) for case, result in collected.items())
+    lines = [f"{kind:10} {result:8} {count}" for (kind, result), count in sorted(table.items())]
+    if file := os.environ.get("RED_TEAM_TABLE"):
+        Path(file).write_text("\n".join(lines) + "\n" + json.dumps(collected, indent=1) + "\n")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if case.kind == "slow" else [], id=case.id)
+        for case in COMPLETIONS
+    ],
+)
+def test_a_hostile_completion_has_a_score_executes_nothing_and_leaves_nothing(outcomes, pool, case):
+    outcomes[case.id] = asyncio.run(outcome(case, pool))
+    assert outcomes[case.id] in case.allowed
+    assert not Path(MARK).exists()
+
+
+@pytest.mark.parametrize("task", EVALUATED)
+def test_the_verifiers_score_as_before(outcomes, pool, task):
+    [prompt] = load_source(f"reasoning_gym:{task}", options={}, seed=0).next(1)
+    rewards = load_rewards(["reasoning_gym"], pool=pool)
+
+    async def both():
+        wrong = await rewards.score(prompt, "<answer>no</answer>")
+        entry = prompt.answer if task != "countdown" else None
+        right = await rewards.score(prompt, f"<answer>{entry}</answer>") if entry else None
+        return wrong.total, right and right.total
+
+    wrong, right = asyncio.run(both())
+    assert wrong < 0.1
+    assert right in (None, 1.0)
+
+
+def test_every_case_has_a_name_of_its_own():
+    assert len({case.id for case in COMPLETIONS}) == len(COMPLETIONS) >= 120
