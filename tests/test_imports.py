@@ -54,7 +54,7 @@ ORDER = {
         "rewards rollout reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
-        "starter errors runtime config storage observability report preflight cluster planner "
+        "starter errors runtime config storage observability report preflight memory cluster planner "
         "driver run session offline api cli"
     ),
     "benchmarks": (

@@ -1,0 +1,194 @@
+"""Memory of each process of a run, from the sizes of its model. Pure.
+
+A process needs what the largest of its phases does: of a learner loading, passes forward and
+backward, and steps of the optimizer. Constants marked [E] are estimates for GPUs, where nothing was
+measured; the others were measured on x86-64 without a GPU.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deploy.config.run_config import RunConfig
+from learner.config.learner import LearnerConfig
+
+MIB, GIB = 2**20, 2**30
+Parts = Mapping[str, float]
+"""Bytes by what they hold."""
+
+LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 640 * MIB, 1750 * MIB, 900 * MIB
+"""Python and libraries of a rank, of an actor with its engine's processes, and of driver, broker
+and broadcaster together."""
+GPU_BASE = 2 * GIB
+"""[E] The libraries of CUDA in addition."""
+CONTEXT = 1 * GIB
+"""[E] CUDA context and communicators of a process on its GPU."""
+FRAGMENTS = 0.1
+"""[E] Share of a pass that torch's allocator holds and cannot use."""
+BUCKET = 500_000_000
+"""Gradients in DeepSpeed's bucket; on a GPU all of it is taken in every backward pass."""
+GATHERED = 1_000_000_000
+"""Weights that ZeRO 3 gathers at most, and that it steps at a time."""
+ENGINE_WORK = 2 * GIB
+"""[E] Activations, CUDA graphs and communicators of a worker of an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model and of one microbatch through it."""
+
+    parameters: int
+    """Weights, tied ones once."""
+    largest_layer: int
+    """Weights of the largest transformer block."""
+    activations: int
+    """Bytes that autograd keeps from the forward to the backward pass."""
+    passing: int
+    """Bytes beyond them when a pass needs the most: logits and gradients of the head, and what
+    operations need for a moment."""
+
+
+class Process(NamedTuple):
+    """A process, or an actor with the processes of its engine."""
+
+    role: str
+    count: int
+    host: Parts
+    """Bytes of host memory of its own."""
+    device: Parts
+    """Bytes of each of its GPUs; empty without."""
+    gpus: float
+    """GPUs that it takes, below 1 a share of one."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What an engine's memory depends on beside its weights."""
+
+    itemsize: int
+    """Bytes of a weight that it serves."""
+    kv_token: int
+    """Bytes of KV cache of one token, over all of its workers."""
+    vocabulary: int
+    context: int
+    """Longest rollout in tokens."""
+    cpu_cache: int
+    """Bytes of the KV cache of an engine on a CPU."""
+
+
+def total(parts: Parts) -> float:
+    """Return the sum of the parts."""
+    return sum(parts.values())
+
+
+def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
+    """Return the process of rank 0, which publishes and so needs more than the others."""
+    learner = config.learner
+    gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
+    models = [sizes] if critic is None else [sizes, critic]
+    held: Counter[str] = Counter()
+    step: Counter[str] = Counter()
+    for model in models:
+        held.update(_states(learner, model.parameters))
+        step.update(_step(learner, model.parameters))
+    if learner.uses_reference:
+        held["reference"] = itemsize * sizes.parameters
+    stepped = {
+        part: size
+        for part, size in [*held.items(), *step.items()]
+        if learner.offload_optimizer and part not in ("weights", "reference")
+    }
+    held = Counter({part: size for part, size in held.items() if part not in stepped})
+    step = Counter({part: size for part, size in step.items() if part not in stepped})
+    larger = max(models, key=lambda model: model.activations + model.passing)
+    passing: dict[str, float] = {
+        "activations": larger.activations,
+        "head, passing": larger.passing,
+        **_backward(learner, larger),
+    }
+    if gpu:
+        passing["fragments"] = FRAGMENTS * total(passing)
+    training = {**held, **max(step, passing, key=total)}
+    loading = {"weights as loaded": float(itemsize * sizes.parameters)}
+    copies = {"versions": 2 * wire_bytes(config, sizes)}
+    if not gpu:
+        host = {"libraries": LEARNER_BASE, **training, **stepped, **copies}
+        return Process("learner", learner.ranks, host, {}, 0)
+    libraries = {"libraries": float(LEARNER_BASE + GPU_BASE)}
+    return Process(
+        "learner",
+        learner.ranks,
+        libraries | max(loading, {**stepped, **copies}, key=total),
+        {**max(training, loading, key=total), "CUDA": CONTEXT},
+        learner.gpus,
+    )
+
+
+def wire_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of a published version."""
+    half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
+    return sizes.parameters * (2.0 if half else 4.0)
+
+
+def _states(learner: LearnerConfig, parameters: int) -> Parts:
+    """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
+    stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
+    share = parameters / learner.ranks
+    moments = 8.0 * (share if stage else parameters)
+    return {
+        "weights": itemsize * (share if stage == 3 else parameters),
+        "gradients": 4.0 * (share if stage >= 2 else parameters),
+        **({"master weights": 4.0 * share} if stage else {}),
+        "optimizer": moments,
+    }
+
+
+def _step(learner: LearnerConfig, parameters: int) -> Parts:
+    """Return what a step of the optimizer needs for a moment."""
+    share = parameters / learner.ranks
+    bucket = {1: 4.0 * min(parameters, BUCKET), 3: 0.0}
+    flat = {0: 0.0, 3: 4.0 * min(share, GATHERED)}
+    stage = learner.zero_stage
+    return {"step": bucket.get(stage, 0.0) + flat.get(stage, 4.0 * share)}
+
+
+def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
+    """Return what DeepSpeed needs in a backward pass beside activations."""
+    stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
+    parts = {}
+    if stage and learner.gpus:
+        parts["bucket"] = float((4 if stage == 1 else itemsize) * BUCKET)
+    elif stage > 1:
+        parts["bucket"] = float(itemsize * min(model.parameters, BUCKET))
+    if stage == 3 and learner.ranks > 1:
+        gathered = min(model.parameters, GATHERED + model.largest_layer)
+        parts["gathered weights"] = float(itemsize * gathered)
+    return parts
+
+
+def engine(
+    config: RunConfig, sizes: ModelSizes, served: EngineSizes, card: float | None
+) -> Process:
+    """Return an actor with its engine; `card` is the memory of a GPU in bytes, if it is known."""
+    actors = config.actors
+    weights = float(sizes.parameters * served.itemsize)
+    staged = wire_bytes(config, sizes) if config.weight_sync.staged else 0.0
+    libraries = ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
+    host = {"libraries": float(libraries), "staged version": staged}
+    if not actors.gpus:
+        host |= {"weights, twice": 2 * weights, "KV cache": float(served.cpu_cache)}
+        return Process("actor", actors.count, host, {}, 0)
+    workers = actors.tensor_parallel_size
+    rollout = served.kv_token * served.context / workers
+    logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
+    device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
+    cache, note = rollout, ""
+    if card is not None:
+        cache = max(rollout, actors.gpu_memory_share * card - total(device))
+        fit = int(cache / rollout)
+        note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
+        if fit < actors.max_concurrent_rollouts:
+            note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
+    return Process("actor", actors.count, host, {**device, "KV cache": cache}, actors.gpus, note)
