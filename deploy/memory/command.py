@@ -126,8 +126,8 @@ def show(predicted: Predicted, console: Console) -> None:
     lines = ["memory at its peak, predicted, in GiB:"]
     for process in prediction.processes:
         lines.append(
-            f"  {process.role} × {process.count}: host {gib(total(process.host))} "
-            f"({described(process.host)})"
+            f"  {process.role} × {process.count}: host {gib(total(process.resident))} "
+            f"({described(process.resident)})"
         )
         if process.device:
             lines.append(

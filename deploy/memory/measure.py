@@ -139,14 +139,14 @@ def _mask(*, tokens: int, local_size: int | None = None, **_: Any) -> Tensor | N
     return torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device="meta")
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all storages that live, but for those of a model's own tensors.
 
     It gives what torch's own `MemTracker` gives, in a fiftieth of the time.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         own = [*model.parameters(), *model.buffers()]
         self._known = {tensor.untyped_storage()._cdata for tensor in own}
         self.live = self.peak = 0

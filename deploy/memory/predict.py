@@ -7,7 +7,7 @@ recipe ─▶ measure (the only part that needs torch) ─▶ processes ─▶ n
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from deploy.config.recipe_text import toml_value
@@ -115,11 +115,14 @@ def _on_a_node(process: Process, gpus: int | None) -> Process:
     """Return a process with the number of them that one node has GPUs for."""
     if gpus is None or not process.gpus:
         return process
-    return process._replace(count=min(process.count, max(1, int(gpus / process.gpus))))
+    return replace(process, count=min(process.count, max(1, int(gpus / process.gpus))))
 
 
 def _hosts(processes: tuple[Process, ...]) -> dict[str, float]:
-    return {f"{one.count} × {one.role}": one.count * total(one.host) for one in processes}
+    return {
+        f"{one.count} × {one.role}": one.count * total(one.host) + total(one.first)
+        for one in processes
+    }
 
 
 def _lacks(
@@ -219,7 +222,8 @@ def refuse(
     """
     if not prediction.lacks:
         return
-    lacks, settings = prediction.lacks, {}
+    lacks = prediction.lacks
+    settings: dict[str, Any] = {}
     texts = [text for _, text in lacks]
     for _ in range(MOST_CHANGES):
         role = lacks[0][0]

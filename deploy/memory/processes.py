@@ -5,10 +5,8 @@ backward, and steps of the optimizer. Constants marked [E] are estimates for GPU
 measured; the others were measured on x86-64 without a GPU.
 """
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from deploy.config.run_config import RunConfig
 from learner.config.learner import LearnerConfig
@@ -49,18 +47,28 @@ class ModelSizes:
     operations need for a moment."""
 
 
-class Process(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Process:
     """A process, or an actor with the processes of its engine."""
 
     role: str
     count: int
     host: Parts
-    """Bytes of host memory of its own."""
+    """Bytes of host memory that each of them has for itself."""
     device: Parts
     """Bytes of each of its GPUs; empty without."""
     gpus: float
     """GPUs that it takes, below 1 a share of one."""
+    first: Parts = field(default_factory=dict)
+    """Bytes that only the first one has in addition."""
+    mapped: Parts = field(default_factory=dict)
+    """Bytes of shared memory that it maps; they are in the published versions of its node."""
     note: str = ""
+
+    @property
+    def resident(self) -> Parts:
+        """Host memory of the first one, as the system counts it."""
+        return {**self.host, **self.first, **self.mapped}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,24 +92,20 @@ def total(parts: Parts) -> float:
 
 
 def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
-    """Return the process of rank 0, which publishes and so needs more than the others."""
+    """Return the ranks; the first publishes, and has two versions in turn for that."""
     learner = config.learner
     gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
     models = [sizes] if critic is None else [sizes, critic]
-    held: Counter[str] = Counter()
-    step: Counter[str] = Counter()
-    for model in models:
-        held.update(_states(learner, model.parameters))
-        step.update(_step(learner, model.parameters))
+    held, step = (
+        _added([_states(learner, model.parameters) for model in models]),
+        {"step": sum(_step(learner, model.parameters) for model in models)},
+    )
+    stepped: Parts = {}
+    if learner.offload_optimizer:
+        stepped = {part: size for part, size in held.items() if part != "weights"} | step
+        held, step = {"weights": held["weights"]}, {}
     if learner.uses_reference:
         held["reference"] = itemsize * sizes.parameters
-    stepped = {
-        part: size
-        for part, size in [*held.items(), *step.items()]
-        if learner.offload_optimizer and part not in ("weights", "reference")
-    }
-    held = Counter({part: size for part, size in held.items() if part not in stepped})
-    step = Counter({part: size for part, size in step.items() if part not in stepped})
     larger = max(models, key=lambda model: model.activations + model.passing)
     passing: dict[str, float] = {
         "activations": larger.activations,
@@ -110,20 +114,29 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     }
     if gpu:
         passing["fragments"] = FRAGMENTS * total(passing)
-    training = {**held, **max(step, passing, key=total)}
+    training = held | _larger(step, passing)
     loading = {"weights as loaded": float(itemsize * sizes.parameters)}
     copies = {"versions": 2 * wire_bytes(config, sizes)}
     if not gpu:
-        host = {"libraries": LEARNER_BASE, **training, **stepped, **copies}
-        return Process("learner", learner.ranks, host, {}, 0)
-    libraries = {"libraries": float(LEARNER_BASE + GPU_BASE)}
+        host = {"libraries": LEARNER_BASE, **training, **stepped}
+        return Process("learner", learner.ranks, host, {}, 0, first=copies)
     return Process(
         "learner",
         learner.ranks,
-        libraries | max(loading, {**stepped, **copies}, key=total),
-        {**max(training, loading, key=total), "CUDA": CONTEXT},
+        {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped)},
+        {"CUDA": CONTEXT, **_larger(training, loading)},
         learner.gpus,
+        first=copies,
     )
+
+
+def _added(parts: Sequence[Parts]) -> dict[str, float]:
+    """Add up parts by their names."""
+    return {name: sum(some[name] for some in parts) for name in parts[0]}
+
+
+def _larger(first: Parts, second: Parts) -> dict[str, float]:
+    return dict(max(first, second, key=total))
 
 
 def wire_bytes(config: RunConfig, sizes: ModelSizes) -> float:
@@ -145,13 +158,12 @@ def _states(learner: LearnerConfig, parameters: int) -> Parts:
     }
 
 
-def _step(learner: LearnerConfig, parameters: int) -> Parts:
-    """Return what a step of the optimizer needs for a moment."""
-    share = parameters / learner.ranks
-    bucket = {1: 4.0 * min(parameters, BUCKET), 3: 0.0}
-    flat = {0: 0.0, 3: 4.0 * min(share, GATHERED)}
-    stage = learner.zero_stage
-    return {"step": bucket.get(stage, 0.0) + flat.get(stage, 4.0 * share)}
+def _step(learner: LearnerConfig, parameters: int) -> float:
+    """Return the bytes that a step of the optimizer needs for a moment."""
+    share, stage = parameters / learner.ranks, learner.zero_stage
+    bucket = 4.0 * min(parameters, BUCKET) if stage == 1 else 0.0
+    flat = min(share, GATHERED) if stage == 3 else share
+    return bucket + (4.0 * flat if stage else 0.0)
 
 
 def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
@@ -176,10 +188,10 @@ def engine(
     weights = float(sizes.parameters * served.itemsize)
     staged = wire_bytes(config, sizes) if config.weight_sync.staged else 0.0
     libraries = ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
-    host = {"libraries": float(libraries), "staged version": staged}
+    host, mapped = {"libraries": float(libraries)}, {"staged version": staged}
     if not actors.gpus:
         host |= {"weights, twice": 2 * weights, "KV cache": float(served.cpu_cache)}
-        return Process("actor", actors.count, host, {}, 0)
+        return Process("actor", actors.count, host, {}, 0, mapped=mapped)
     workers = actors.tensor_parallel_size
     rollout = served.kv_token * served.context / workers
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
@@ -191,4 +203,5 @@ def engine(
         note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
         if fit < actors.max_concurrent_rollouts:
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
-    return Process("actor", actors.count, host, {**device, "KV cache": cache}, actors.gpus, note)
+    device["KV cache"] = cache
+    return Process("actor", actors.count, host, device, actors.gpus, mapped=mapped, note=note)

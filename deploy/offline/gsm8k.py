@@ -7,7 +7,7 @@ It needs the hub or a copy in its cache, and the library `datasets` (extra of th
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from actors.sources.hub_dataset import DatasetOptions, dataset_rows
@@ -18,12 +18,13 @@ NAME = "openai/gsm8k"
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 
 
-def prompt_row(question: str, solution: str) -> dict[str, str]:
+def prompt_row(row: Mapping[str, str]) -> dict[str, str]:
     """Return a prompt and its answer: the number after the last "####" of the solution.
 
     Raises:
         InputError: The solution has no such end.
     """
+    question, solution = row["question"], row["answer"]
     _, mark, number = solution.rpartition("####")
     if not (mark and number.strip()):
         raise InputError(f"the solution of {question!r} ends without #### and a number")
@@ -44,10 +45,17 @@ def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
 def main(folder: str = "data") -> None:
     """Write `gsm8k_train.jsonl` and `gsm8k_test.jsonl` into a folder."""
     for split in ("train", "test"):
-        rows = dataset_rows(NAME, split, DatasetOptions(config="main"))
         path = Path(folder) / f"gsm8k_{split}.jsonl"
-        write_rows(path, (prompt_row(str(row["question"]), str(row["answer"])) for _, row in rows))
+        write_rows(path, map(prompt_row, rows_of(split)))
         sys.stdout.write(f"{path}\n")
+
+
+def rows_of(split: str) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a split, with a question and its solution each."""
+    for _, row in dataset_rows(NAME, split, DatasetOptions(config="main")):
+        if isinstance(row, ValueError):
+            raise InputError(f"{NAME}, split {split!r}: {row}")
+        yield row
 
 
 if __name__ == "__main__":

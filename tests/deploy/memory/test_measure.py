@@ -53,7 +53,7 @@ def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointin
     sizes = measure(str(tmp_path), batch)
     kept, peak = with_data(tmp_path, dtype=dtype, checkpointing=checkpointing)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
-    assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.03)
+    assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
 
 
 def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):
