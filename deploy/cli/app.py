@@ -65,10 +65,7 @@ def version(
         raise typer.Exit
 
 
-for command in (
-    *(init, validate, plan, presets, run, resume, sft, reward_model),
-    *(ls, logs, rollouts, requeue),
-):
+for command in (init, run, resume, sft, reward_model, ls, logs, rollouts, requeue):
     app.command(cls=Command)(command)
 
 
@@ -128,6 +125,10 @@ def cancel(job: Job, address: Address) -> None:
     typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
+for command in (validate, plan):
+    app.command(cls=Command)(command)
+
+
 @app.command(name="try", cls=Command)
 def try_recipe(
     recipe: Recipe,
@@ -144,6 +145,9 @@ def try_recipe(
     with nullcontext(config) if made else before_warm_start(config, typer.echo) as tried:
         try_recipe(tried, load_inputs(tried), prompts, typer.echo)
     typer.echo(next_command("run" if made else "sft", recipe, overrides))
+
+
+app.command(cls=Command)(presets)
 
 
 @app.command(cls=Command)

@@ -15,9 +15,12 @@ MIB, GIB = 2**20, 2**30
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
 
-LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 640 * MIB, 1750 * MIB, 900 * MIB
+LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1530 * MIB, 900 * MIB
 """Python and libraries of a rank, of an actor with its engine's processes, and of driver, broker
 and broadcaster together."""
+PACKED, NEXT = 1.65, 1.9
+"""Weights of an engine on a CPU, for each of the model's: with copies packed for its kernels, and
+those of the version that it loads beside them."""
 GPU_BASE = 2 * GIB
 """[E] The libraries of CUDA in addition."""
 CONTEXT = 1 * GIB
@@ -25,9 +28,11 @@ CONTEXT = 1 * GIB
 FRAGMENTS = 0.1
 """[E] Share of a pass that torch's allocator holds and cannot use."""
 BUCKET = 500_000_000
-"""Gradients in DeepSpeed's bucket; on a GPU all of it is taken in every backward pass."""
+"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`."""
 GATHERED = 1_000_000_000
 """Weights that ZeRO 3 gathers at most, and that it steps at a time."""
+TRANSFER = 1 * GIB
+"""[E] Buffers of vLLM's own transports, `nccl` and `ipc`."""
 ENGINE_WORK = 2 * GIB
 """[E] Activations, CUDA graphs and communicators of a worker of an engine."""
 
@@ -116,7 +121,9 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         passing["fragments"] = FRAGMENTS * total(passing)
     training = held | _larger(step, passing)
     loading = {"weights as loaded": float(itemsize * sizes.parameters)}
-    copies = {"versions": 2 * wire_bytes(config, sizes)}
+    kept = 3 if config.weight_sync.codec == "delta" else 2
+    copies = {"versions": kept * wire_bytes(config, sizes)}
+    staged = config.weight_sync.staged
     if not gpu:
         host = {"libraries": LEARNER_BASE, **training, **stepped}
         return Process("learner", learner.ranks, host, {}, 0, first=copies)
@@ -124,7 +131,11 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         "learner",
         learner.ranks,
         {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped)},
-        {"CUDA": CONTEXT, **_larger(training, loading)},
+        {
+            "CUDA": CONTEXT,
+            **({} if staged else {"transfer": TRANSFER}),
+            **_larger(training, loading),
+        },
         learner.gpus,
         first=copies,
     )
@@ -159,21 +170,19 @@ def _states(learner: LearnerConfig, parameters: int) -> Parts:
 
 
 def _step(learner: LearnerConfig, parameters: int) -> float:
-    """Return the bytes that a step of the optimizer needs for a moment."""
-    share, stage = parameters / learner.ranks, learner.zero_stage
-    bucket = 4.0 * min(parameters, BUCKET) if stage == 1 else 0.0
-    flat = min(share, GATHERED) if stage == 3 else share
-    return bucket + (4.0 * flat if stage else 0.0)
+    """Return the bytes of gradients, gathered into one tensor, that a step of ZeRO begins with."""
+    if not learner.zero_stage:
+        return 0.0
+    share = parameters / learner.ranks
+    return 4.0 * (min(share, GATHERED) if learner.zero_stage == 3 else share)
 
 
 def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what DeepSpeed needs in a backward pass beside activations."""
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
     parts = {}
-    if stage and learner.gpus:
-        parts["bucket"] = float((4 if stage == 1 else itemsize) * BUCKET)
-    elif stage > 1:
-        parts["bucket"] = float(itemsize * min(model.parameters, BUCKET))
+    if stage:  # at stage 1 the bucket is of float32, as the gradients that it will reduce
+        parts["bucket"] = (4.0 if stage == 1 else itemsize) * min(model.parameters, BUCKET)
     if stage == 3 and learner.ranks > 1:
         gathered = min(model.parameters, GATHERED + model.largest_layer)
         parts["gathered weights"] = float(itemsize * gathered)
@@ -187,10 +196,13 @@ def engine(
     actors = config.actors
     weights = float(sizes.parameters * served.itemsize)
     staged = wire_bytes(config, sizes) if config.weight_sync.staged else 0.0
+    base = {"base of deltas": 2 * staged} if config.weight_sync.codec == "delta" else {}
     libraries = ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
-    host, mapped = {"libraries": float(libraries)}, {"staged version": staged}
+    host, mapped = {"libraries": float(libraries), **base}, {"staged version": staged}
     if not actors.gpus:
-        host |= {"weights, twice": 2 * weights, "KV cache": float(served.cpu_cache)}
+        mapped["staged version"] *= 2  # in the actor, and in the engine
+        host |= {"weights": PACKED * weights, "next version": NEXT * weights}
+        host["KV cache"] = float(served.cpu_cache)
         return Process("actor", actors.count, host, {}, 0, mapped=mapped)
     workers = actors.tensor_parallel_size
     rollout = served.kv_token * served.context / workers
