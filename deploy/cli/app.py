@@ -125,8 +125,8 @@ def cancel(job: Job, address: Address) -> None:
     typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
-for command in (validate, plan):
-    app.command(cls=Command)(command)
+app.command(cls=Command)(validate)
+app.command(cls=Command)(plan)
 
 
 @app.command(name="try", cls=Command)

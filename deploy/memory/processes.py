@@ -147,7 +147,7 @@ def _added(parts: Sequence[Parts]) -> dict[str, float]:
 
 
 def _larger(first: Parts, second: Parts) -> dict[str, float]:
-    return dict(max(first, second, key=total))
+    return dict(first if total(first) > total(second) else second)
 
 
 def wire_bytes(config: RunConfig, sizes: ModelSizes) -> float:
