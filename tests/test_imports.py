@@ -54,8 +54,8 @@ ORDER = {
         "rewards rollout reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
-        "starter errors runtime config storage observability report preflight memory cluster planner "
-        "driver run session offline api cli"
+        "starter errors runtime config storage observability report preflight memory cluster "
+        "planner driver run session offline api cli"
     ),
     "benchmarks": (
         "harness loop broker weights training rollouts reliability observability gpu __main__"

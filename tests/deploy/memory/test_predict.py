@@ -34,9 +34,9 @@ def checked(config):
 @pytest.mark.parametrize(
     ("name", "model", "learner", "actor", "node"),
     [
-        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 12.4, 7.7, 11.8),
-        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.0, 71.1, 49.2),
-        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 53.5, 71.1, 139.7),
+        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 12.4, 7.7, 11.6),
+        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.0, 71.1, 48.2),
+        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 53.5, 71.1, 138.6),
         ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 39.3, 71.1, 192),
         pytest.param(
             *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 62.0, 71.1, 753), marks=pytest.mark.slow
