@@ -71,14 +71,13 @@ def plan(
 ) -> None:
     """Predict throughput and lag of a recipe, by bound and by split of the devices.
 
-    The memory that it needs is printed first; a recipe that cannot fit is refused.
+    The memory that it needs is printed too; a recipe that cannot fit is refused.
     """
     config = load(recipe, overrides)
     with deferred():
         from deploy.memory.command import check_memory
         from deploy.planner import command as plan_command
         from deploy.storage.run_directory import RunDirectory
-    memory = check_memory(config, Console(stderr=True))
     document = plan_command.plan(
         config,
         bounds=plan_command.parse_bounds(bounds),
@@ -93,6 +92,7 @@ def plan(
         ),
         devices=devices,
     )
+    memory = check_memory(config, Console(stderr=True))
     if as_json:
         typer.echo(json.dumps({**document, "memory": memory and memory.to_dict()}))
     else:
