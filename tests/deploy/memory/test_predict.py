@@ -138,7 +138,7 @@ def test_settings_are_named_alone_or_together_and_none_if_none_helps():
     alone = refused(recipe("learner.zero_stage=1"), gpu=17.0 * GIB)
     assert alone == "set learner.zero_stage = 2, with which it fits"
     assert refused(recipe(), gpu=1.0 * GIB).startswith("no setting that was tried helps")
-    both = refused(recipe("actors.count=8"), host=22.0 * GIB)
+    both = refused(recipe("actors.count=8"), host=26.0 * GIB)
     assert both == "set actors.count = 2, with which it fits"
 
 
