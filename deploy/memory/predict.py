@@ -58,6 +58,16 @@ class Node(NamedTuple):
     """Bytes of host memory, by what they hold."""
 
 
+class Lack(NamedTuple):
+    """Memory that is too small."""
+
+    role: str
+    """The role whose settings help."""
+    text: str
+    excess: float
+    """Bytes needed beyond those that there are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The memory of a run by process and node, and its disk."""
@@ -68,8 +78,8 @@ class Prediction:
     """Bytes of the checkpoints that exist at a time."""
     journal: float
     """Bytes of the journal at the end, at most."""
-    lacks: tuple[tuple[str, str], ...]
-    """What does not fit: the role whose settings help, and a sentence."""
+    lacks: tuple["Lack", ...]
+    """What does not fit."""
 
 
 def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
@@ -125,33 +135,34 @@ def _hosts(processes: tuple[Process, ...]) -> dict[str, float]:
     }
 
 
-def _lacks(
-    nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity
-) -> Iterator[tuple[str, str]]:
+def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> Iterator[Lack]:
     for node in nodes:
         if capacity.host is not None and (needed := total(node.parts)) > capacity.host:
             largest = max(node.processes, key=lambda one: one.count * total(one.host))
-            yield (
+            yield Lack(
                 largest.role,
                 f"the {node.name} has {gib(capacity.host)} GiB of memory, and needs "
                 f"{gib(needed)}: {described(node.parts)}",
+                needed - capacity.host,
             )
         if capacity.gpu is None:
             continue
         for process in node.processes:
             if (needed := total(process.device)) > capacity.gpu:
-                yield (
+                yield Lack(
                     process.role,
                     f"a GPU of the {process.role} has {gib(capacity.gpu)} GiB, and needs "
                     f"{gib(needed)}: {described(process.device)}",
+                    needed - capacity.gpu,
                 )
         sharing = [one for one in node.processes if 0 < one.gpus < 1]
         needed = sum(total(one.device) for one in sharing)
         if len(sharing) > 1 and needed > capacity.gpu:
             roles = " and ".join(one.role for one in sharing)
-            yield (
+            yield Lack(
                 sharing[0].role,
                 f"{roles} share a GPU of {gib(capacity.gpu)} GiB, and need {gib(needed)}",
+                needed - capacity.gpu,
             )
 
 
@@ -215,7 +226,7 @@ def refuse(
 ) -> None:
     """Refuse a run that cannot fit, naming settings with which it does.
 
-    For what lacks first, each setting is tried alone, and else the first one is kept.
+    For what lacks first, each setting is tried alone; if none is enough, the best one is kept.
 
     Raises:
         InputError: It cannot fit.
@@ -224,17 +235,18 @@ def refuse(
         return
     lacks = prediction.lacks
     settings: dict[str, Any] = {}
-    texts = [text for _, text in lacks]
+    texts = [lack.text for lack in lacks]
     for _ in range(MOST_CHANGES):
-        role = lacks[0][0]
+        role = lacks[0].role
         tried = [
             (more, changed, predict(changed, measure(changed), capacity).lacks)
             for more, changed in remedies(config, role, longest)
         ]
-        enough = [option for option in tried if role not in dict(option[2])]
+        enough = [option for option in tried if role not in {lack.role for lack in option[2]}]
         if not tried:
             break
-        more, config, lacks = (enough or tried)[0]
+        best = min(tried, key=lambda option: sum(lack.excess for lack in option[2]))
+        more, config, lacks = enough[0] if enough else best
         settings |= more
         if not lacks:
             break

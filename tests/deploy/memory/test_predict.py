@@ -100,7 +100,7 @@ def test_a_reference_and_a_critic_add_their_weights():
 
 
 def lacks(config, **capacity):
-    return [text for _, text in predict(config, SIZES, Capacity(**capacity)).lacks]
+    return [lack.text for lack in predict(config, SIZES, Capacity(**capacity)).lacks]
 
 
 def test_what_is_not_known_of_the_machines_is_not_compared():
