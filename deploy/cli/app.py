@@ -29,6 +29,7 @@ from deploy.cli.options import (
     load,
     next_command,
 )
+from deploy.cli.recipes import plan, presets, validate
 from deploy.cli.runs import logs, ls, requeue, rollouts
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
@@ -123,81 +124,8 @@ def cancel(job: Job, address: Address) -> None:
     typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
-@app.command(cls=Command)
-def validate(
-    recipe: Recipe,
-    overrides: Overrides = [],  # noqa: B006
-    *,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Import rewards and sources; check their options.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-) -> None:
-    """Check a recipe and print it as TOML with every default filled in."""
-    config = load(recipe, overrides)
-    if strict:
-        from deploy.preflight.inputs import check_code
-
-        check_code(config)
-    from deploy.config.recipe_text import recipe_text
-
-    typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
-
-
-@app.command(cls=Command)
-def plan(
-    recipe: Recipe,
-    overrides: Overrides = [],  # noqa: B006
-    *,
-    run: Annotated[
-        str | None, typer.Option(help="A run to measure rates in: its folder or name.")
-    ] = None,
-    runs_dir: RunsDir = Path("runs"),
-    bounds: Annotated[str, typer.Option(help="Values of queues.max_staleness.")] = "0,1,2,4,8",
-    devices: Annotated[
-        int | None, typer.Option(help="Devices for actors and learner; default: the recipe's.")
-    ] = None,
-    tokens: Annotated[
-        float | None, typer.Option(help="Mean number of sampled tokens of a rollout.")
-    ] = None,
-    tokens_variation: Annotated[
-        float, typer.Option(help="Standard deviation over mean of these tokens (lognormal).")
-    ] = 1.0,
-    rollout_rate: Annotated[
-        float | None, typer.Option(help="Tokens/s of an engine with one rollout.")
-    ] = None,
-    engine_rate: Annotated[
-        float | None, typer.Option(help="Tokens/s with actors.max_concurrent_rollouts.")
-    ] = None,
-    train_rate: Annotated[
-        float | None, typer.Option(help="Sampled tokens/s that one rank trains.")
-    ] = None,
-    pause: Annotated[float, typer.Option(help="Seconds that an update stops an engine.")] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """Predict throughput and lag of a recipe, by bound and by split of the devices."""
-    config = load(recipe, overrides)
-    with deferred():
-        from deploy.planner import command as plan_command
-        from deploy.storage.run_directory import RunDirectory
-    document = plan_command.plan(
-        config,
-        bounds=plan_command.parse_bounds(bounds),
-        run=None if run is None else RunDirectory.open(run, runs_dir),
-        given=plan_command.PlanInputs(
-            tokens=tokens,
-            tokens_variation=tokens_variation,
-            rollout_rate=rollout_rate,
-            engine_rate=engine_rate,
-            train_rate=train_rate,
-            pause=pause,
-        ),
-        devices=devices,
-    )
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        plan_command.show(document, Console())
+app.command(cls=Command)(validate)
+app.command(cls=Command)(plan)
 
 
 @app.command(name="try", cls=Command)
@@ -218,18 +146,7 @@ def try_recipe(
     typer.echo(next_command("run" if made else "sft", recipe, overrides))
 
 
-@app.command(cls=Command)
-def presets(
-    name: Annotated[str | None, typer.Argument(help="The preset to show in full.")] = None,
-) -> None:
-    """List the algorithms that a recipe can name as its preset, or show one."""
-    from deploy.config.presets import preset_names, preset_text, title
-
-    if name is not None:
-        typer.echo(preset_text(name))
-        return
-    for preset in preset_names():
-        typer.echo(f"{preset:14} {title(preset)}")
+app.command(cls=Command)(presets)
 
 
 @app.command(cls=Command)

@@ -40,6 +40,22 @@ class Placements(BaseModel):
     reward_model: Placement | None = Field(default=None)
 
 
+class NodeConfig(BaseModel):
+    """Section `[deploy.node]`: what each node has, for the prediction of memory.
+
+    What is not given is that of this machine if the run would be on it, and else not compared.
+    """
+
+    model_config = SECTION
+
+    gpus: int | None = Field(default=None, ge=1)
+    """GPUs of a node."""
+    gpu_gib: float | None = Field(default=None, gt=0)
+    """Memory of a GPU that programs can use: 79 GiB of a card of 80 GB."""
+    memory_gib: float | None = Field(default=None, gt=0)
+    """Memory of a node."""
+
+
 class DeployConfig(BaseModel):
     """Section `[deploy]`: folder, cluster, metrics and deadlines of a run."""
 
@@ -49,6 +65,9 @@ class DeployConfig(BaseModel):
     """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
     placement: Placements = Placements()
     """Nodes of a cluster that the roles of the run work on."""
+    node: NodeConfig = NodeConfig()
+    """GPUs and memory of a node, which `headway validate` and `headway plan` compare with what the
+    run needs."""
     metrics: bool = True
     """Show metrics of every process to Prometheus, which finds them at one address of the run."""
     engine_metrics: bool = False

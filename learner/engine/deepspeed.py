@@ -33,6 +33,9 @@ GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 HEADS = ("score.weight", "value_head.weight")
 """Heads of critics, whose updates Muon does not orthogonalise."""
+BUCKET_ELEMENTS = 500_000_000
+"""Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
+pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
 """Tensors with fewer elements stay whole on every rank under ZeRO 3."""
 
@@ -138,7 +141,11 @@ class DeepSpeedEngine:
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
-        zero: dict[str, Any] = {"stage": zero_stage}
+        elements = sum(parameter.numel() for parameter in module.parameters())
+        zero: dict[str, Any] = {
+            "stage": zero_stage,
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
+        }
         if zero_stage == 3:
             zero["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
         if offload_optimizer:

@@ -91,7 +91,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             expected = powers.mul_(shifted).sum(-1)
             # A logit of −inf has probability 0 and adds nothing, but 0 · −inf is nan. On a GPU the
             # check would force a synchronisation, so it is replaced always.
-            if expected.is_cuda or not expected.isfinite().all():
+            if expected.device.type != "cpu" or not expected.isfinite().all():
                 expected = powers.nan_to_num_(nan=0.0).sum(-1)
             entropies[at] = log_total - expected / total
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)

@@ -205,11 +205,15 @@ def prepare(model: Any, path: str, *, context: int | None, activation_checkpoint
     pin_rope(model, path, context)
     attend_packed(model)
     if activation_checkpointing:
-        _checkpoint_activations(model, path)
+        checkpoint_activations(model, path)
 
 
-def _checkpoint_activations(model: Any, path: str) -> None:
-    """Have transformers compute the insides of layers again in the backward pass."""
+def checkpoint_activations(model: Any, path: str) -> None:
+    """Have transformers compute the insides of layers again in the backward pass.
+
+    Raises:
+        InputError: The model has no way to.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]

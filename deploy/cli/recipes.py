@@ -1,0 +1,112 @@
+"""Commands about recipes: check one, plan one, list the presets."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.cli.options import Overrides, Recipe, RunsDir, load
+from deploy.runtime.signals import deferred
+
+
+def validate(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Import rewards and sources; check their options.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Check a recipe and print it as TOML with every default filled in.
+
+    The memory that it needs is printed to standard error, unless its model is a [model.tiny]; a
+    recipe that cannot fit is refused.
+    """
+    config = load(recipe, overrides)
+    if strict:
+        from deploy.preflight.inputs import check_code
+
+        check_code(config)
+    if config.model.path is not None:
+        from deploy.memory.command import check_memory
+
+        check_memory(config, Console(stderr=True))
+    from deploy.config.recipe_text import recipe_text
+
+    typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
+
+
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    run: Annotated[
+        str | None, typer.Option(help="A run to measure rates in: its folder or name.")
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    bounds: Annotated[str, typer.Option(help="Values of queues.max_staleness.")] = "0,1,2,4,8",
+    devices: Annotated[
+        int | None, typer.Option(help="Devices for actors and learner; default: the recipe's.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Mean number of sampled tokens of a rollout.")
+    ] = None,
+    tokens_variation: Annotated[
+        float, typer.Option(help="Standard deviation over mean of these tokens (lognormal).")
+    ] = 1.0,
+    rollout_rate: Annotated[
+        float | None, typer.Option(help="Tokens/s of an engine with one rollout.")
+    ] = None,
+    engine_rate: Annotated[
+        float | None, typer.Option(help="Tokens/s with actors.max_concurrent_rollouts.")
+    ] = None,
+    train_rate: Annotated[
+        float | None, typer.Option(help="Sampled tokens/s that one rank trains.")
+    ] = None,
+    pause: Annotated[float, typer.Option(help="Seconds that an update stops an engine.")] = 0.1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Predict throughput and lag of a recipe, by bound and by split of the devices.
+
+    The memory that it needs is printed too; a recipe that cannot fit is refused.
+    """
+    config = load(recipe, overrides)
+    with deferred():
+        from deploy.memory.command import check_memory
+        from deploy.planner import command as plan_command
+        from deploy.storage.run_directory import RunDirectory
+    document = plan_command.plan(
+        config,
+        bounds=plan_command.parse_bounds(bounds),
+        run=None if run is None else RunDirectory.open(run, runs_dir),
+        given=plan_command.PlanInputs(
+            tokens=tokens,
+            tokens_variation=tokens_variation,
+            rollout_rate=rollout_rate,
+            engine_rate=engine_rate,
+            train_rate=train_rate,
+            pause=pause,
+        ),
+        devices=devices,
+    )
+    memory = check_memory(config, Console(stderr=True))
+    if as_json:
+        typer.echo(json.dumps({**document, "memory": memory and memory.to_dict()}))
+    else:
+        plan_command.show(document, Console())
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(help="The preset to show in full.")] = None,
+) -> None:
+    """List the algorithms that a recipe can name as its preset, or show one."""
+    from deploy.config.presets import preset_names, preset_text, title
+
+    if name is not None:
+        typer.echo(preset_text(name))
+        return
+    for preset in preset_names():
+        typer.echo(f"{preset:14} {title(preset)}")

@@ -1,0 +1,1 @@
+"""Memory that a recipe needs, predicted by process and node."""

@@ -1,0 +1,149 @@
+"""Predicts the memory of a recipe for `headway validate` and `headway plan`, and shows it."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from actors.engines.model_folder import (
+    context_length,
+    kv_bytes_per_token,
+    stated_dtype,
+    vocabulary_size,
+)
+from actors.engines.protocol import EngineSpec
+from actors.engines.vllm_arguments import kv_cache_bytes
+from deploy.config.devices import visible_gpus
+from deploy.config.run_config import RunConfig
+from deploy.errors import exit_code_of
+from deploy.memory.measure import Microbatch, measure
+from deploy.memory.predict import Capacity, Prediction, Sizes, described, gib, predict, refuse
+from deploy.memory.processes import GIB, EngineSizes, total
+from deploy.preflight.models import find_model, model_path
+from learner.model.logprobs import LogprobOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The memory of a recipe, and what there is."""
+
+    prediction: Prediction
+    capacity: Capacity
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values, in bytes."""
+        return asdict(self)
+
+
+def check_memory(config: RunConfig, console: Console) -> Predicted | None:
+    """Predict the memory of a recipe and print it; None where its models cannot be measured here.
+
+    Raises:
+        InputError: The run cannot fit; names what does not, and settings with which it does.
+    """
+    capacity = capacity_of(config)
+    try:
+        path = find_model(config.model.path) if config.model.path else model_path(config)
+        longest = longest_sequence(config, path)
+        sizes = _measure(config, path, longest)
+    except Exception as error:
+        if exit_code_of(error) is None:
+            raise
+        console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
+        return None
+    prediction = predict(config, sizes, capacity)
+    refuse(config, prediction, lambda changed: _measure(changed, path, longest), capacity, longest)
+    predicted = Predicted(prediction, capacity)
+    show(predicted, console)
+    return predicted
+
+
+def capacity_of(config: RunConfig) -> Capacity:
+    """Return what `[deploy.node]` gives, and else this machine's if the run would be on it."""
+    node, actors, learner = config.deploy.node, config.actors, config.learner
+    gpus, gpu = node.gpus, node.gpu_gib and node.gpu_gib * GIB
+    host = node.memory_gib and node.memory_gib * GIB
+    needed = actors.count * actors.gpus + learner.ranks * learner.gpus
+    here = visible_gpus()
+    if config.deploy.ray_address != "local" or needed > here:
+        return Capacity(gpus=gpus, gpu=gpu, host=host)
+    if gpu is None and needed:
+        import torch
+
+        gpu = float(torch.cuda.get_device_properties(0).total_memory)
+    return Capacity(gpus=gpus or here, gpu=gpu, host=host or psutil.virtual_memory().total)
+
+
+def longest_sequence(config: RunConfig, path: str) -> int:
+    """Return the tokens of the longest rollout, prompt included, as far as the recipe says."""
+    actors = config.actors
+    said = actors.max_model_len or actors.max_new_tokens + (config.prompts.max_tokens or 0)
+    return min(said, context_length(path))
+
+
+def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
+    learner, prompts, actors = config.learner, config.prompts, config.actors
+    rollouts = prompts.groups_per_batch * prompts.group_size
+    of_a_rank = -(-rollouts * longest // (learner.minibatches * learner.ranks))
+    batch = Microbatch(
+        tokens=max(longest, min(learner.microbatch_tokens, of_a_rank)),
+        longest=longest,
+        dtype=learner.dtype,
+        attention=learner.attention,
+        activation_checkpointing=learner.activation_checkpointing,
+        head=LogprobOptions(
+            chunk=learner.logprob_chunk,
+            float32_head=learner.float32_head,
+            entropy_gradient=learner.entropy is not None,
+        ),
+    )
+    critic = None
+    if learner.critic is not None and not learner.critic.shared:
+        critic = measure(learner.critic.path or path, replace(batch, head=None))
+    context = actors.max_model_len or context_length(path)
+    spec = EngineSpec(
+        index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
+    )
+    free = psutil.virtual_memory().available
+    dtype = stated_dtype(path) if actors.dtype == "auto" else actors.dtype
+    return Sizes(
+        policy=measure(path, batch),
+        critic=critic,
+        served=EngineSizes(
+            itemsize=4 if dtype == "float32" else 2,
+            kv_token=kv_bytes_per_token(path, actors.dtype),
+            vocabulary=vocabulary_size(path) or 0,
+            context=context,
+            cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),
+        ),
+    )
+
+
+def show(predicted: Predicted, console: Console) -> None:
+    """Print the memory of each process and node in GiB."""
+    prediction, capacity = predicted.prediction, predicted.capacity
+    lines = ["memory at its peak, predicted, in GiB:"]
+    for process in prediction.processes:
+        lines.append(
+            f"  {process.role} × {process.count}: host {gib(total(process.resident))} "
+            f"({described(process.resident)})"
+        )
+        if process.device:
+            lines.append(
+                f"    each GPU {gib(total(process.device))}{_of(capacity.gpu)} "
+                f"({described(process.device)}){process.note and '; ' + process.note}"
+            )
+    lines += [
+        f"  {node.name}: {gib(total(node.parts))}{_of(capacity.host)} ({described(node.parts)})"
+        for node in prediction.nodes
+    ]
+    lines.append(
+        f"  disk: checkpoints {gib(prediction.checkpoints)}, journal up to "
+        f"{gib(prediction.journal)}"
+    )
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _of(capacity: float | None) -> str:
+    return "" if capacity is None else f" of {gib(capacity)}"

@@ -1,0 +1,219 @@
+"""Memory of each process of a run, from the sizes of its model. Pure.
+
+A process needs what the largest of its phases does: of a learner loading, passes forward and
+backward, and steps of the optimizer. Constants marked [E] are estimates for GPUs, where nothing was
+measured; the others were measured on x86-64 without a GPU.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deploy.config.run_config import RunConfig
+from learner.config.learner import LearnerConfig
+
+MIB, GIB = 2**20, 2**30
+Parts = Mapping[str, float]
+"""Bytes by what they hold."""
+
+LEARNER_BASE, ENGINE_BASE, DRIVER_BASE = 590 * MIB, 1530 * MIB, 900 * MIB
+"""Python and libraries of a rank, of an actor with its engine's processes, and of driver, broker
+and broadcaster together."""
+PACKED, NEXT = 1.65, 1.9
+"""Weights of an engine on a CPU, for each of the model's: with copies packed for its kernels, and
+those of the version that it loads beside them."""
+GPU_BASE = 2 * GIB
+"""[E] The libraries of CUDA in addition."""
+CONTEXT = 1 * GIB
+"""[E] CUDA context and communicators of a process on its GPU."""
+FRAGMENTS = 0.1
+"""[E] Share of a pass that torch's allocator holds and cannot use."""
+BUCKET = 500_000_000
+"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`."""
+GATHERED = 1_000_000_000
+"""Weights that ZeRO 3 gathers at most, and that it steps at a time."""
+TRANSFER = 1 * GIB
+"""[E] Buffers of vLLM's own transports, `nccl` and `ipc`."""
+ENGINE_WORK = 2 * GIB
+"""[E] Activations, CUDA graphs and communicators of a worker of an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model and of one microbatch through it."""
+
+    parameters: int
+    """Weights, tied ones once."""
+    largest_layer: int
+    """Weights of the largest transformer block."""
+    activations: int
+    """Bytes that autograd keeps from the forward to the backward pass."""
+    passing: int
+    """Bytes beyond them when a pass needs the most: logits and gradients of the head, and what
+    operations need for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, or an actor with the processes of its engine."""
+
+    role: str
+    count: int
+    host: Parts
+    """Bytes of host memory that each of them has for itself."""
+    device: Parts
+    """Bytes of each of its GPUs; empty without."""
+    gpus: float
+    """GPUs that it takes, below 1 a share of one."""
+    first: Parts = field(default_factory=dict)
+    """Bytes that only the first one has in addition."""
+    mapped: Parts = field(default_factory=dict)
+    """Bytes of shared memory that it maps; they are in the published versions of its node."""
+    note: str = ""
+
+    @property
+    def resident(self) -> Parts:
+        """Host memory of the first one, as the system counts it."""
+        return {**self.host, **self.first, **self.mapped}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What an engine's memory depends on beside its weights."""
+
+    itemsize: int
+    """Bytes of a weight that it serves."""
+    kv_token: int
+    """Bytes of KV cache of one token, over all of its workers."""
+    vocabulary: int
+    context: int
+    """Longest rollout in tokens."""
+    cpu_cache: int
+    """Bytes of the KV cache of an engine on a CPU."""
+
+
+def total(parts: Parts) -> float:
+    """Return the sum of the parts."""
+    return sum(parts.values())
+
+
+def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
+    """Return the ranks; the first publishes, and has two versions in turn for that."""
+    learner = config.learner
+    gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
+    models = [sizes] if critic is None else [sizes, critic]
+    held, step = (
+        _added([_states(learner, model.parameters) for model in models]),
+        {"step": sum(_step(learner, model.parameters) for model in models)},
+    )
+    stepped: Parts = {}
+    if learner.offload_optimizer:
+        stepped = {part: size for part, size in held.items() if part != "weights"} | step
+        held, step = {"weights": held["weights"]}, {}
+    if learner.uses_reference:
+        held["reference"] = itemsize * sizes.parameters
+    larger = max(models, key=lambda model: model.activations + model.passing)
+    passing: dict[str, float] = {
+        "activations": larger.activations,
+        "head, passing": larger.passing,
+        **_backward(learner, larger),
+    }
+    if gpu:
+        passing["fragments"] = FRAGMENTS * total(passing)
+    training = held | _larger(step, passing)
+    loading = {"weights as loaded": float(itemsize * sizes.parameters)}
+    kept = 3 if config.weight_sync.codec == "delta" else 2
+    copies = {"versions": kept * wire_bytes(config, sizes)}
+    staged = config.weight_sync.staged
+    if not gpu:
+        host = {"libraries": LEARNER_BASE, **training, **stepped}
+        return Process("learner", learner.ranks, host, {}, 0, first=copies)
+    return Process(
+        "learner",
+        learner.ranks,
+        {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped)},
+        {
+            "CUDA": CONTEXT,
+            **({} if staged else {"transfer": TRANSFER}),
+            **_larger(training, loading),
+        },
+        learner.gpus,
+        first=copies,
+    )
+
+
+def _added(parts: Sequence[Parts]) -> dict[str, float]:
+    """Add up parts by their names."""
+    return {name: sum(some[name] for some in parts) for name in parts[0]}
+
+
+def _larger(first: Parts, second: Parts) -> dict[str, float]:
+    return dict(first if total(first) > total(second) else second)
+
+
+def wire_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of a published version."""
+    half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
+    return sizes.parameters * (2.0 if half else 4.0)
+
+
+def _states(learner: LearnerConfig, parameters: int) -> Parts:
+    """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
+    stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
+    share = parameters / learner.ranks
+    moments = 8.0 * (share if stage else parameters)
+    return {
+        "weights": itemsize * (share if stage == 3 else parameters),
+        "gradients": 4.0 * (share if stage >= 2 else parameters),
+        **({"master weights": 4.0 * share} if stage else {}),
+        "optimizer": moments,
+    }
+
+
+def _step(learner: LearnerConfig, parameters: int) -> float:
+    """Return the bytes of gradients, gathered into one tensor, that a step of ZeRO begins with."""
+    if not learner.zero_stage:
+        return 0.0
+    share = parameters / learner.ranks
+    return 4.0 * (min(share, GATHERED) if learner.zero_stage == 3 else share)
+
+
+def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
+    """Return what DeepSpeed needs in a backward pass beside activations."""
+    stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
+    parts = {}
+    if stage:  # at stage 1 the bucket is of float32, as the gradients that it will reduce
+        parts["bucket"] = (4.0 if stage == 1 else itemsize) * min(model.parameters, BUCKET)
+    if stage == 3 and learner.ranks > 1:
+        gathered = min(model.parameters, GATHERED + model.largest_layer)
+        parts["gathered weights"] = float(itemsize * gathered)
+    return parts
+
+
+def engine(
+    config: RunConfig, sizes: ModelSizes, served: EngineSizes, card: float | None
+) -> Process:
+    """Return an actor with its engine; `card` is the memory of a GPU in bytes, if it is known."""
+    actors = config.actors
+    weights = float(sizes.parameters * served.itemsize)
+    staged = wire_bytes(config, sizes) if config.weight_sync.staged else 0.0
+    base = {"base of deltas": 2 * staged} if config.weight_sync.codec == "delta" else {}
+    libraries = ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
+    host, mapped = {"libraries": float(libraries), **base}, {"staged version": staged}
+    if not actors.gpus:
+        mapped["staged version"] *= 2  # in the actor, and in the engine
+        host |= {"weights": PACKED * weights, "next version": NEXT * weights}
+        host["KV cache"] = float(served.cpu_cache)
+        return Process("actor", actors.count, host, {}, 0, mapped=mapped)
+    workers = actors.tensor_parallel_size
+    rollout = served.kv_token * served.context / workers
+    logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
+    device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
+    cache, note = rollout, ""
+    if card is not None:
+        cache = max(rollout, actors.gpu_memory_share * card - total(device))
+        fit = int(cache / rollout)
+        note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
+        if fit < actors.max_concurrent_rollouts:
+            note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
+    device["KV cache"] = cache
+    return Process("actor", actors.count, host, device, actors.gpus, mapped=mapped, note=note)

@@ -1,0 +1,62 @@
+"""Writes the grade-school problems of GSM8K as the two files that shipped recipes read.
+
+    python -m deploy.offline.gsm8k data
+
+It needs the hub or a copy in its cache, and the library `datasets` (extra of that name).
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from actors.sources.hub_dataset import DatasetOptions, dataset_rows
+from deploy.errors import InputError
+from queues.runtime.atomic_file import atomic_file
+
+NAME = "openai/gsm8k"
+INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
+
+
+def prompt_row(row: Mapping[str, str]) -> dict[str, str]:
+    """Return a prompt and its answer: the number after the last "####" of the solution.
+
+    Raises:
+        InputError: The solution has no such end.
+    """
+    question, solution = row["question"], row["answer"]
+    _, mark, number = solution.rpartition("####")
+    if not (mark and number.strip()):
+        raise InputError(f"the solution of {question!r} ends without #### and a number")
+    return {
+        "prompt": f"{question.strip()}\n{INSTRUCTION}",
+        "answer": number.strip().replace(",", ""),
+    }
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write rows as JSON lines; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+
+def main(folder: str = "data") -> None:
+    """Write `gsm8k_train.jsonl` and `gsm8k_test.jsonl` into a folder."""
+    for split in ("train", "test"):
+        path = Path(folder) / f"gsm8k_{split}.jsonl"
+        write_rows(path, map(prompt_row, rows_of(split)))
+        sys.stdout.write(f"{path}\n")
+
+
+def rows_of(split: str) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a split, with a question and its solution each."""
+    for _, row in dataset_rows(NAME, split, DatasetOptions(config="main")):
+        if isinstance(row, ValueError):
+            raise InputError(f"{NAME}, split {split!r}: {row}")
+        yield row
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

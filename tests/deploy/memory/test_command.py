@@ -1,0 +1,59 @@
+"""`headway validate` and `headway plan` print the memory, and refuse what cannot fit."""
+
+import json
+import tomllib
+
+import pytest
+
+from tests.deploy.conftest import call_main
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 640, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
+    "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16",
+}  # fmt: skip
+RATES = ["--tokens", "60", "--rollout-rate", "60", "--engine-rate", "400", "--train-rate", "9000"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "recipe.toml").write_text(
+        'name = "one"\nsteps = 2\nmodel.path = "model"\nprompts.source = "lettered_chain_sum"\n'
+        'actors.reward = ["last_answer"]\nactors.kv_cache_gib = 0.5\n'
+    )
+    return tmp_path
+
+
+def test_validate_prints_the_memory_beside_the_recipe(folder):
+    result = call_main(["validate", "recipe.toml"], folder)
+    assert result.returncode == 0
+    assert tomllib.loads(result.stdout)["name"] == "one"
+    assert "memory at its peak, predicted, in GiB:" in result.stderr
+    assert "learner × 1: host" in result.stderr
+    assert "KV cache 0.5" in result.stderr
+
+
+def test_validate_refuses_a_run_that_is_too_large_for_its_nodes(folder):
+    result = call_main(["validate", "recipe.toml", "--set", "deploy.node.memory_gib=1"], folder)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "the node has 1.0 GiB of memory, and needs" in result.stderr
+
+
+def test_a_model_that_is_not_here_is_only_noted(folder):
+    result = call_main(["validate", "recipe.toml", "--set", "model.path=nowhere"], folder)
+    assert result.returncode == 0
+    assert "memory is not predicted: model.path = 'nowhere'" in result.stderr
+
+
+def test_a_plan_has_the_memory_in_bytes(folder):
+    result = call_main(["plan", "recipe.toml", "--bounds", "1", *RATES, "--json"], folder)
+    assert result.returncode == 0, result.stderr
+    memory = json.loads(result.stdout)["memory"]
+    roles = {process["role"]: process for process in memory["prediction"]["processes"]}
+    assert roles.keys() == {"learner", "actor"}
+    assert roles["actor"]["host"]["KV cache"] == 2**29
+    refused = ["plan", "recipe.toml", *RATES, "--set", "deploy.node.memory_gib=1"]
+    assert call_main(refused, folder).returncode == 2

@@ -1,0 +1,70 @@
+"""What is measured without data, against the same computed with data."""
+
+import json
+
+import pytest
+import torch
+
+from deploy.memory.measure import Allocations, Microbatch, measure
+from learner.model.logprobs import LogprobOptions
+from learner.model.packed_attention import attend_packed
+from learner.model.policy import Policy, checkpoint_activations
+
+SMALL = {
+    "vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HEAD = LogprobOptions(chunk=64)
+LONGEST, SEQUENCES = 96, 3
+
+
+def with_data(folder, *, dtype, checkpointing):
+    """Return the bytes that a microbatch keeps and its peak, computed with data."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    )
+    assert attend_packed(model)
+    if checkpointing:
+        checkpoint_activations(model, str(folder))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda own: setattr(own, "grad", None))
+    positions = torch.arange(LONGEST).repeat(SEQUENCES)
+    policy = Policy(model, HEAD)
+    with Allocations(model) as allocations:
+        logprobs, _ = policy(torch.ones_like(positions), positions)
+        kept = allocations.live
+        logprobs.sum().backward()
+    return kept, allocations.peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointing, dtype):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": kind}))
+    batch = Microbatch(
+        tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype=dtype, attention="sdpa",
+        activation_checkpointing=checkpointing, head=HEAD,
+    )  # fmt: skip
+    sizes = measure(str(tmp_path), batch)
+    kept, peak = with_data(tmp_path, dtype=dtype, checkpointing=checkpointing)
+    assert sizes.activations == pytest.approx(kept, rel=0.03)
+    assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
+
+
+def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
+
+    def activations(tokens, *, checkpointing=False):
+        batch = Microbatch(
+            tokens=tokens, longest=128, dtype="float32", attention="sdpa",
+            activation_checkpointing=checkpointing, head=HEAD,
+        )  # fmt: skip
+        return measure(str(tmp_path), batch).activations
+
+    assert activations(512) == pytest.approx(2 * activations(256), rel=0.05)
+    assert activations(512, checkpointing=True) < 0.2 * activations(512)

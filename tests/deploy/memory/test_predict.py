@@ -1,0 +1,158 @@
+"""Predictions for shipped recipes by their models' published shapes, and refusals."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.config.loader import load_recipe
+from deploy.errors import InputError
+from deploy.memory.command import check_memory
+from deploy.memory.predict import Capacity, Sizes, predict, refuse, remedies
+from deploy.memory.processes import GIB, EngineSizes, ModelSizes, total
+
+SHAPES = Path(__file__).parent / "shapes"
+BILLION = 10**9
+MODEL = ModelSizes(
+    parameters=BILLION, largest_layer=BILLION // 10, activations=4 * GIB, passing=GIB
+)
+SERVED = EngineSizes(itemsize=2, kv_token=10_000, vocabulary=1000, context=2048, cpu_cache=GIB)
+SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
+
+
+def shipped(name, model, *overrides):
+    return load_recipe(name, [f"model.path={SHAPES / model}", *overrides])
+
+
+def checked(config):
+    output = io.StringIO()
+    predicted = check_memory(config, Console(file=output, width=300))
+    return predicted.prediction, output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "learner", "actor", "node"),
+    [
+        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 12.4, 7.7, 11.6),
+        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.0, 71.1, 48.2),
+        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 53.5, 71.1, 138.6),
+        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 39.3, 71.1, 192),
+        pytest.param(
+            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 62.0, 71.1, 753), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_shipped_recipe_fits_on_the_machines_that_it_names(name, model, learner, actor, node):
+    config = shipped(name, model)
+    prediction, text = checked(config)
+    rank, engine = prediction.processes
+    assert total(rank.device) / GIB == pytest.approx(learner, abs=0.1)
+    assert total(engine.device) / GIB == pytest.approx(actor, abs=0.1)
+    assert max(total(one.parts) for one in prediction.nodes) / GIB == pytest.approx(node, rel=0.02)
+    assert f"of {config.deploy.node.gpu_gib:.1f}" in text
+    assert f"of {config.deploy.node.memory_gib:.1f}" in text
+
+
+def test_sixteen_thousand_tokens_on_one_rank_of_80_gb_are_refused_with_the_setting_that_helps():
+    old = shipped("gsm8k_qwen_8gpu", "qwen2.5-1.5b", "actors.count=7", "learner.ranks=1")
+    with pytest.raises(InputError, match=r"a GPU of the learner has 79\.0 GiB, and needs 8") as no:
+        checked(old)
+    assert str(no.value).endswith("set learner.activation_checkpointing = true, with which it fits")
+    mended = old.learner.model_copy(update={"activation_checkpointing": True})
+    prediction, _ = checked(old.model_copy(update={"learner": mended}))
+    assert total(prediction.processes[0].device) / GIB < 40
+
+
+def recipe(*overrides):
+    return load_recipe("gsm8k_qwen_8gpu", ["learner.ranks=2", *overrides])
+
+
+def device(*overrides):
+    rank = predict(recipe(*overrides), SIZES, Capacity()).processes[0]
+    return rank.device
+
+
+@pytest.mark.parametrize(
+    ("stage", "bytes_a_weight"), [(1, 2 + 4 + (4 + 8) / 2), (2, 2 + 16 / 2), (3, 18 / 2)]
+)
+def test_a_rank_holds_its_share_of_the_states_by_stage(stage, bytes_a_weight):
+    parts = device(f"learner.zero_stage={stage}")
+    states = sum(parts[name] for name in ("weights", "gradients", "optimizer", "master weights"))
+    assert states == bytes_a_weight * BILLION
+
+
+def test_an_offloaded_optimizer_moves_to_the_host():
+    config = recipe("learner.offload_optimizer=true")
+    rank = predict(config, SIZES, Capacity()).processes[0]
+    assert not {"optimizer", "master weights", "gradients"} & rank.device.keys()
+    assert {"optimizer", "master weights", "gradients"} <= rank.host.keys()
+
+
+def test_a_reference_and_a_critic_add_their_weights():
+    plain = device()
+    with_kl = device("learner.kl.coefficient=0.1")
+    assert with_kl["reference"] == 2 * BILLION
+    sizes = Sizes(policy=MODEL, critic=MODEL, served=SERVED)
+    both = predict(recipe(), sizes, Capacity()).processes[0].device
+    assert both["optimizer"] == 2 * plain["optimizer"]
+    assert both["activations"] == plain["activations"]
+
+
+def lacks(config, **capacity):
+    return [lack.text for lack in predict(config, SIZES, Capacity(**capacity)).lacks]
+
+
+def test_what_is_not_known_of_the_machines_is_not_compared():
+    assert not lacks(recipe())
+    [gpu] = lacks(recipe(), gpu=12.0 * GIB)
+    assert "a GPU of the learner has 12.0 GiB" in gpu
+    [host] = lacks(recipe(), host=10.0 * GIB)
+    assert "the node has 10.0 GiB of memory" in host
+
+
+def test_two_processes_that_share_a_gpu_are_added_up():
+    shared = recipe(
+        "learner.ranks=1", "actors.count=1", "learner.gpus=0.5", "actors.gpus=0.5",
+        "actors.gpu_memory_utilization=0.4",
+    )  # fmt: skip
+    assert not lacks(shared, gpu=45.0 * GIB)
+    [text] = lacks(shared, gpu=40.0 * GIB)
+    assert "learner and actor share a GPU of 40.0 GiB" in text
+
+
+def test_an_engine_needs_the_cache_of_one_rollout():
+    [text] = lacks(recipe("learner.gpus=0"), gpu=2.0 * GIB)
+    assert "a GPU of the actor has 2.0 GiB" in text
+
+
+def refused(config, **capacity):
+    capacity = Capacity(**capacity)
+    prediction = predict(config, SIZES, capacity)
+    with pytest.raises(InputError) as no:
+        refuse(config, prediction, lambda _: SIZES, capacity, 2048)
+    return str(no.value).splitlines()[-1]
+
+
+def test_settings_are_named_alone_or_together_and_none_if_none_helps():
+    alone = refused(recipe("learner.zero_stage=1"), gpu=17.0 * GIB)
+    assert alone == "set learner.zero_stage = 2, with which it fits"
+    assert refused(recipe(), gpu=1.0 * GIB).startswith("no setting that was tried helps")
+    both = refused(recipe("actors.count=8"), host=26.0 * GIB)
+    assert both == "set actors.count = 2, with which it fits"
+
+
+def test_every_remedy_is_a_valid_recipe():
+    for name in ("gsm8k_qwen_8gpu", "gsm8k_qwen_1gpu", "demo"):
+        config = load_recipe(name)
+        for role in ("learner", "actor"):
+            for _, changed in remedies(config, role, 256):
+                type(config).model_validate(changed.model_dump())
+
+
+def test_actors_of_a_cluster_are_on_nodes_of_their_own():
+    config = load_recipe("gsm8k_qwen32b_8nodes")
+    prediction = predict(config, SIZES, Capacity(gpus=8))
+    learners, actors = prediction.nodes
+    assert [(one.role, one.count) for one in learners.processes] == [("learner", 8)]
+    assert [(one.role, one.count) for one in actors.processes] == [("actor", 2)]
