@@ -1,4 +1,4 @@
-"""A run whose prompts, environment and reward give hostile text: rollouts fail, the run does not."""
+"""A run with hostile text from prompts, environment and reward: rollouts fail, the run does not."""
 
 import pytest
 
