@@ -279,7 +279,7 @@ def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
 
     outcome = asyncio.run(run())
     if left_by == "deadline":
-        assert "not verified within 0.05 s" in outcome.error
+        assert "not verified within 0.05 s of the last progress" in outcome.error
     else:
         assert isinstance(outcome, asyncio.CancelledError)
     assert engine.events == []
