@@ -107,7 +107,7 @@ class BackgroundPublisher(ABC):
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="publish-weights", daemon=True)
             self._thread.start()
-        return digest
+        return digest()
 
     def flush(self, timeout: float) -> None:
         """Wait until the last version is sent, or has made no progress for `timeout` seconds.
