@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -95,15 +95,15 @@ class Attempt:
         members: Sequence[EngineLink],
         pending: PendingVersion,
         connect: Connect,
-        group: Group | None,
+        groups: Mapping[EngineLink, Group],
         progress: Progress,
     ) -> None:
-        self.group = group
-        """The connection to the engines, a new one if not exactly these engines shared one."""
+        self.group: Group | None = None
+        """The connection that is used, a new one if not exactly these engines share one."""
         self.errors: dict[EngineLink, BaseException] = {}
         """The engines that failed, or were paused when another one of their group failed."""
         self._version = pending.version
-        self._connect, self._progress = connect, progress
+        self._connect, self._groups, self._progress = connect, groups, progress
         self._weights = _Weights(pending.snapshot.tensors, progress)
         self._token = uuid.uuid4().hex
         self._changed = threading.Condition()
@@ -133,11 +133,12 @@ class Attempt:
 
     def _stall(self, late: str) -> None:
         """Fail the engines that did not answer, or all of them if they depend on each other."""
+        apart = self._apart and self._unanswered
         silent = ", ".join(sorted(link.engine_id for link in self._unanswered)) or "the sender"
         error = DeadlineExceeded(
             f"version {self._version} was not taken {late}; no answer from {silent}"
         )
-        if not self._apart:
+        if not apart:
             self._fail(error)
         self.errors |= {link: error for link in self._unanswered if link not in self.errors}
         self._unanswered.clear()
@@ -150,31 +151,24 @@ class Attempt:
             message = f"{type(error).__name__}: {error}"
             self.reports[link] = replace(self.reports[link], error=message, swap_finished_at=None)
             log.warning("%s did not take version %d: %s", link.engine_id, self._version, message)
-
-        def end(link: EngineLink) -> None:
             try:
-                link.call("give_up", self.reports[link].error)
-            except Exception as error:  # noqa: BLE001  (it is gone, or ends by its own deadline)
-                log.warning("%s cannot be reached to end it: %s", link.engine_id, error)
-
-        ending = [threading.Thread(target=end, args=(link,), daemon=True) for link in self.errors]
-        for thread in ending:
-            thread.start()
-        for thread in ending:
-            thread.join()
+                link.call("give_up", message)
+            except Exception as unreachable:  # noqa: BLE001  (it ends by its own deadline)
+                log.warning("%s cannot be reached to end it: %s", link.engine_id, unreachable)
 
     def _run(self) -> None:
         try:
             self._call_each(list(self.reports), self._pause, apart=True)
             ready = self._ready = [link for link in self.reports if link not in self.errors]
             if ready:
-                if self.group is None or set(self.group.engines) != set(ready):
-                    sender = self._connect(ready, self._weights, self._transfer)
+                group = self._groups.get(ready[0])
+                if group is None or set(group.engines) != set(ready):
+                    group = Group(ready, self._connect(ready, self._weights, self._transfer))
                     if self._ended:
-                        sender.close()
-                    self.group = Group(ready, sender)
+                        group.sender.close()
+                self.group = group
                 begin = time.perf_counter()
-                self.group.sender.send(self._weights, self._transfer)
+                group.sender.send(self._weights, self._transfer)
                 self._note(ready, load_seconds=time.perf_counter() - begin)
                 self._call_each(ready, self._resume, apart=True)
         except Exception as error:  # noqa: BLE001  (recorded for the engines)

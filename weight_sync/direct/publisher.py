@@ -18,8 +18,6 @@ from weight_sync.direct.attempt import Attempt, Connect, EngineLink, Group
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 
 GIVEN_UP = -1
-MOST_GROUPS = 2
-"""Groups of engines that are kept apart, such as those that sample and one that evaluates."""
 
 
 class DirectPublisher(BackgroundPublisher):
@@ -86,23 +84,18 @@ class DirectPublisher(BackgroundPublisher):
             self._disconnect([link])
             del self._sent[link]
         lacking = [e for e in engines if self._sent.get(e) not in (pending.version, GIVEN_UP)]
-        groups = [[link] for link in lacking]
-        if self.together:
-            groups = partition(lacking, self._groups.values())
-        for members in groups:
+        for members in [lacking] if self.together and lacking else [[link] for link in lacking]:
             if not self._closed:
                 self._serve(members, pending)
 
     def _serve(self, members: Sequence[EngineLink], pending: PendingVersion) -> None:
         """Send a version to a group and report each engine, but those that refuse."""
-        group = self._groups.get(members[0])
-        if group is not None and set(group.engines) != set(members):
-            group = None
-        attempt = Attempt(members, pending, self._connect, group, self._progress)
+        attempt = Attempt(members, pending, self._connect, self._groups, self._progress)
         attempt.wait()
-        if attempt.group is not None and attempt.group is not group:
-            self._disconnect(members)
-            self._groups |= dict.fromkeys(attempt.group.engines, attempt.group)
+        group = attempt.group
+        if group is not None and self._groups.get(group.engines[0]) is not group:
+            self._disconnect(group.engines)
+            self._groups |= dict.fromkeys(group.engines, group)
         self._disconnect(attempt.errors)
         attempt.give_up()
         for link, report in attempt.reports.items():
@@ -115,15 +108,3 @@ class DirectPublisher(BackgroundPublisher):
             for link in group.engines:
                 self._groups.pop(link, None)
             group.sender.close()
-
-
-def partition(lacking: Sequence[EngineLink], groups: Iterable[Group]) -> list[list[EngineLink]]:
-    """Return the groups to which a version is sent.
-
-    Groups that are connected already and lack it as a whole stay as they are; all other engines
-    form one. Where that makes more than `MOST_GROUPS`, all engines form one.
-    """
-    whole = [list(g.engines) for g in dict.fromkeys(groups) if set(g.engines) <= set(lacking)]
-    others = [link for link in lacking if not any(link in members for members in whole)]
-    result = [*whole, others] if others else whole
-    return result if len(result) <= MOST_GROUPS else [list(lacking)]
