@@ -58,6 +58,7 @@ class StagedPublisher(BackgroundPublisher):
         version = pending.version
         plan, pieces = _cut(pending.snapshot, self._bucket_bytes)
         buckets = self._write(version, plan.sizes, pieces)
+        self._progress.reach("it is compared with the version before", sum(plan.sizes))
         encoded = self._encoder and self._encoder.encode(version, plan, pieces, buckets)
         delta = None
         if encoded and encoded.patches is not None:

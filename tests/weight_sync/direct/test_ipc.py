@@ -18,7 +18,7 @@ HANDLE = (
 
 @pytest.fixture
 def cuda(monkeypatch) -> None:
-    """Stand in for the device: it exports every buffer under one handle."""
+    """Stand in for the device: it has no memory, and exports every buffer under one handle."""
     from types import SimpleNamespace
 
     from vllm.distributed.weight_transfer import packed_tensor
@@ -32,7 +32,9 @@ def cuda(monkeypatch) -> None:
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None)
     )
-    monkeypatch.setattr(torch, "empty", lambda *shape, device, **o: empty(*shape, **o))
+    monkeypatch.setattr(
+        torch, "empty", lambda *shape, device, **o: empty(*shape, device="meta", **o)
+    )
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda buffer: (None, HANDLE))
 
 
@@ -45,7 +47,7 @@ def sent(tensors: list[tuple[str, torch.Tensor]]) -> list[tuple[str, Any]]:
     def transfer(method: str, payloads: list[Any]) -> None:
         calls.extend((method, payload) for payload in payloads)
 
-    sender = VllmSender("ipc", [1], tensors, transfer, "127.0.0.1", "cpu")
+    sender = VllmSender("ipc", [1], tensors, transfer, "127.0.0.1", "meta")
     sender.send(tensors, transfer)
     return calls
 
@@ -91,27 +93,26 @@ def test_only_the_process_of_an_ipc_engine_may_read_pickled_handles(tmp_path, mo
         assert os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") == allowed
 
 
-@pytest.mark.parametrize("mebibytes", [1, 300, 2048])
-def test_the_buffer_holds_the_largest_tensor_and_is_256_mib_at_least(cuda, mebibytes) -> None:
-    """The plan is vLLM's own; the memory is not touched."""
-    from weight_sync.direct.vllm_sender import BUFFER_BYTES, VllmSender
-
-    large = torch.empty(mebibytes * 2**18, device="cpu")
-    sender = VllmSender(
-        "ipc", [1], [*TENSORS, ("large", large)], lambda *_: None, "127.0.0.1", "cpu"
-    )
-    assert sender._engine.packed_buffer_size_bytes == max(BUFFER_BYTES, large.nbytes)
-    assert BUFFER_BYTES == 256 * 2**20
-
-
-def test_a_tensor_larger_than_the_least_buffer_is_sent(cuda, monkeypatch) -> None:
-    from weight_sync.direct import vllm_sender
-
-    monkeypatch.setattr(vllm_sender, "BUFFER_BYTES", 64)
-    large = ("large", torch.ones(100))
+@pytest.mark.parametrize(
+    ("mebibytes", "chunks"),
+    [
+        (1, [["a", "b", "large", "last"]]),
+        (255, [["a", "b", "large"], ["last"]]),
+        (300, [["a", "b"], ["large"], ["last"]]),
+        (2048, [["a", "b"], ["large"], ["last"]]),
+    ],
+)
+def test_tensors_of_any_size_are_sent_through_a_buffer_of_the_largest_and_256_mib_at_least(
+    cuda, mebibytes, chunks
+) -> None:
+    """The plan is vLLM's own; its default buffer of 1 GiB refuses the last one."""
+    large = torch.zeros(mebibytes * 2**18, device="meta")
+    last = torch.zeros(2**18, device="meta")
     updates = [
         payload["update_info"]
-        for method, payload in sent([*TENSORS, large])
+        for method, payload in sent([*TENSORS, ("large", large), ("last", last)])
         if method == "update_weights"
     ]
-    assert [update["names"] for update in updates] == [["a", "b"], ["large"]]
+    assert [update["names"] for update in updates] == chunks
+    for update in updates:
+        assert sum(update["tensor_sizes"]) <= max(256, mebibytes) * 2**20
