@@ -52,7 +52,7 @@ class Gpu:
 
     def register(self, memory: Tensor) -> None:
         """Let the device write to memory directly; without this, copies are slower."""
-        runtime: Any = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 1))
         if error:
             log.warning("%d bytes cannot be pinned: CUDA error %d", memory.nbytes, error)
@@ -62,7 +62,7 @@ class Gpu:
     def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
         """Begin a copy on the current stream; return a function that waits for its end."""
         host.copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return copied.synchronize
 
@@ -75,8 +75,10 @@ class Snapshot:
         """The tensors taken last: contiguous, in the order given."""
         self._memory: dict[str, Tensor] = {}
         self._gpu = gpu or Gpu()
-        self._block, self._used = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
-        """The newest block of registered memory, and the bytes of it that are taken."""
+        self._blocks: list[Tensor] = []
+        """Registered memory, of which the newest block has room left."""
+        self._used = 0
+        """Bytes of the newest block that are taken."""
 
     @torch.no_grad()
     def take(
@@ -88,7 +90,8 @@ class Snapshot:
         memory must not be used again before.
         """
         self.tensors = []
-        digest, copied = xxhash.xxh3_64(), lambda: None
+        digest = xxhash.xxh3_64()
+        copies: list[Callable[[], object]] = []
         thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
         try:
             for name, tensor in tensors:
@@ -96,13 +99,14 @@ class Snapshot:
                 self.tensors.append((name, host))
                 thread.submit(digest.update, name.encode())
                 if self._gpu.holds(tensor):
-                    copied = self._gpu.copy(tensor, host)
-                    thread.submit(copied)
+                    copies.append(self._gpu.copy(tensor, host))
+                    thread.submit(copies[-1])
                     thread.submit(digest.update, bytes_of(host))
                     continue
                 for piece in _copy(tensor, host):
                     thread.submit(digest.update, piece)
-            copied()  # the last: they are in the order of a stream
+            for wait in copies[-1:]:  # they are in the order of a stream
+                wait()
             return thread.submit(digest.hexdigest).result
         finally:
             thread.shutdown(wait=False)
@@ -120,10 +124,11 @@ class Snapshot:
     def _pinned(self, nbytes: int) -> Tensor:
         """Return bytes of a registered block."""
         begin = -(-self._used // ALIGNMENT) * ALIGNMENT
-        if begin + nbytes > self._block.nbytes:
-            self._block, begin = self._gpu.pinned(max(nbytes, BLOCK_BYTES)), 0
+        if not self._blocks or begin + nbytes > self._blocks[-1].nbytes:
+            self._blocks.append(self._gpu.pinned(max(nbytes, BLOCK_BYTES)))
+            begin = 0
         self._used = begin + nbytes
-        return self._block[begin : self._used]
+        return self._blocks[-1][begin : self._used]
 
 
 def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:

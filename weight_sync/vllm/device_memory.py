@@ -47,7 +47,7 @@ class DeviceMemory:
 
     def fill(self, staged: list[Tensor], tensors: list[Tensor]) -> None:
         """Copy on a stream of its own, beside the engine's."""
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for target, tensor in zip(staged, tensors, strict=True):
                 target.copy_(tensor, non_blocking=True)
