@@ -5,9 +5,11 @@ of these libraries are listed here, and each must still occur in the source.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -107,12 +109,11 @@ def used_names(library: str) -> set[str]:
 def resolve(dotted: str) -> object:
     """Return an object by its full name, importing what is a module."""
     parts = dotted.split(".")
-    found: object = importlib.import_module(parts[0])
-    for end, part in enumerate(parts[1:], start=2):
-        if not hasattr(found, part) and inspect.ismodule(found):
-            importlib.import_module(".".join(parts[:end]))
-        found = getattr(found, part)
-    return found
+    for end in range(len(parts), 0, -1):
+        with suppress(ModuleNotFoundError):
+            module = importlib.import_module(".".join(parts[:end]))
+            return functools.reduce(getattr, parts[end:], module)
+    raise ImportError(f"there is no {parts[0]}")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

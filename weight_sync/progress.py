@@ -24,13 +24,10 @@ def show(seconds: float) -> str:
 
 
 class Progress:
-    """The step that a transfer has reached, and when; may be used by several threads.
-
-    Args:
-        timeout: Longest time in seconds without progress, beside the `allowance` for bytes.
-    """
+    """The step that a transfer has reached, and when; may be used by several threads."""
 
     def __init__(self, timeout: float) -> None:
+        """Start; `timeout` is the longest time without progress, beside `allowance` for bytes."""
         self._timeout = timeout
         self.reach("it has not begun")
 
@@ -40,17 +37,16 @@ class Progress:
 
     def remaining(self, timeout: float | None = None) -> float:
         """Return the seconds until the deadline, negative after it; `timeout` replaces its own."""
-        _, since, nbytes = self._step
-        longest = allowance(self._timeout if timeout is None else timeout, nbytes)
-        return since + longest - time.monotonic()
+        return self._step[1] + self._longest(timeout) - time.monotonic()
 
     def late(self, timeout: float | None = None) -> str | None:
         """Return a description of the stalled step if the deadline has passed, else None."""
         if self.remaining(timeout) > 0:
             return None
-        step, _, nbytes = self._step
-        longest = allowance(self._timeout if timeout is None else timeout, nbytes)
-        return f"within {show(longest)} s of the last progress: {step}"
+        return f"within {show(self._longest(timeout))} s of the last progress: {self._step[0]}"
+
+    def _longest(self, timeout: float | None) -> float:
+        return allowance(self._timeout if timeout is None else timeout, self._step[2])
 
 
 def run_in_streams(
@@ -62,12 +58,8 @@ def run_in_streams(
 ) -> list[T]:
     """Run tasks, `STREAMS` at a time in daemon threads, and return their results in order.
 
-    Args:
-        progress: Is told of each task that is done.
-        step: What has happened to a bucket then, for the description of a stall.
-        tasks: Move one bucket each.
-        sizes: Bytes of the buckets.
-        undo: Called with every result if a task fails; its error is raised.
+    Each task moves one bucket, of the given size, which is `step` then. If one fails, `undo` is
+    called with every result, and its error is raised.
     """
     results: dict[int, T] = {}
     errors: list[BaseException] = []

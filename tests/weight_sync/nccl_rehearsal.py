@@ -16,10 +16,11 @@ SHAPES = {
     "first.weight": (8, 4),
     "first.bias": (8,),
     "second.weight": (4, 8),
-    "head.weight": (6, 4),
+    "third.weight": (8, 4),
+    "head.weight": (4, 8),
 }
-BUFFER_BYTES = 100
-"""A buffer holds one or two tensors, so that a version needs several broadcasts."""
+BUFFER_BYTES = 130
+"""A buffer holds one or two tensors, so that a version needs three broadcasts."""
 
 
 class GlooCommunicator:
@@ -70,7 +71,8 @@ class Model(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Linear(4, 8)
         self.second = torch.nn.Linear(8, 4, bias=False)
-        self.head = torch.nn.Linear(4, 6, bias=False)
+        self.third = torch.nn.Linear(4, 8, bias=False)
+        self.head = torch.nn.Linear(8, 4, bias=False)
 
     def load_weights(self, weights: Any) -> None:
         from vllm.model_executor.model_loader.weight_utils import default_weight_loader

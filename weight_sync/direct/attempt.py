@@ -99,7 +99,7 @@ class Attempt:
         progress: Progress,
     ) -> None:
         self.group: Group | None = None
-        """The connection that is used, a new one if not exactly these engines share one."""
+        """The connection that is used; a new one if not exactly these engines share one."""
         self.errors: dict[EngineLink, BaseException] = {}
         """The engines that failed, or were paused when another one of their group failed."""
         self._version = pending.version
@@ -228,10 +228,10 @@ class Attempt:
                 self._changed.notify_all()
 
         with self._changed:
-            self._apart, self._unanswered = apart, set() if self._ended else set(links)
-        for link in [] if self._ended else links:
-            threading.Thread(target=run, args=(link,), daemon=True).start()
-        with self._changed:
+            if not self._ended:
+                self._apart, self._unanswered = apart, set(links)
+                for link in links:
+                    threading.Thread(target=run, args=(link,), daemon=True).start()
             self._changed.wait_for(lambda: self._ended or not self._unanswered)
             if self._ended:
                 raise UpdateRefused("this attempt was given up")

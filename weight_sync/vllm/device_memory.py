@@ -1,8 +1,5 @@
 """Memory for a second set of weights near a GPU, from which it is copied while the engine pauses.
 
-    stage    a thread, while the engine generates    host ─▶ device, or pinned host memory
-    copy     the pause                               one copy, into the addresses that are served
-
 Captured graphs hold the addresses of the weights, so references cannot be exchanged as on a CPU.
 """
 

@@ -31,6 +31,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(torch.accelerator, "empty_cache", lambda: None)
         for kind in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
             patch.setattr(kind, "process_weights_after_loading", lambda self, layer: None)
         yield
