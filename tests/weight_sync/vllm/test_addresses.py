@@ -22,17 +22,19 @@ from weight_sync.vllm.device_memory import DeviceMemory
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def as_on_a_gpu() -> Iterator[None]:
     """Let vLLM use the weights as they are loaded."""
     from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr(torch.accelerator, "empty_cache", lambda: None)
-        for kind in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
+        kinds = UnquantizedLinearMethod, UnquantizedEmbeddingMethod, CPUUnquantizedExperts
+        for kind in kinds:
             patch.setattr(kind, "process_weights_after_loading", lambda self, layer: None)
         yield
         destroy_model_parallel()
