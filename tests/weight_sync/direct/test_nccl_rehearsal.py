@@ -22,7 +22,7 @@ from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.errors import LoadFailed
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 class AsyncLLM:

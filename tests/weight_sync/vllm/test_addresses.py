@@ -19,7 +19,7 @@ from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 from weight_sync.vllm.device_memory import DeviceMemory
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(autouse=True)
