@@ -42,8 +42,8 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "errors manifest announcements permits broadcaster buckets checksum config ray_calls "
-        "ray_broadcaster transports codecs publish receive vllm direct factory"
+        "errors manifest announcements progress permits broadcaster buckets checksum config "
+        "ray_calls ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (
         "errors registry config disk_wait advantages losses corrections batch diagnostics model "

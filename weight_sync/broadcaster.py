@@ -59,7 +59,8 @@ class Broadcaster(Announcements):
             return None
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-        return await self._swaps.acquire(engine_id, timeout)
+        nbytes = self._manifest.nbytes if self._manifest else 0
+        return await self._swaps.acquire(engine_id, timeout, nbytes)
 
     async def report(self, report: WeightUpdateReport) -> None:
         self._reports.append(report)

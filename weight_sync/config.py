@@ -35,7 +35,7 @@ class WeightSyncConfig(BaseModel):
     """Recompute the KV cache of frozen requests with the new weights instead of keeping it."""
     update_fraction: float = Field(default=0.25, gt=0, le=1)
     """Largest share of the engines that swap at the same time, at least one engine. Ignored by
-    `nccl` and `ipc`, which update one engine after the other."""
+    `nccl`, which updates all engines at once, and `ipc`, which updates one after the other."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
     """Size of a bucket, the unit of transfer; a larger tensor gets a bucket of its own. Ignored by
     `nccl` and `ipc`, which use vLLM's own chunks."""
@@ -45,10 +45,11 @@ class WeightSyncConfig(BaseModel):
     `resend` also sends it the newest version again, whole. `restart` does that first, and restarts
     its actor if it still drifts; with `nccl` and `ipc`, which send every version whole, at once."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of staging, of a swap (pause, load and resume together) and of a publish; with
-    `nccl` and `ipc`, of the update of one engine; also the lifetime of a swap permit whose holder
-    died. With `between_requests` it must exceed the longest running request, for which the pause
-    waits."""
+    """Longest time without progress of a publication, of staging and, with `nccl` and `ipc`, of an
+    update; deadline of preparing and of a swap (pause, load and resume together), and lifetime of a
+    swap permit whose holder died. Each has in addition the time that its bytes take at 25 MB/s, so
+    it need not grow with the model. With `between_requests` it must exceed the longest running
+    request, for which the pause waits."""
 
     @property
     def staged(self) -> bool:

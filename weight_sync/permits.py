@@ -2,16 +2,21 @@
 
 import asyncio
 
+from weight_sync.progress import allowance
+
 
 class SwapPermits:
-    """A semaphore whose permits end `seconds` after they were granted or renewed."""
+    """A semaphore whose permits end `seconds` after they were granted or renewed.
+
+    A permit to load `nbytes` lasts so much longer (`weight_sync.progress.allowance`).
+    """
 
     def __init__(self, count: int, seconds: float) -> None:
         self._free = asyncio.Semaphore(count)
         self._seconds = seconds
         self._held: dict[str, asyncio.TimerHandle] = {}
 
-    async def acquire(self, holder: str, timeout: float) -> bool:
+    async def acquire(self, holder: str, timeout: float, nbytes: int = 0) -> bool:
         """Wait at most `timeout` seconds for a permit; True if it was granted.
 
         A holder that asks again keeps its permit, for the full lifetime.
@@ -27,7 +32,9 @@ class SwapPermits:
         if earlier := self._held.get(holder):
             earlier.cancel()
         loop = asyncio.get_running_loop()
-        self._held[holder] = loop.call_later(self._seconds, self.give_back, holder)
+        self._held[holder] = loop.call_later(
+            allowance(self._seconds, nbytes), self.give_back, holder
+        )
         return True
 
     def give_back(self, holder: str) -> None:

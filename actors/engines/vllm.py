@@ -56,6 +56,8 @@ class VllmEngine:
         self._requests: set[str] = set()
         """Requests that vLLM has."""
         self._interrupted = False
+        self._load_failed = False
+        """True if vLLM's workers may believe that an update has not ended."""
         self.prepared: str | None = None
         """Manifest of the weights that vLLM's workers have prepared."""
 
@@ -224,7 +226,7 @@ class VllmEngine:
     async def prepare(self, weights: StagedWeights) -> None:
         """See `UpdatableEngine.prepare`; the worker maps the staged memory.
 
-        Only on a CPU, and for models that `weight_sync.vllm.shadow` supports.
+        Only for models that `weight_sync.vllm.shadow` supports.
         """
         manifest = weights.manifest.to_json()
         self.prepared = None
@@ -300,11 +302,14 @@ class VllmEngine:
         """Let vLLM load a version layer by layer."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        update = WeightTransferUpdateRequest(update_info={"manifest": manifest})
+        if self._load_failed:
+            await self._engine.collective_rpc("abandon_weight_update")
+        self._load_failed = True
         await self._engine.start_weight_update()
-        await self._engine.update_weights(
-            WeightTransferUpdateRequest(update_info={"manifest": manifest})
-        )
+        await self._engine.update_weights(update)
         await self._engine.finish_weight_update()
+        self._load_failed = False
 
     async def resume(self) -> None:
         """See `UpdatableEngine.resume`."""

@@ -100,7 +100,7 @@ class RankActor:
                 f"training was to go on at version {spec.version}, but the weights are those of "
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
-        self._publisher = make_publisher(spec.weight_sync, broadcaster)
+        self._publisher = await self._call(make_publisher, spec.weight_sync, broadcaster)
         leader = RankZero(
             self._rank, followers, self._call, self._publisher, checkpoints=Path(spec.checkpoints)
         )

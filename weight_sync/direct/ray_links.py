@@ -10,14 +10,8 @@ from typing import Any
 import ray
 
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct.publisher import (
-    Call,
-    DirectPublisher,
-    EngineLink,
-    Sender,
-    Transfer,
-    Weights,
-)
+from weight_sync.direct.attempt import Call, EngineLink, Sender, Transfer, Weights
+from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -30,30 +24,32 @@ GIVE_UP_SECONDS = 10.0
 class RayEngineLink(EngineLink):
     """Calls of the `DirectReceiver` of a rollout actor, by its method `weights`."""
 
-    def __init__(self, engine_id: str, actor: Any, workers: int, timeout: float) -> None:
+    def __init__(self, engine_id: str, actor: Any, workers: int) -> None:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
-        self._timeout = timeout
 
     def call(self, method: Call, *arguments: Any) -> Any:
-        """See `EngineLink.call`; also DeadlineExceeded, or LoadFailed if the actor is gone."""
-        timeout = min(self._timeout, GIVE_UP_SECONDS) if method == "give_up" else self._timeout
+        """See `EngineLink.call`; also LoadFailed if the actor is gone.
+
+        The caller has a deadline; giving an engine up has its own, and raises DeadlineExceeded.
+        """
+        timeout = GIVE_UP_SECONDS if method == "give_up" else None
         name = f"{self.engine_id}, asked to {method},"
-        with remote_errors(name, timeout, gone=LoadFailed, late=DeadlineExceeded):
+        with remote_errors(name, timeout or 0.0, gone=LoadFailed, late=DeadlineExceeded):
             return ray.get(self.actor.weights.remote(method, *arguments), timeout=timeout)
 
 
 class JoinedEngines:
     """The engines that have joined a broadcaster, with one link for each life of an actor."""
 
-    def __init__(self, broadcaster: BroadcasterClient, timeout: float) -> None:
-        self._broadcaster, self._timeout = broadcaster, timeout
+    def __init__(self, broadcaster: BroadcasterClient) -> None:
+        self._broadcaster = broadcaster
         self._links: dict[Any, RayEngineLink] = {}
 
     def __call__(self) -> Sequence[EngineLink]:
         """Return links in the order in which the engines joined."""
         joined = asyncio.run(self._broadcaster.engines())
         self._links = {
-            actor: self._links.get(actor) or RayEngineLink(name, actor, workers, self._timeout)
+            actor: self._links.get(actor) or RayEngineLink(name, actor, workers)
             for name, (actor, workers) in joined.items()
         }
         return list(self._links.values())
@@ -62,20 +58,24 @@ class JoinedEngines:
 def make_direct_publisher(
     config: WeightSyncConfig, broadcaster: BroadcasterClient, *, seed_seconds: float = 1.0
 ) -> DirectPublisher:
-    """Build the publisher that sends by vLLM's own transfer engines."""
-    backend, timeout = config.transport, config.timeout_seconds
+    """Build the publisher that sends by vLLM's own transfer engines.
 
-    def connect(link: EngineLink, weights: Weights, transfer: Transfer) -> Sender:
-        from weight_sync.direct.vllm_sender import VllmSender
+    Imports vLLM at once: the first engine stands still while it is connected.
+    """
+    from weight_sync.direct.vllm_sender import VllmSender
 
+    def connect(links: Sequence[EngineLink], weights: Weights, transfer: Transfer) -> Sender:
         address = ray.util.get_node_ip_address()
-        return VllmSender(backend, link.workers, weights, transfer, address, "cuda")
+        workers = [link.workers for link in links]
+        return VllmSender(config.transport, workers, weights, transfer, address, "cuda")
 
-    return DirectPublisher(
-        JoinedEngines(broadcaster, timeout),
+    publisher = DirectPublisher(
+        JoinedEngines(broadcaster),
         connect,
         lambda report: asyncio.run(broadcaster.report(report)),
-        timeout=timeout,
+        timeout=config.timeout_seconds,
         wire_dtype=wire_dtype(config),
         seed_seconds=seed_seconds,
     )
+    publisher.together = config.transport == "nccl"
+    return publisher

@@ -6,13 +6,18 @@ A failed attempt leaves a mixture of weights, so there is no second one: `run` e
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed, UpdateRefused
 from weight_sync.manifest import Signature
+from weight_sync.progress import allowance, show
 from weight_sync.receive.engine import PausableEngine
 from weight_sync.vllm.transfer import FINISH, START, UPDATE, tensor_shapes
+
+MOST_ITEM_BYTES = 4
+"""Bytes of an element on the wire; bfloat16 takes half."""
 
 
 class DirectEngine(PausableEngine, Protocol):
@@ -31,7 +36,7 @@ class DirectReceiver:
     Args:
         join: Registers the engine with the learner.
         on_version: Awaited with each version once the engine serves it; no other begins before.
-        timeout: Longest pause in seconds, in case the learner is gone.
+        timeout: Longest pause in seconds, beside what the bytes take, in case the learner is gone.
     """
 
     def __init__(
@@ -51,7 +56,8 @@ class DirectReceiver:
         self._join = join
         self._expected = {name: shape for name, (_, shape) in expected.items()}
         self._on_version = on_version
-        self._timeout = timeout
+        elements = sum(math.prod(shape) for shape in self._expected.values())
+        self._timeout = allowance(timeout, MOST_ITEM_BYTES * elements)
         self._attempt: str | None = None
         self._next = -1
         """The version of the open attempt."""
@@ -107,7 +113,7 @@ class DirectReceiver:
         if refusal is not None:
             raise UpdateRefused(f"version {version} was refused: {refusal}")
         self._attempt, self._next = attempt, version
-        late = DeadlineExceeded(f"version {version} was not whole within {self._timeout:g} s")
+        late = DeadlineExceeded(f"version {version} was not whole within {show(self._timeout)} s")
         self._deadline = asyncio.get_running_loop().call_later(self._timeout, self._fail, late)
         await self._run_step(attempt, self._engine.pause)
         return self.version

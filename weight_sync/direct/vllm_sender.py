@@ -1,10 +1,13 @@
 """Sends weights by vLLM's own trainer engines: `nccl` between GPUs, `ipc` on the same GPU.
 
-Each engine has a process group of its own: rank 0 is the learner, the engine's workers are the
-others. Written against vLLM 0.32.
+With `nccl` all engines of a connection form one process group: rank 0 is the learner, the workers
+of the engines follow in their order, and each tensor is broadcast once. Written against vLLM 0.32.
 """
 
-from collections.abc import Iterator
+import base64
+import pickle
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -14,37 +17,46 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.utils.network_utils import get_open_port
 
-from weight_sync.direct.publisher import Transfer, Weights
+from weight_sync.direct.attempt import Transfer, Weights
 from weight_sync.errors import UpdateRefused
 from weight_sync.vllm.transfer import FINISH, INIT, START, UPDATE
 
+BUFFER_BYTES = 256 * 2**20
+"""Size of vLLM's buffers on the GPU; a larger tensor makes a buffer of its own size."""
+
 
 class VllmSender:
-    """A connection to one engine (a `Sender`).
+    """A connection to some engines (a `Sender`).
 
     Args:
-        backend: "nccl" or "ipc"; the engine's endpoint must have been made for the same.
-        workers: Processes of the engine.
+        backend: "nccl", or "ipc" for one engine; their endpoints must have been made for the same.
+        workers: Processes of each engine.
         weights: Names, dtypes and shapes of every later `send`.
-        transfer: Calls the endpoint while connecting.
-        address: Address of this node, as seen from the engine's node.
+        transfer: Calls the endpoints while connecting.
+        address: Address of this node, as seen from the engines' nodes.
         device: Device that each tensor is copied to before it is sent.
     """
 
     def __init__(
         self,
         backend: str,
-        workers: int,
+        workers: Sequence[int],
         weights: Weights,
         transfer: Transfer,
         address: str,
         device: str,
     ) -> None:
-        self._source, self._client = _Source(weights, device), _Client(transfer)
-        info: TrainerInitInfo = IPCTrainerInitInfo(rank=0, packed=True)
+        self._source, self._client = _Source(weights, device), _Client(transfer, workers)
+        info: TrainerInitInfo
         if backend == "nccl":
             info = NCCLTrainerInitInfo(
-                rank=0, master_address=address, master_port=get_open_port(), world_size=1 + workers
+                rank=0, master_address=address, master_port=get_open_port(),
+                world_size=1 + sum(workers), packed_buffer_size_bytes=BUFFER_BYTES,
+            )  # fmt: skip
+        else:
+            largest = max(tensor.nbytes for _, tensor in weights)
+            info = IPCTrainerInitInfo(
+                rank=0, packed=True, packed_buffer_size_bytes=max(BUFFER_BYTES, largest)
             )
         self._engine = WeightTransferTrainerFactory.trainer_init(
             info, client=self._client, source=self._source
@@ -59,7 +71,7 @@ class VllmSender:
             self._source.weights = []
 
     def close(self) -> None:
-        """See `Sender.close`; the next tensor is not sent."""
+        """See `Sender.close`; the next tensor is not sent, and a broadcast is aborted."""
         self._source.closed = True
         self._engine.shutdown()
 
@@ -82,20 +94,33 @@ class _Source(WeightSource):
 
 
 class _Client:
-    """The calls of vLLM's trainer engines to an inference engine (a `VLLMWeightSyncClient`)."""
+    """The calls of vLLM's trainer engines to inference engines (a `VLLMWeightSyncClient`)."""
 
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
+    def __init__(self, transfer: Transfer, workers: Sequence[int]) -> None:
+        self.transfer, self._workers = transfer, workers
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self.transfer(INIT, init_info)
+        payloads = [dict(init_info) for _ in self._workers]
+        if "rank_offset" in init_info:  # vLLM's own is the first engine's
+            offsets = accumulate(self._workers, initial=init_info["rank_offset"])
+            for payload, offset in zip(payloads, offsets, strict=False):
+                payload["rank_offset"] = offset
+        self.transfer(INIT, payloads)
 
     def start_weight_update(self) -> None:
-        self.transfer(START, None)
+        self._transfer_to_all(START, None)
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        self.transfer(UPDATE, {"update_info": update_info})
+        if isinstance(update_info, dict) and "ipc_handles" in update_info:
+            # AsyncLLM's message encoder refuses handles, as JSON does.
+            update_info = dict(update_info)
+            handles = pickle.dumps(update_info.pop("ipc_handles"))
+            update_info["ipc_handles_pickled"] = base64.b64encode(handles).decode()
+        self._transfer_to_all(UPDATE, {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         del weight_version  # set by `resume`, which can still be refused
-        self.transfer(FINISH, None)
+        self._transfer_to_all(FINISH, None)
+
+    def _transfer_to_all(self, method: str, payload: dict[str, Any] | None) -> None:
+        self.transfer(method, [payload] * len(self._workers))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weight_sync.errors import DeadlineExceeded, PublishFailed, VersionOrderError
+from weight_sync.progress import Progress
 from weight_sync.publish.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ class BackgroundPublisher(ABC):
     """Sends versions in the background. Calls come from one thread at a time.
 
     Args:
-        timeout: Seconds from a `publish` to its end after which the next one fails; also the
-            deadline of `close`.
+        timeout: Seconds without progress of a version after which the next `publish` fails, beside
+            what its bytes take (`weight_sync.progress`); also the deadline of `close`.
         wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
         idle_seconds: Interval of `on_idle` while no version waits; None never calls it.
     """
@@ -47,13 +48,14 @@ class BackgroundPublisher(ABC):
         self, *, timeout: float, wire_dtype: torch.dtype | None, idle_seconds: float | None = None
     ) -> None:
         self._timeout = timeout
+        self._progress = Progress(timeout)
+        """The progress of the version that is being sent."""
         self._wire_dtype = wire_dtype
         self._idle_seconds = idle_seconds
         self._changed = threading.Condition()
         self._free: list[Snapshot] = []
         self._waiting: PendingVersion | None = None
         self._sending: PendingVersion | None = None
-        self._sending_since = 0.0
         self._failure: tuple[int, BaseException] | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -70,10 +72,9 @@ class BackgroundPublisher(ABC):
         """Do periodic work while no version waits, in the background."""
 
     def _late(self, sending: PendingVersion) -> str | None:
-        """Return an error message if the version is being sent for too long, else None."""
-        if time.monotonic() - self._sending_since <= self._timeout:
-            return None
-        return f"version {sending.version} was not announced within {self._timeout} s"
+        """Return an error message if the version makes no progress, else None."""
+        late = self._progress.late()
+        return late and f"version {sending.version} was not announced {late}"
 
     @abstractmethod
     def _close(self) -> None:
@@ -98,26 +99,29 @@ class BackgroundPublisher(ABC):
         snapshot = self._free_snapshot(version)
         digest = snapshot.take(tensors, self._wire_dtype)
         with self._changed:
+            if self._sending is None:
+                self._progress.reach("it waits to be sent")
             self._waiting = PendingVersion(version, snapshot, created_at)
             self.version = version
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="publish-weights", daemon=True)
             self._thread.start()
-        return digest
+        return digest()
 
     def flush(self, timeout: float) -> None:
-        """Wait until the last version is sent; PublishFailed or DeadlineExceeded if it is not."""
+        """Wait until the last version is sent, or has made no progress for `timeout` seconds.
+
+        Raises:
+            PublishFailed: A version failed.
+            DeadlineExceeded: There is no progress.
+        """
         with self._changed:
-            announced = self._changed.wait_for(
-                lambda: self._failure or not (self._waiting or self._sending), timeout
-            )
+            while not self._failure and (pending := self._sending or self._waiting):
+                if late := self._progress.late(timeout):
+                    raise DeadlineExceeded(f"version {pending.version} was not announced {late}")
+                self._changed.wait(self._progress.remaining(timeout))
             self._raise_failure()
-            if not announced:
-                late = self._sending or self._waiting
-                raise DeadlineExceeded(
-                    f"version {late.version if late else None} was not announced within {timeout} s"
-                )
 
     def close(self) -> None:
         """Finish the version that is being sent, then release the memory of all versions."""
@@ -166,7 +170,8 @@ class BackgroundPublisher(ABC):
                 if self._closing:
                     return
                 pending = self._sending = self._waiting
-                self._waiting, self._sending_since = None, time.monotonic()
+                self._progress.reach("it is about to be sent")
+                self._waiting = None
             failure, free = None, None
             try:
                 if pending is None:

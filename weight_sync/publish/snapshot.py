@@ -1,21 +1,31 @@
 """A reusable copy of all weights in host memory.
 
-Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies pieces
-while another thread checksums them. Torch's own threads are not used: where an engine occupies one
-of their cores they wait for each other, ten times as long as the copy takes.
+Fresh memory would cost several times the copy itself. The caller's thread copies, from a GPU on its
+current stream, while another thread checksums what has arrived. Torch's own threads are not used on
+a CPU: where an engine occupies one of their cores they wait for each other, ten times as long as
+the copy takes.
 """
 
-from collections.abc import Iterable, Iterator
+import logging
+import mmap
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
-from weight_sync.checksum import bytes_of, checksum
+from weight_sync.buckets import ALIGNMENT
+from weight_sync.checksum import bytes_of
 from weight_sync.config import WeightSyncConfig
 
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 256 * 2**20
+"""Size of a block of memory that is registered with a GPU; a larger tensor has its own."""
 PIECE_ELEMENTS = 2**22
 """Copied at a time: 16 MiB of float32, enough for stores that bypass the cache."""
 CAST_ELEMENTS = 2**14
@@ -27,40 +37,98 @@ def wire_dtype(config: WeightSyncConfig) -> torch.dtype | None:
     return torch.bfloat16 if config.wire_dtype == "bfloat16" else None
 
 
+class Gpu:
+    """Copies from CUDA devices to memory of the host that is registered with them."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is on such a device."""
+        return tensor.is_cuda
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Return bytes of the host; torch's own pinned memory takes the next power of two."""
+        memory = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+        self.register(memory)
+        return memory
+
+    def register(self, memory: Tensor) -> None:
+        """Let the device write to memory directly; without this, copies are slower."""
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 1))
+        if error:
+            log.warning("%d bytes cannot be pinned: CUDA error %d", memory.nbytes, error)
+        else:
+            weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
+
+    def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
+        """Begin a copy on the current stream; return a function that waits for its end."""
+        host.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return copied.synchronize
+
+
 class Snapshot:
     """The tensors of one version in host memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: Gpu | None = None) -> None:
         self.tensors: list[tuple[str, Tensor]] = []
         """The tensors taken last: contiguous, in the order given."""
         self._memory: dict[str, Tensor] = {}
+        self._gpu = gpu or Gpu()
+        self._blocks: list[Tensor] = []
+        """Registered memory, of which the newest block has room left."""
+        self._used = 0
+        """Bytes of the newest block that are taken."""
 
     @torch.no_grad()
-    def take(self, tensors: Iterable[tuple[str, Tensor]], wire_dtype: torch.dtype | None) -> str:
-        """Copy tensors, cast to `wire_dtype` if given, and return their `checksum`."""
+    def take(
+        self, tensors: Iterable[tuple[str, Tensor]], wire_dtype: torch.dtype | None
+    ) -> Callable[[], str]:
+        """Copy tensors, cast to `wire_dtype` if given.
+
+        Returns a function that waits for their `checksum`, of which a thread computes the rest. The
+        memory must not be used again before.
+        """
         self.tensors = []
         digest = xxhash.xxh3_64()
-        with ThreadPoolExecutor(1, thread_name_prefix="checksum") as thread:
+        copies: list[Callable[[], object]] = []
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
+        try:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
-                if tensor.is_cuda:
-                    host.copy_(tensor, non_blocking=True)
-                    continue
                 thread.submit(digest.update, name.encode())
-                for copied in _copy(tensor, host):
-                    thread.submit(digest.update, copied)
-        if any(host.is_pinned() for _, host in self.tensors):
-            torch.cuda.synchronize(device=None)
-            return checksum(self.tensors)
-        return digest.hexdigest()
+                if self._gpu.holds(tensor):
+                    copies.append(self._gpu.copy(tensor, host))
+                    thread.submit(copies[-1])
+                    thread.submit(digest.update, bytes_of(host))
+                    continue
+                for piece in _copy(tensor, host):
+                    thread.submit(digest.update, piece)
+            for wait in copies[-1:]:  # they are in the order of a stream
+                wait()
+            return thread.submit(digest.hexdigest).result
+        finally:
+            thread.shutdown(wait=False)
 
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)
         if host is None or host.shape != tensor.shape or host.dtype != dtype:
-            host = torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda)
+            if self._gpu.holds(tensor):
+                host = self._pinned(tensor.numel() * dtype.itemsize).view(dtype).view(tensor.shape)
+            else:
+                host = torch.empty(tensor.shape, dtype=dtype, device="cpu")
             self._memory[name] = host
         return host
+
+    def _pinned(self, nbytes: int) -> Tensor:
+        """Return bytes of a registered block."""
+        begin = -(-self._used // ALIGNMENT) * ALIGNMENT
+        if not self._blocks or begin + nbytes > self._blocks[-1].nbytes:
+            self._blocks.append(self._gpu.pinned(max(nbytes, BLOCK_BYTES)))
+            begin = 0
+        self._used = begin + nbytes
+        return self._blocks[-1][begin : self._used]
 
 
 def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:

@@ -1,10 +1,11 @@
 """The staged publisher stores each version in a transport and announces it.
 
-plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
+plan ─▶ write and checksum, several buckets at a time ─▶ compare with v−1 ─▶ announce ─▶ commit
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from weight_sync.buckets import BucketPlan, Piece, plan_buckets
 from weight_sync.checksum import bytes_of
 from weight_sync.codecs.delta import DeltaEncoder
-from weight_sync.manifest import Delta, Manifest
+from weight_sync.manifest import Bucket, Delta, Manifest
+from weight_sync.progress import run_in_streams
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
 from weight_sync.transports.protocol import Transport
@@ -55,18 +57,14 @@ class StagedPublisher(BackgroundPublisher):
     def _send(self, pending: PendingVersion) -> Snapshot:
         version = pending.version
         plan, pieces = _cut(pending.snapshot, self._bucket_bytes)
-        buckets = tuple(
-            self._transport.write(version, nbytes, parts)
-            for nbytes, parts in zip(plan.sizes, pieces, strict=True)
-        )
+        buckets = self._write(version, plan.sizes, pieces)
+        self._progress.reach("it is compared with the version before", sum(plan.sizes))
         encoded = self._encoder and self._encoder.encode(version, plan, pieces, buckets)
         delta = None
         if encoded and encoded.patches is not None:
-            patches = (
-                self._transport.write(version, len(patch), [Piece(0, memoryview(patch))])
-                for patch in encoded.patches
-            )
-            delta = Delta(base_version=encoded.base_version, buckets=tuple(patches))
+            patches = [[Piece(0, memoryview(patch))] for patch in encoded.patches]
+            written = self._write(version, [len(patch) for patch in encoded.patches], patches)
+            delta = Delta(base_version=encoded.base_version, buckets=written)
         manifest = Manifest(
             version=version,
             tensors=plan.tensors,
@@ -75,11 +73,20 @@ class StagedPublisher(BackgroundPublisher):
             delta=delta,
             changed=encoded.changed if encoded else None,
         )
+        self._progress.reach("it is being announced")
         announcing = self._announce(manifest)
         if announcing is not None:
             asyncio.run(announcing)
         self._transport.commit(manifest)
         return pending.snapshot
+
+    def _write(
+        self, version: int, sizes: Sequence[int], pieces: Sequence[Sequence[Piece]]
+    ) -> tuple[Bucket, ...]:
+        """Store buckets, several at a time; return them in their order."""
+        write = self._transport.write
+        tasks = [partial(write, version, *args) for args in zip(sizes, pieces, strict=True)]
+        return tuple(run_in_streams(self._progress, "written", tasks, sizes))
 
 
 def _cut(snapshot: Snapshot, bucket_bytes: int) -> tuple[BucketPlan, list[list[Piece]]]:

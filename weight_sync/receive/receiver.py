@@ -26,6 +26,7 @@ from weight_sync.errors import (
     VersionOrderError,
 )
 from weight_sync.manifest import Manifest, Signature, check_signature
+from weight_sync.progress import Progress, allowance, show
 from weight_sync.receive.engine import UpdatableEngine
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.protocol import Transport
@@ -46,12 +47,16 @@ class ReceiverOptions:
     """Dtypes and shapes that the engine takes; None adopts those of the first version that loads.
     Dtypes are adopted from it in any case."""
     timeout: float = 60.0
-    """Deadline in seconds of staging, of preparing, and of pause, load and resume together."""
+    """Longest time in seconds without progress of staging; deadline of preparing, and of pause,
+    load and resume together. Each has the time in addition that its bytes take (`allowance`)."""
     keep_base: bool = False
     """Keep the newest staged version in host memory, as the base of the next delta."""
     retry_seconds: float = 1.0
     """Wait before a failed version is tried again, doubled up to 32 times as long while it keeps
     failing; a newer version ends the wait."""
+    failed_loads: int = 3
+    """Loads that fail one after the other until `run` raises the error: a paused engine that no
+    load repairs must be replaced."""
 
 
 class Receiver:
@@ -71,6 +76,7 @@ class Receiver:
         """The version that the engine serves; None until its first update (STALE)."""
         self.paused = False
         """True while a failed load keeps the engine paused."""
+        self._failed_loads = 0
         self._engine = engine
         self._announcements = announcements
         self._transport = transport
@@ -88,7 +94,8 @@ class Receiver:
         """Follow the announcements until `stop` is set; a swap that has begun is finished.
 
         Raises errors of an engine that cannot be repaired: IncompatibleWeights if the first version
-        belongs to another model, DeadlineExceeded if the engine hung, and the engine's own errors.
+        belongs to another model, LoadFailed if several loads failed in a row, DeadlineExceeded if
+        the engine hung, and the engine's own errors.
         """
         failed, failures, retry_at = -1, 0, 0.0
         while not stop.is_set():
@@ -128,7 +135,8 @@ class Receiver:
         """Verify one version, then swap it in; a failure that may be retried is reported.
 
         Returns None if a newer version or `stop` came before the permit. Raises IncompatibleWeights
-        if the engine serves nothing yet and cannot take these weights.
+        if the engine serves nothing yet and cannot take these weights, and LoadFailed if it has
+        refused to load several times.
         """
         resending = self._resending
         self._attempt = WeightUpdateReport(
@@ -156,13 +164,17 @@ class Receiver:
             try:
                 await self._swap(staged)
             except LoadFailed as error:
-                return await self._report(error)
+                self._failed_loads += 1
+                report = await self._report(error)
+                if self._failed_loads < self._options.failed_loads:
+                    return report
+                raise LoadFailed(f"{self._failed_loads} loads failed, the last: {error}") from error
             except BaseException as error:
                 await self._report(error)
                 raise
         finally:
             self._keep_or_close(staged)
-        self.version = manifest.version
+        self.version, self._failed_loads = manifest.version, 0
         self._expected = manifest.signature
         report = await self._report(None)
         if resending is not None:
@@ -196,32 +208,32 @@ class Receiver:
             )
         if self._expected is not None:
             check_signature(manifest, self._expected)
-        loop = asyncio.get_running_loop()
+        loop, progress = asyncio.get_running_loop(), Progress(self._options.timeout)
         base = None if again else self._base
-        staging = loop.run_in_executor(None, stage, manifest, self._transport, base)
+        staging = loop.run_in_executor(None, stage, manifest, self._transport, base, progress)
         try:
-            async with asyncio.timeout(self._options.timeout):
-                try:
-                    return await asyncio.shield(staging)
-                except asyncio.CancelledError:  # also the deadline's: the thread goes on
-                    staging.add_done_callback(_close_staged)
-                    raise
-        except TimeoutError:
-            raise StagingError(
-                f"version {manifest.version} was not verified within {self._options.timeout} s"
-            ) from None
+            while not staging.done():
+                if late := progress.late():
+                    staging.add_done_callback(_close_staged)  # the thread goes on
+                    raise StagingError(f"version {manifest.version} was not verified {late}")
+                await asyncio.wait({staging}, timeout=progress.remaining())
+            return staging.result()
+        except asyncio.CancelledError:
+            staging.add_done_callback(_close_staged)
+            raise
         finally:
             del staging  # its error would refer to this frame, and so keep the buckets open
 
     async def _prepare(self, staged: StagedWeights) -> None:
         begin = time.perf_counter()
+        deadline = allowance(self._options.timeout, staged.manifest.nbytes)
         try:
-            async with asyncio.timeout(self._options.timeout):
+            async with asyncio.timeout(deadline):
                 await self._engine.prepare(staged)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{self.engine_id} did not prepare version {staged.manifest.version} within "
-                f"{self._options.timeout} s"
+                f"{show(deadline)} s"
             ) from error
         self._note(prepare_seconds=time.perf_counter() - begin)
 
@@ -236,9 +248,10 @@ class Receiver:
     async def _swap(self, staged: StagedWeights) -> None:
         """Pause, load and resume under one deadline, and measure each."""
         version = staged.manifest.version
+        deadline = allowance(self._options.timeout, staged.manifest.nbytes)
         self._note(swap_started_at=time.time())
         try:
-            async with asyncio.timeout(self._options.timeout):
+            async with asyncio.timeout(deadline):
                 begin = time.perf_counter()
                 if not self.paused:
                     await self._engine.pause()
@@ -258,7 +271,7 @@ class Receiver:
                 raise
             raise DeadlineExceeded(
                 f"{self.engine_id} did not take version {version} within "
-                f"{self._options.timeout} s (paused after {self._attempt.pause_seconds:.3f} s, "
+                f"{show(deadline)} s (paused after {self._attempt.pause_seconds:.3f} s, "
                 f"loading took {self._attempt.load_seconds:.3f} s)"
             ) from error
         self._note(swap_finished_at=time.time())

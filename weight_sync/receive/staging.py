@@ -1,9 +1,9 @@
 """Staging: fetch and verify a version on this node, without touching an engine."""
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from weight_sync.buckets import Piece
 from weight_sync.codecs.delta import patched
 from weight_sync.errors import StagingError, WrongBase
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
+from weight_sync.progress import Progress, run_in_streams
 from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import SealedBucket, seal_verified
 
@@ -51,23 +52,32 @@ class StagedWeights:
 
 
 def stage(
-    manifest: Manifest, transport: Transport, base: StagedWeights | None = None
+    manifest: Manifest,
+    transport: Transport,
+    base: StagedWeights | None = None,
+    progress: Progress | None = None,
 ) -> StagedWeights:
     """Fetch and verify a version, whole unless its delta on `base` can be used; blocks.
 
-    Raises StagingError if a bucket is unavailable or damaged; then none is kept open.
+    `progress` is told of every bucket. Raises StagingError if a bucket is unavailable or damaged;
+    then none is kept open.
     """
     delta = manifest.delta
     if delta and base is not None and base.manifest.version == delta.base_version:
         try:
-            return stage_delta(manifest, transport, base)
+            return stage_delta(manifest, transport, base, progress)
         except StagingError as error:
             logger.warning("version %d comes whole: %s", manifest.version, error)
-    buckets = _all_or_none(transport.open(bucket) for bucket in manifest.buckets)
+    buckets = _open_all(transport.open, manifest.buckets, progress)
     return StagedWeights(manifest, buckets, codec="full", fetched=manifest.nbytes)
 
 
-def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -> StagedWeights:
+def stage_delta(
+    manifest: Manifest,
+    transport: Transport,
+    base: StagedWeights,
+    progress: Progress | None = None,
+) -> StagedWeights:
     """Build a version from its delta on another one; blocks.
 
     Raises WrongBase if the delta is not for `base`, and StagingError as `stage` does.
@@ -75,9 +85,10 @@ def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -
     delta = manifest.delta
     if delta is None or len(delta.buckets) != len(base.manifest.buckets):
         raise WrongBase(f"version {manifest.version} has no delta for these weights")
+    numbers = {patch: number for number, patch in enumerate(delta.buckets)}
 
-    def apply(number: int, patch: Bucket) -> SealedBucket:
-        opened = transport.open(patch)
+    def apply(patch: Bucket) -> SealedBucket:
+        number, opened = numbers[patch], transport.open(patch)
         try:
             old = np.frombuffer(base.memories[number], dtype=np.uint8)
             new = patched(old, base.manifest.buckets[number].checksum, opened.memory)
@@ -85,16 +96,18 @@ def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -
             opened.close()
         return seal_verified(manifest.buckets[number], new.size, [Piece(0, new.data)])
 
-    buckets = _all_or_none(apply(number, patch) for number, patch in enumerate(delta.buckets))
+    buckets = _open_all(apply, delta.buckets, progress)
     fetched = sum(patch.nbytes for patch in delta.buckets)
     return StagedWeights(manifest, buckets, codec="delta", fetched=fetched)
 
 
-def _all_or_none(opening: Iterable[SealedBucket]) -> list[SealedBucket]:
-    with ExitStack() as on_failure:
-        opened = [on_failure.enter_context(closing(bucket)) for bucket in opening]
-        on_failure.pop_all()
-    return opened
+def _open_all(
+    opening: Callable[[Bucket], SealedBucket], buckets: Sequence[Bucket], progress: Progress | None
+) -> list[SealedBucket]:
+    """Open several buckets at a time; all or none."""
+    tasks = [partial(opening, bucket) for bucket in buckets]
+    sizes = [bucket.nbytes for bucket in buckets]
+    return run_in_streams(progress or Progress(0.0), "open", tasks, sizes, SealedBucket.close)
 
 
 def tensor_views(

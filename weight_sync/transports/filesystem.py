@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +49,7 @@ class FilesystemTransport(Transport):
         self._publisher = uuid.uuid4().hex[:8]
         self._written: dict[int, int] = {}
         """Number of the last bucket of each version."""
+        self._numbering = threading.Lock()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,7 +57,8 @@ class FilesystemTransport(Transport):
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
         pieces = list(pieces)
-        number = self._written[version] = self._written.get(version, -1) + 1
+        with self._numbering:
+            number = self._written[version] = self._written.get(version, -1) + 1
         file = self._version_folder(version) / f"bucket-{number:05d}.safetensors"
         file.parent.mkdir(exist_ok=True)
         _write_synced(file, [_header(pieces), *(piece.memory for piece in pieces)])

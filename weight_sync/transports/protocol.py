@@ -9,7 +9,10 @@ from weight_sync.transports.sealed_memory import SealedBucket
 
 
 class Transport(Protocol):
-    """Moves buckets from one publisher to many receivers."""
+    """Moves buckets from one publisher to many receivers.
+
+    `write` and `open` are called from several threads at a time.
+    """
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
         """Store one bucket of a version, as publisher; it can be opened once this returns.

@@ -8,11 +8,13 @@ version, end with the caller that created them, and are created again by the nex
 """
 
 import re
+import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import ray
@@ -22,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
+from weight_sync.progress import STREAMS, allowance, show
 from weight_sync.ray_calls import remote_errors
 from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import (
@@ -34,6 +37,9 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 RETRY_SECONDS = 0.1
 """Wait before an uploader or downloader that died is created again."""
+CONCURRENT_CALLS = 64
+"""Buckets that an uploader or a downloader is asked for at a time; several engines wait for one."""
+T = TypeVar("T")
 _LOCATION = re.compile(r"ray/([0-9a-f]+)/([0-9a-f]{8})/(\d+)(/proc/\d+/fd/\d+)")
 
 
@@ -80,30 +86,62 @@ class ObjectStoreTransport(Transport):
         self._local.close()
 
 
+class _Once(Generic[T]):
+    """Makes a result for each bucket of the newest version once, however many threads ask."""
+
+    def __init__(self, drop: Callable[[T], None]) -> None:
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._version = -1
+        self._made: dict[Bucket, Future[T]] = {}
+
+    def get(self, version: int, bucket: Bucket, make: Callable[[], T]) -> T:
+        """Return a bucket's result, and drop those of older versions.
+
+        Raises StagingError if a newer version was asked for before, and what `make` raises.
+        """
+        with self._lock:
+            if version < self._version:
+                raise StagingError(
+                    f"version {version} was superseded by {self._version} on this node"
+                )
+            if version > self._version:
+                for old in self._made.values():
+                    old.add_done_callback(lambda old: old.exception() or self._drop(old.result()))
+                self._version, self._made = version, {}
+            making = self._made.get(bucket)
+            result = self._made.setdefault(bucket, Future())
+        if making is None:
+            try:
+                result.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    self._made = {b: made for b, made in self._made.items() if made is not result}
+                result.set_exception(error)
+                raise
+        return result.result()
+
+
 class Uploader:
     """On the publisher's node: puts each bucket into the object store once."""
 
     def __init__(self) -> None:
-        self._version = -1
-        self._objects: dict[Bucket, Any] = {}
+        self._objects: _Once[Any] = _Once(lambda _: None)
 
     def put(self, bucket: Bucket, location: _Location) -> list[Any]:
         """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it.
 
         Raises StagingError if the publisher has removed the bucket, or is gone.
         """
-        if location.version > self._version:
-            self._version, self._objects = location.version, {}
-        stored = self._objects.get(bucket)
-        if stored is None:
+
+        def store() -> Any:
             opened = open_verified(replace(bucket, location=location.local))
             try:
-                stored = ray.put(np.frombuffer(opened.memory, dtype=np.uint8))
+                return ray.put(np.frombuffer(opened.memory, dtype=np.uint8))
             finally:
                 opened.close()
-            if location.version == self._version:
-                self._objects[bucket] = stored
-        return [stored]
+
+        return [self._objects.get(location.version, bucket, store)]
 
 
 class Downloader:
@@ -111,8 +149,7 @@ class Downloader:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._version = -1
-        self._fetched: dict[Bucket, SealedBucket] = {}
+        self._fetched: _Once[SealedBucket] = _Once(SealedBucket.close)
         self._uploader = _NodeActor(Uploader, timeout)
 
     def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
@@ -120,24 +157,15 @@ class Downloader:
 
         Raises StagingError as `Transport.open` does, or if a newer version was fetched before.
         """
-        if location.version < self._version:
-            raise StagingError(
-                f"version {location.version} was superseded by {self._version} on this node"
-            )
-        if location.version > self._version:
-            self._version = location.version
-            for old in self._fetched.values():
-                old.close()
-            self._fetched = {}
-        if bucket not in self._fetched:
-            self._fetched[bucket] = self._pull(bucket, location)
-        return self._fetched[bucket].bucket
+        pull = lambda: self._pull(bucket, location)  # noqa: E731
+        return self._fetched.get(location.version, bucket, pull).bucket
 
     def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
         (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
-        with remote_errors(name, self._timeout, gone=StagingError, late=StagingError):
-            content = ray.get(stored, timeout=self._timeout)
+        seconds = _seconds(self._timeout, bucket)
+        with remote_errors(name, seconds, gone=StagingError, late=StagingError):
+            content = ray.get(stored, timeout=seconds)
         return seal_verified(bucket, content.nbytes, [Piece(0, memoryview(content))])
 
 
@@ -148,20 +176,20 @@ class _NodeActor:
         self, kind: type[Uploader | Downloader], timeout: float, *arguments: object
     ) -> None:
         self._kind, self._timeout, self._arguments = kind, timeout, arguments
-        self._name = ""
-        self._actor: Any = None
+        self._known: tuple[str, Any] = "", None
+        """Name and handle of the actor that was called last, by any thread."""
 
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
         """Call a method on a node, again if the actor dies; StagingError if that takes too long."""
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
-        if name != self._name:
-            self._name, self._actor = name, None
-        deadline = time.monotonic() + self._timeout
+        known, actor = self._known
+        seconds = _seconds(self._timeout, bucket)
+        deadline = time.monotonic() + seconds
         while True:
             try:
-                if self._actor is None:
-                    self._actor = self._get_or_create(node)
-                answer = getattr(self._actor, method).remote(bucket, location)
+                if actor is None or known != name:
+                    known, actor = self._known = name, self._get_or_create(name, node)
+                answer = getattr(actor, method).remote(bucket, location)
                 return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
@@ -169,17 +197,23 @@ class _NodeActor:
                 died = isinstance(error, ray.exceptions.RayActorError)
                 if not died or time.monotonic() > deadline:
                     raise StagingError(
-                        f"bucket at {bucket.location} cannot be fetched: {self._name} did not "
-                        f"answer within {self._timeout:g} s ({type(error).__name__}: {error})"
+                        f"bucket at {bucket.location} cannot be fetched: {name} did not "
+                        f"answer within {show(seconds)} s ({type(error).__name__}: {error})"
                     ) from error
-            self._actor = None  # it died with its creator
+            actor = None  # it died with its creator
             time.sleep(RETRY_SECONDS)
 
-    def _get_or_create(self, node: str) -> Any:
+    def _get_or_create(self, name: str, node: str) -> Any:
         remote = ray.remote(self._kind).options(
-            name=self._name,
+            name=name,
             get_if_exists=True,
             num_cpus=0,
+            max_concurrency=CONCURRENT_CALLS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
         return remote.remote(*self._arguments)
+
+
+def _seconds(timeout: float, bucket: Bucket) -> float:
+    """Return the deadline of a bucket that shares the way with others of its size."""
+    return allowance(timeout, STREAMS * bucket.nbytes)

@@ -2,7 +2,7 @@
 
 vLLM finds `register` through the entry point group `vllm.general_plugins`. The worker hands
 zero-copy tensors of verified memory to the model's own loader. For models that allow a `Shadow`, a
-thread does so while the engine generates, and the pause covers only the exchange.
+thread does so while the engine generates, and the pause covers only the exchange, on a GPU a copy.
 """
 
 import logging
@@ -23,6 +23,7 @@ from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import tensor_views
 from weight_sync.transports.sealed_memory import map_verified
+from weight_sync.vllm.device_memory import DeviceMemory
 from weight_sync.vllm.shadow import Shadow, applies, incomplete
 from weight_sync.vllm.transfer import BACKEND
 
@@ -50,17 +51,22 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     update_info_cls = ManifestInfo
     _preparation: tuple[int, Future[Shadow | None]] | None = None
     """The version that `_THREAD` loads beside the served one, or has loaded."""
+    memory: DeviceMemory | None = None
+    """Where weights are staged that must keep their addresses; None exchanges references."""
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
-        """Do nothing: there is no connection."""
+        """Choose how weights are exchanged: there is no connection."""
         self._tied: list[Any] = []
+        if self.device.type != "cpu":
+            self.memory = DeviceMemory(self.device)
 
     def prepare(self, manifest: Manifest) -> bool:
         """Begin to load a version beside the served one; False if only a pause can load it."""
-        if self.device.type != "cpu" or not applies(self.model):
+        if not applies(self.model):
             return False
         self._discard()
-        self._preparation = manifest.version, _THREAD.submit(_prepare, self.model, manifest)
+        preparing = _THREAD.submit(_prepare, self.model, manifest, self.memory)
+        self._preparation = manifest.version, preparing
         return True
 
     def prepared(self) -> bool:
@@ -134,9 +140,11 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         self._discard()
 
 
-def _prepare(model: torch.nn.Module, manifest: Manifest) -> Shadow | None:
+def _prepare(
+    model: torch.nn.Module, manifest: Manifest, memory: DeviceMemory | None
+) -> Shadow | None:
     """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
-    shadow = Shadow(model)
+    shadow = Shadow(model, memory)
     try:
         memories = [map_verified(bucket) for bucket in manifest.buckets]
         shadow.load(tensor_views(manifest.tensors, memories))
@@ -156,6 +164,16 @@ class PreparesWeights:
     """Methods that vLLM adds to its worker, for `collective_rpc`."""
 
     weight_transfer_engine: StagedWeightsEngine
+    _weight_update_active: bool
+
+    def abandon_weight_update(self) -> bool:
+        """Let a load that failed on any worker be followed by another one.
+
+        vLLM's worker refuses to start an update while it believes that another one is active: after
+        `finish_weight_update` raised, or after another worker of the engine failed.
+        """
+        self._weight_update_active = False
+        return True
 
     def prepare_weights(self, manifest: str) -> bool:
         """See `StagedWeightsEngine.prepare`."""

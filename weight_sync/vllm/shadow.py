@@ -4,8 +4,9 @@
                    ─▶  exchange()       engine paused: references are swapped, nothing is copied
 
 A shadow has layers of its own that share everything with the model's but their tensors. It needs
-the memory of the weights once more, so it is not used on GPUs, nor for layers of unknown kinds.
-Written against vLLM 0.32.
+the memory of the weights once more, and is not used for layers of unknown kinds. For a GPU the
+loaded tensors are staged in a `DeviceMemory`; `exchange` copies them into the served ones, which
+keep their addresses. Written against vLLM 0.32.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize
 
 from weight_sync.errors import LoadFailed
+from weight_sync.vllm.device_memory import DeviceMemory
 
 PACKED = "cpu_linear"
 """The attribute that vLLM's packing sets: the multiplication by the packed weight."""
@@ -44,7 +46,10 @@ def applies(model: nn.Module) -> bool:
 class Shadow:
     """A second copy of all weights of a model of vLLM for which `applies` is True."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, memory: DeviceMemory | None = None) -> None:
+        self._memory = memory
+        self._targets: list[Tensor] = []
+        self._staged: list[Tensor] = []
         self._names = {layer: name for name, layer in model.named_modules()}
         self._twins: dict[nn.Module, nn.Module] = {}
         self._root: Any = self._twin_of(model)
@@ -55,7 +60,8 @@ class Shadow:
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load and pack every layer; the model does not change.
 
-        Raises LoadFailed if a layer was not loaded whole, and any error of vLLM's loaders.
+        Raises LoadFailed if a layer was not loaded whole, or got tensors that cannot be copied into
+        the model's, and any error of vLLM's loaders.
         """
         for live, twin in self._twins.items():
             for name, parameter in _to_be_loaded(live).items():
@@ -82,9 +88,30 @@ class Shadow:
             raise LoadFailed(
                 f"not all weights for {len(skipped)} layers ({', '.join(skipped[:3])})"
             )
+        if self._memory is not None:
+            pairs = self._pairs()
+            self._targets = [old.data for old, _ in pairs]
+            self._staged = self._memory.stage([new for _, new in pairs])
+            for twin in self._twins.values():
+                twin._parameters.clear()
 
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor of the model, once, and the one that was loaded for it."""
+        pairs = {}
+        for live, twin in self._loaded:
+            for name, old in _parameters(live).items():
+                new = twin._parameters[name]
+                if new is None or (new.shape, new.dtype) != (old.shape, old.dtype):
+                    raise LoadFailed(f"{self._names[live]}.{name} is laid out in another way")
+                pairs[id(old)] = old, new
+        return list(pairs.values())
+
+    @torch.no_grad()
     def exchange(self) -> None:
-        """Swap the weights with the model's; `close` frees the old ones."""
+        """Swap the weights with the model's, or copy; `close` frees what is not needed then."""
+        if self._memory is not None:
+            self._memory.copy(self._targets, self._staged)
+            return
         for live, twin in self._loaded:
             for name, parameter in _parameters(live).items():
                 if parameter.numel():
@@ -100,8 +127,8 @@ class Shadow:
             twin._parameters.clear()
             twin.__dict__.pop(PACKED, None)
             layerwise.get_layerwise_info(twin).reset()
-        self._loaded.clear()
-        self._old.clear()
+        for tensors in (self._loaded, self._old, self._targets, self._staged):
+            tensors.clear()
 
     def _twin_of(self, live: nn.Module) -> nn.Module:
         """Return the twin of a layer: tables of its own, no tensors, children twins as well."""

@@ -40,6 +40,7 @@ async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> 
 
     arguments = payload or {}
     if method == INIT:
+        await engine.shutdown_weight_transfer_engine()  # the connection before, which it would leak
         await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=arguments))
     elif method == START:
         await engine.start_weight_update()

@@ -72,15 +72,15 @@ class FakeVllmSender:
     """Makes the calls of vLLM's trainer engines (a `VllmSender`)."""
 
     def __init__(self, backend, workers, weights, transfer, address, device) -> None:
-        assert (backend, workers, device) == ("nccl", 1, "cuda")
-        transfer("init_weight_transfer_engine", {})
+        assert (backend, workers, device) == ("nccl", [1], "cuda")
+        transfer("init_weight_transfer_engine", [{}])
 
     def send(self, weights, transfer) -> None:
         names, tensors = zip(*weights, strict=True)
         info = {"names": names, "shapes": [t.shape for t in tensors], "tensors": weights}
-        transfer("start_weight_update", None)
-        transfer("update_weights", {"update_info": info})
-        transfer("finish_weight_update", None)
+        transfer("start_weight_update", [None])
+        transfer("update_weights", [{"update_info": info}])
+        transfer("finish_weight_update", [None])
 
     def close(self) -> None: ...
 

@@ -13,7 +13,8 @@ import torch
 from tests.weight_sync.conftest import until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
-from weight_sync.direct.publisher import DirectPublisher, Transfer, Weights
+from weight_sync.direct.attempt import Transfer, Weights
+from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.errors import (
     DeadlineExceeded,
@@ -81,12 +82,12 @@ class FakeSender:
     """Speaks to the endpoint in the order of vLLM's trainer engines (a `Sender`)."""
 
     def __init__(self, transfer: Transfer) -> None:
-        transfer("init_weight_transfer_engine", {})
+        transfer("init_weight_transfer_engine", [{}])
 
     def send(self, weights: Weights, transfer: Transfer) -> None:
-        transfer("start_weight_update", None)
-        transfer("update_weights", update_of(weights))
-        transfer("finish_weight_update", None)
+        transfer("start_weight_update", [None])
+        transfer("update_weights", [update_of(weights)])
+        transfer("finish_weight_update", [None])
 
     def close(self) -> None:
         pass
@@ -470,6 +471,6 @@ def test_vllms_endpoint_is_called_in_its_own_terms() -> None:
             await transfer(Endpoint(), "explode", None)
 
     asyncio.run(run())
-    assert [name for name, *_ in calls] == list(METHODS)
-    assert calls[0][1].init_info == {"rank_offset": 1}
-    assert calls[2][1].update_info == {"names": ["a"]}
+    assert [name for name, *_ in calls] == ["shutdown_weight_transfer_engine", *METHODS]
+    assert calls[1][1].init_info == {"rank_offset": 1}
+    assert calls[3][1].update_info == {"names": ["a"]}

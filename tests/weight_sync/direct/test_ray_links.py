@@ -34,7 +34,7 @@ class FakeActor:
 
 class FakeSender:
     def send(self, weights, transfer) -> None:
-        transfer("update_weights", {"weights": weights})
+        transfer("update_weights", [{"weights": weights}])
 
     def close(self) -> None:
         pass
@@ -64,7 +64,7 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
 
     broadcaster = create_broadcaster(1.0, 1)
     actor = ray.remote(FakeActor).options(num_cpus=0).remote()
-    joined = JoinedEngines(broadcaster, timeout=30)
+    joined = JoinedEngines(broadcaster)
     assert joined() == []
     asyncio.run(broadcaster.join("e0", actor, 2))
     (link,) = joined()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weight_sync.broadcaster import Broadcaster
-from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import NEWEST_SECONDS, Receiver, ReceiverOptions
@@ -183,6 +183,39 @@ def test_a_failed_load_stays_paused_until_a_full_load_succeeds(
     assert torch.equal(engine.weights["q"], weights(5)["q"])
 
 
+def test_an_engine_that_fails_to_load_again_and_again_ends_the_loop(
+    engine, transport, published
+) -> None:
+    engine.failing_loads = 5
+
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(3))
+        options = ReceiverOptions(retry_seconds=0.001, failed_loads=3)
+        receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+        async with asyncio.timeout(10):
+            with pytest.raises(LoadFailed, match="3 loads failed, the last: injected"):
+                await receiver.run(asyncio.Event())
+        assert await broadcaster.acquire_swap("e1", 0.0)
+        return [report.error for report in await broadcaster.reports(0)]
+
+    assert asyncio.run(run()) == ["LoadFailed: injected"] * 3
+    assert engine.events == ["pause", "load 3", "load 3", "load 3"]
+
+
+def test_failed_loads_are_counted_in_a_row(engine, transport, published) -> None:
+    async def run():
+        receiver, _, update = serve(engine, transport, published(0))
+        await update
+        for version in (1, 2, 3):
+            engine.failing_loads = 2
+            for attempt in range(3):
+                report = await receiver.update(published(3 * version + attempt))
+            assert report.error is None
+
+    asyncio.run(run())
+
+
 def test_an_engine_beyond_repair_ends_the_loop_and_gives_its_permit_back(
     engine, transport, published
 ) -> None:
@@ -279,7 +312,7 @@ def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
 
     outcome = asyncio.run(run())
     if left_by == "deadline":
-        assert "not verified within 0.05 s" in outcome.error
+        assert "not verified within 0.05 s of the last progress" in outcome.error
     else:
         assert isinstance(outcome, asyncio.CancelledError)
     assert engine.events == []

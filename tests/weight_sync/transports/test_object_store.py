@@ -3,9 +3,14 @@
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from weight_sync.errors import StagingError
+from weight_sync.manifest import Bucket
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,3 +66,32 @@ def test_a_dead_downloader_leaves_staged_weights_and_is_replaced(results) -> Non
 def test_a_dead_learner_is_an_error_and_takes_nothing_staged_with_it(results) -> None:
     assert results["after_learner_died"].startswith("StagingError: ")
     assert results["held_after_learner_died"] == sums(2)
+
+
+def test_a_result_is_made_once_for_all_threads_and_dropped_with_its_version() -> None:
+    from weight_sync.transports.ray_object_store import _Once
+
+    dropped, made, go_on = [], [], threading.Event()
+    once = _Once(dropped.append)
+    bucket, other = (Bucket(nbytes=n, checksum="0" * 32, location="") for n in (1, 2))
+
+    def make() -> str:
+        made.append(1)
+        assert go_on.wait(30)
+        return "first"
+
+    def fail() -> str:
+        raise StagingError("gone")
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(once.get, 1, bucket, make) for _ in range(8)]
+        assert once.get(1, other, lambda: "other") == "other"  # nobody waits for another bucket
+        go_on.set()
+        assert {future.result() for future in asked} == {"first"}
+    assert made == [1]
+    with pytest.raises(StagingError, match="gone"):
+        once.get(2, bucket, fail)
+    assert sorted(dropped) == ["first", "other"]
+    assert once.get(2, bucket, lambda: "second") == "second"
+    with pytest.raises(StagingError, match="version 1 was superseded by 2"):
+        once.get(1, bucket, make)

@@ -1,0 +1,102 @@
+"""A snapshot of tensors on a GPU: few blocks of host memory, the checksum beside the sending.
+
+The device is a fake: its tensors lie in host memory, and a copy happens when something waits for it
+or, in the order of the stream, for a later one.
+"""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from weight_sync.checksum import checksum
+from weight_sync.publish import snapshot as snapshot_module
+from weight_sync.publish.snapshot import Gpu, Snapshot
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.receive.staging import stage
+
+
+class FakeGpu(Gpu):
+    """A stream of copies, which are done in their order once somebody waits."""
+
+    def __init__(self) -> None:
+        self.registered: list[int] = []
+        self._stream: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+
+    def holds(self, tensor: Tensor) -> bool:
+        return True
+
+    def register(self, memory: Tensor) -> None:
+        self.registered.append(memory.nbytes)
+
+    def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
+        self._stream.append(lambda: host.copy_(tensor))
+        position = len(self._stream)
+
+        def wait() -> None:
+            with self._lock, torch.no_grad():
+                for number in range(position):
+                    self._stream[number]()
+                    self._stream[number] = lambda: None
+
+        return wait
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> FakeGpu:
+    monkeypatch.setattr(snapshot_module, "BLOCK_BYTES", 2048)
+    return FakeGpu()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
+    gpu, weights, dtype
+) -> None:
+    for version in range(3):
+        tensors = weights(version)
+        wire = dtype or torch.float32
+        expected = {name: tensor.to(wire, copy=True) for name, tensor in tensors.items()}
+        if version == 0:
+            taken = Snapshot(gpu)
+        digest = taken.take(tensors.items(), dtype)
+        for tensor in tensors.values():
+            tensor.zero_()
+        for name, host in taken.tensors:
+            assert host.is_contiguous()
+            assert torch.equal(host, expected[name])
+        assert digest() == checksum(expected.items())
+
+
+def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
+    tensors = [("large", torch.ones(3000)), *((f"t{n}", torch.ones(129)) for n in range(9))]
+    taken = Snapshot(gpu)
+    for _ in range(3):
+        taken.take(tensors, None)()
+    addresses = [host.data_ptr() for _, host in taken.tensors]
+    assert all(address % 64 == 0 for address in addresses)
+    assert len(set(addresses)) == len(tensors)
+    per_block = 2048 // 576
+    assert gpu.registered == [12000, *[2048] * -(-9 // per_block)]
+
+
+def test_a_version_is_sent_while_its_checksum_is_computed(transport, weights, monkeypatch) -> None:
+    """The announcement comes though the checksum waits for it."""
+    announced, manifests = threading.Event(), []
+
+    def announce(manifest) -> None:
+        manifests.append(manifest)
+        announced.set()
+
+    class Waits(Snapshot):
+        def take(self, tensors, wire_dtype) -> Callable[[], str]:
+            digest = super().take(tensors, wire_dtype)
+            return lambda: digest() if announced.wait(30) else "never announced"
+
+    monkeypatch.setattr("weight_sync.publish.background_publisher.Snapshot", Waits)
+    with StagedPublisher(transport, announce) as publisher:
+        assert publisher.publish(0, weights(0).items()) == checksum(weights(0).items())
+        publisher.flush(30)
+        stage(manifests[0], transport).close()

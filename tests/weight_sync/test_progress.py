@@ -1,0 +1,195 @@
+"""Deadlines follow from bytes and progress: what moves is left alone, what stalls is named."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.weight_sync.conftest import until
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.errors import DeadlineExceeded, StagingError
+from weight_sync.manifest import Bucket, Manifest
+from weight_sync.progress import (
+    LEAST_BYTES_PER_SECOND,
+    STREAMS,
+    Progress,
+    allowance,
+    run_in_streams,
+    show,
+)
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
+from weight_sync.receive.staging import stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+SLOW = 50e6
+"""Bytes per second of a slow transport."""
+MANY = [(f"t{number}", torch.full((2**18,), float(number))) for number in range(50)]
+"""50 MiB in buckets of one tensor."""
+
+
+class ThrottledTransport(SharedMemoryTransport):
+    """Writes and opens at a limited rate, over all threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = threading.Lock()
+
+    def _travel(self, nbytes: int) -> None:
+        with self._line:
+            time.sleep(nbytes / SLOW)
+
+    def write(self, version, nbytes, pieces) -> Bucket:
+        self._travel(nbytes)
+        return super().write(version, nbytes, pieces)
+
+    def open(self, bucket):
+        self._travel(bucket.nbytes)
+        return super().open(bucket)
+
+
+def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_the_time_it_takes() -> None:
+    """The whole takes several times its deadline, and one tensor alone half of it."""
+    timeout = 0.5
+    tensors = [*MANY, ("large", torch.ones(int(SLOW * timeout) // 8))]
+    manifests: list[Manifest] = []
+    transport = ThrottledTransport()
+    begin = time.monotonic()
+    with StagedPublisher(transport, manifests.append, 2**20, timeout=timeout) as publisher:
+        publisher.publish(0, tensors)
+        publisher.publish(1, MANY[:1])
+        publisher.flush(timeout)
+        publisher.publish(2, tensors)
+        publisher.flush(timeout)
+
+        async def take(engine):
+            receiver = Receiver(
+                "e0", engine, Broadcaster(1.0, 1), transport,
+                options=ReceiverOptions(timeout=timeout),
+            )  # fmt: skip
+            return await receiver.update(manifests[-1])
+
+        class Engine:
+            async def prepare(self, weights) -> None: ...
+            async def pause(self) -> None: ...
+            async def resume(self) -> None: ...
+
+            async def load(self, weights, version: int) -> None:
+                await asyncio.sleep(1.5 * timeout)  # what it loads takes longer than the timeout
+
+        assert asyncio.run(take(Engine())).error is None
+    assert time.monotonic() - begin > 3 * 2.5 * timeout
+
+
+def test_a_publication_that_stalls_is_named_within_its_deadline() -> None:
+    go_on, written = threading.Event(), threading.Semaphore(0)
+
+    class Stalls(SharedMemoryTransport):
+        def write(self, version, nbytes, pieces) -> Bucket:
+            if written.acquire(blocking=False):
+                return super().write(version, nbytes, pieces)
+            assert go_on.wait(30)
+            return super().write(version, nbytes, pieces)
+
+    written.release(5)
+    timeout = 0.2
+    limit = allowance(timeout, STREAMS * MANY[0][1].nbytes)
+    publisher = StagedPublisher(Stalls(), lambda manifest: None, 2**20, timeout=timeout)
+    publisher.publish(3, MANY)
+    with pytest.raises(
+        DeadlineExceeded,
+        match=rf"version 3 was not announced within {show(limit)} s of the last progress: 5 of 50 "
+        "buckets are written",
+    ):
+        publisher.flush(timeout)
+    with pytest.raises(DeadlineExceeded, match="version 3 was not announced within"):
+        publisher.publish(4, MANY)
+    go_on.set()
+    publisher.flush(30)
+    publisher.close()
+
+
+def test_staging_that_stalls_is_named_and_what_it_opened_is_closed() -> None:
+    go_on, opened, manifests = threading.Event(), [], []
+    transport = SharedMemoryTransport()
+    with StagedPublisher(transport, manifests.append, 2**20) as publisher:
+        publisher.publish(3, MANY)
+        publisher.flush(30)
+
+        class Stalls(SharedMemoryTransport):
+            def open(self, bucket):
+                if len(opened) >= 5:
+                    assert go_on.wait(30)
+                opened.append(super().open(bucket))
+                return opened[-1]
+
+        async def take():
+            options = ReceiverOptions(timeout=0.1)
+            receiver = Receiver("e0", None, Broadcaster(1.0, 1), Stalls(), options=options)
+            return await receiver.update(manifests[0])
+
+        async def both():
+            report = await take()
+            go_on.set()
+            return report
+
+        report = asyncio.run(both())
+        assert "version 3 was not verified within" in report.error
+        assert "buckets are open" in report.error
+        until(lambda: len(opened) == len(MANY))
+        for bucket in opened:
+            with pytest.raises(ValueError, match="was closed"):
+                _ = bucket.memory
+
+
+def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take() -> None:
+    async def run(nbytes: int) -> bool:
+        manifests: list[Manifest] = []
+        with StagedPublisher(SharedMemoryTransport(), manifests.append) as publisher:
+            publisher.publish(0, [("a", torch.zeros(nbytes // 4))])
+            publisher.flush(30)
+        broadcaster = Broadcaster(1.0, 1, permit_seconds=0.01)
+        await broadcaster.announce(manifests[0])
+        assert await broadcaster.acquire_swap("e0", 0.0)
+        return await broadcaster.acquire_swap("e1", 0.2)
+
+    assert asyncio.run(run(400))
+    assert not asyncio.run(run(int(LEAST_BYTES_PER_SECOND)))
+
+
+def test_buckets_are_written_and_opened_several_at_a_time() -> None:
+    meet = threading.Barrier(STREAMS, timeout=30)
+
+    class Meets(SharedMemoryTransport):
+        def write(self, version, nbytes, pieces) -> Bucket:
+            meet.wait()
+            return super().write(version, nbytes, pieces)
+
+        def open(self, bucket):
+            meet.wait()
+            return super().open(bucket)
+
+    manifests: list[Manifest] = []
+    transport = Meets()
+    with StagedPublisher(transport, manifests.append, 2**20) as publisher:
+        publisher.publish(0, MANY[: 2 * STREAMS])
+        publisher.flush(60)
+        staged = stage(manifests[0], transport)
+        for (name, tensor), (expected_name, expected) in zip(staged.tensors(), MANY, strict=False):
+            assert name == expected_name
+            assert torch.equal(tensor, expected)
+        staged.close()
+
+
+def test_the_first_error_of_a_stream_is_raised_and_finished_tasks_are_undone() -> None:
+    undone: list[int] = []
+
+    def fail() -> int:
+        raise StagingError("gone")
+
+    tasks = [lambda: 0, lambda: 1, fail, *[lambda: 9] * 50]
+    with pytest.raises(StagingError, match="gone"):
+        run_in_streams(Progress(1.0), "open", tasks, [1] * len(tasks), undone.append)
+    assert {0, 1} <= set(undone)

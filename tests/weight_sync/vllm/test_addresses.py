@@ -1,0 +1,190 @@
+"""Weights keep their addresses over updates, as captured graphs of a GPU need it.
+
+Every family of `weight_families` is loaded by vLLM in this process. Layers are not packed, as on a
+GPU, and the device memory is a fake in the host's: the code is that of a GPU but for its copies.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from weight_families import FAMILIES, build
+
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.receive.staging import StagedWeights, stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+from weight_sync.vllm.device_memory import DeviceMemory
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(500)]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu() -> Iterator[None]:
+    """Let vLLM use the weights as they are loaded."""
+    from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(torch.accelerator, "empty_cache", lambda: None)
+        kinds = UnquantizedLinearMethod, UnquantizedEmbeddingMethod, CPUUnquantizedExperts
+        for kind in kinds:
+            patch.setattr(kind, "process_weights_after_loading", lambda self, layer: None)
+        yield
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    """Return vLLM's configuration and its model, with the weights of a folder."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model
+
+    config = EngineArgs(
+        model=str(folder), dtype="float32", enforce_eager=True
+    ).create_engine_config()
+    with set_current_vllm_config(config):
+        if not torch.distributed.is_initialized():
+            address = f"tcp://127.0.0.1:{free_port()}"
+            init_distributed_environment(1, 0, address, 0, "gloo")
+            ensure_model_parallel_initialized(1, 1)
+        config.compilation_config.static_forward_context.clear()
+        return config, get_model(vllm_config=config)
+
+
+class FakeDeviceMemory(DeviceMemory):
+    """Memory of a device that lies in the host's."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.blocks: list[int] = []
+        self.copies = 0
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        self.blocks.append(nbytes)
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def fill(self, staged: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        for target, tensor in zip(staged, tensors, strict=True):
+            target.copy_(tensor)
+
+    def copy(self, targets: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
+        self.copies += 1
+        torch._foreach_copy_(targets, staged)
+
+
+class Learner:
+    """A model of a family, as transformers hold it."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.folder = folder
+        self.model = build(family, folder)
+
+    @contextmanager
+    def version(self, number: int) -> Iterator[StagedWeights]:
+        """Change the weights, and stage them for an engine."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+        named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        manifests, transport = [], SharedMemoryTransport()
+        with StagedPublisher(transport, manifests.append, 65536) as publisher:
+            publisher.publish(number, revert_weight_conversion(self.model, named).items())
+            publisher.flush(60)
+            held = stage(manifests[0], transport)
+        yield held
+        held.close()
+
+    def save(self, folder: Path) -> Path:
+        """Write the present weights as a folder for vLLM."""
+        self.model.save_pretrained(folder)
+        return folder
+
+
+def engine_of(config: Any, model: Any) -> Any:
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from weight_sync.vllm.plugin import NoInitInfo, StagedWeightsEngine
+
+    engine = StagedWeightsEngine(
+        WeightTransferConfig(backend="headway"), config, torch.device("cpu"), model
+    )
+    engine.init_transfer_engine(NoInitInfo())
+    engine.memory = FakeDeviceMemory()
+    return engine
+
+
+def addresses(model: torch.nn.Module) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+
+
+def exchange(engine: Any, held: StagedWeights) -> bool:
+    """Prepare a version and exchange it; return False if it can only be loaded in a pause."""
+    if not engine.prepare(held.manifest):
+        return False
+    engine._preparation[1].result(60)
+    return bool(engine.exchange(held.manifest.version))
+
+
+def reload(engine: Any, held: StagedWeights) -> None:
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(engine.vllm_config):
+        engine.start_weight_update()
+        engine.update_weights({"manifest": held.manifest.to_json()})
+        engine.finish_weight_update()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_update_moves_a_weight_and_each_leaves_what_a_fresh_load_gives(family, tmp_path) -> None:
+    learner = Learner(family, tmp_path / "first")
+    config, model = load(learner.folder)
+    engine, before = engine_of(config, model), addresses(model)
+    exchanged = 0
+    for number, by in enumerate((exchange, exchange, reload, exchange)):
+        with learner.version(number) as held:
+            taken = by(engine, held)
+            exchanged += taken is True
+            if taken is False:
+                reload(engine, held)
+        assert addresses(model) == before
+    _, fresh = load(learner.save(tmp_path / "last"))
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert exchanged == (0 if "moe" in family else 3)
+    assert engine.memory.copies == exchanged
+    assert len(engine.memory.blocks) == (exchanged > 0)
+
+
+def test_the_served_weights_change_by_nothing_but_the_copy(tmp_path) -> None:
+    learner = Learner("qwen2, biases and tied", tmp_path)
+    config, model = load(learner.folder)
+    engine = engine_of(config, model)
+    served = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with learner.version(1) as held:
+        assert engine.prepare(held.manifest)
+        engine._preparation[1].result(60)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, served[name])
+    assert engine.exchange(1)
+    assert not torch.equal(model.state_dict()["model.norm.weight"], served["model.norm.weight"])
