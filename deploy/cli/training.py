@@ -66,8 +66,8 @@ def resume(
     directory = RunDirectory.open(run, runs_dir)
     directory.check_at_rest()
     config, changes = resumed_recipe(directory, overrides)
-    if directory.status() == "done" and not any(change.name == "steps" for change in changes):
-        trained = directory.summary("version")["version"]
+    asks_for_more = any(change.name == "steps" for change in changes)
+    if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
         terminal.say(
             f"{config.name} is done: {trained} of {config.steps} steps are trained; to train more: "
             f"headway resume {directory.path} --set steps=…"
@@ -84,6 +84,15 @@ def resume(
         with directory.held():
             directory.store_recipe(config)
     _train(config, inputs, directory, terminal)
+
+
+def _trained_when_done(directory: "RunDirectory") -> int | None:
+    """Return the number of batches of a run that is done; None if it is not, or cannot be said."""
+    try:
+        done = directory.status() == "done"
+        return int(directory.summary("version")["version"]) if done else None
+    except InputError:  # a damaged summary is made again
+        return None
 
 
 def _train(

@@ -19,8 +19,7 @@ from deploy.report.tables import FIGURES, figures
 from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
-from deploy.storage.sessions import FILE as SESSIONS
-from deploy.storage.sessions import settings
+from deploy.storage.sessions import read_sessions, settings
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
@@ -120,7 +119,7 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     ):
         with open_ledger(directory.path) as database:
             bias = report_bias(database)
-        sessions = directory.rows(SESSIONS)
+        sessions = read_sessions(directory)
         runs.append(
             PlottedRun(
                 label,

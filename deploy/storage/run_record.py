@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
+from deploy.storage.mending import Say, mend_rows, mend_summary
 from deploy.storage.run_directory import RunDirectory
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import read_batches
@@ -16,6 +18,8 @@ from weight_sync.announcements import WeightUpdateReport
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
+LOGS = ("drift.jsonl", "samples.jsonl", "sessions.jsonl", "waits.jsonl")
+"""Files that a session only adds to, besides those that a record is restored from."""
 REWARD_MODEL = "reward-model"
 """Name of the process of the reward models in `restarts.jsonl`."""
 
@@ -128,11 +132,11 @@ class Record:
         (self.heldout if planned.kind == GREEDY else self.heldout_sampled).append(score)
 
 
-def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
+def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say) -> Record:
     """Return the record that a session begun at `now` (epoch seconds) goes on with.
 
     It is empty for a new run. The ledger has every batch; the driver's own files may end a little
-    earlier and are repaired.
+    earlier or be damaged, and are mended, with a message by `say`.
     """
     record = Record(
         name=config.name,
@@ -141,15 +145,17 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
         started_at=now,
     )
     if directory.ledger.exists():
-        record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
-        record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-        restarts = directory.rows("restarts.jsonl")
-        record.restarts = Counter(restart["actor"] for restart in restarts)
+        rows = read_batches(directory.path, verify=False)  # `recovery.check_ledger` has
+        record.batches = [TrainedBatch.from_dict(row) for row in rows]
+        swaps = mend_rows(directory, "swaps.jsonl", say, lambda row: WeightUpdateReport(**row))
+        restarts = mend_rows(directory, "restarts.jsonl", say, itemgetter("actor"))
+        record.swaps, record.restarts = swaps, Counter(restarts)
+        for name in LOGS:
+            mend_rows(directory, name, say)
         directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
-        directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
-        directory.rewrite("restarts.jsonl", restarts)
-    earlier = Earlier.__dataclass_fields__
-    if summary := directory.summary(*earlier, "heldout", "heldout_sampled"):
-        record.earlier = Earlier(**{name: summary[name] for name in earlier})
+    names = Earlier.__dataclass_fields__
+    keys = (*names, "heldout", "heldout_sampled")
+    if summary := mend_summary(directory, keys, record.batches, say):
+        record.earlier = Earlier(**{name: summary[name] for name in names})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record

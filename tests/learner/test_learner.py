@@ -54,8 +54,9 @@ class RecordingTrainer:
         self.events.append(f"publish {version}")
         return f"weights of {version}"
 
-    async def save(self, version, *, cursor, totals):
+    async def save(self, version, *, cursor, totals, weights_checksum):
         self.events.append(f"save {version}")
+        assert weights_checksum == f"weights of {version}"
         self.saved.append((version, cursor, totals))
         return f"checkpoints/v{version:06d}"
 

@@ -25,7 +25,7 @@ def run(tmp_path):
 
 
 def test_a_new_run_has_no_past(run):
-    record = restore(*run, now=100.0)
+    record = restore(*run, now=100.0, say=print)
     assert (record.batches, record.swaps, record.heldout) == ([], [], [])
     assert record.seconds(101.5) == 1.5
     assert record.steps == 9
@@ -38,7 +38,7 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
     directory.append("swaps.jsonl", [asdict(UPDATE)])
     with (directory.path / "swaps.jsonl").open("a") as file:
         file.write('{"version": 1, "byt')
-    record = restore(config, directory, now=100.0)
+    record = restore(config, directory, now=100.0, say=print)
     losses = [(batch.version, batch.report.loss) for batch in record.batches]
     assert losses == [(0, 0.5), (1, 0.25)]
     assert (record.version, record.swaps) == (2, [UPDATE])
@@ -49,13 +49,13 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
 
 def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
     config, directory = run
-    earlier = restore(config, directory, now=100.0)
+    earlier = restore(config, directory, now=100.0, say=print)
     earlier.actors = [{"tokens_generated": 70, "idle_fraction": 0.5}]
     earlier.heldout.append({"version": 0, "score": 0.25, "seconds": 12.0})
     directory.write_summary(summarise(earlier, status="interrupted", now=130.0))
     assert directory.status() == "interrupted"
 
-    record = restore(config, directory, now=1000.0)
+    record = restore(config, directory, now=1000.0, say=print)
     assert record.scored == {0}
     record.actors = [{"tokens_generated": 5, "idle_fraction": 0.5}]
     summary = summarise(record, status="done", now=1010.0)
@@ -71,7 +71,7 @@ def test_restarts_are_counted_apart_by_what_was_made_again(run):
     train(directory, [{"loss": 0.5}])
     named = ["actor-0", "reward-model", "actor-1", "actor-0"]
     directory.append("restarts.jsonl", [{"actor": name} for name in named])
-    record = restore(config, directory, now=100.0)
+    record = restore(config, directory, now=100.0, say=print)
     summary = summarise(replace(record, batches=[]), status="done", now=110.0)
     assert summary["restarts"] == {"actors": 3, "reward_models": 1}
 
@@ -107,6 +107,6 @@ def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
     directory.append("restarts.jsonl", [{"actor": "actor-0"}])
     with (directory.path / "restarts.jsonl").open("a") as file:
         file.write('{"actor": "act')
-    assert restore(config, directory, now=100.0).restarts == {"actor-0": 1}
+    assert restore(config, directory, now=100.0, say=print).restarts == {"actor-0": 1}
     directory.append("restarts.jsonl", [{"actor": "actor-1"}])
-    assert restore(config, directory, now=200.0).restarts == {"actor-0": 1, "actor-1": 1}
+    assert restore(config, directory, now=200.0, say=print).restarts == {"actor-0": 1, "actor-1": 1}
