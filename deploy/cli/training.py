@@ -104,6 +104,7 @@ def _train(
         from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
+    directory.logs.mkdir(exist_ok=True)
     try:
         with directory.held(), log_to(directory.logs / "driver.log"):
             shared = config.weight_sync.folder

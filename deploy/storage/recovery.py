@@ -5,7 +5,7 @@ newest committed checkpoint ─ damaged? ─▶ the one before ─▶ … ─▶
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from queues.readers.checkpoints import recorded_checkpoints
 from queues.readers.lost_groups import lost_groups
 from queues.runtime.folder_checksums import damage_of
 from queues.storage.ledger_schema import JOURNAL_NAME
+from queues.storage.salvage import forget_checkpoints
 
 
 class Examined(NamedTuple):
@@ -36,7 +37,8 @@ def examine(directory: RunDirectory) -> Iterator[Examined]:
     from learner.engine.checkpoint import read_state
 
     recorded = recorded_checkpoints(directory.path, verify=False)[::-1]
-    for version, folder, weights_checksum in recorded:
+    for version, path, weights_checksum in recorded:
+        folder = directory.checkpoints / path.name  # nowhere else, whatever the ledger says
         if not folder.is_dir():
             if version == recorded[0].version:
                 yield Examined(version, folder, f"{folder} is missing")
@@ -64,12 +66,14 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
     if not check_ledger(directory):
         return None
     chosen = None
-    for version, folder, damage in examine(directory):
-        if damage is None:
-            chosen = version, folder
+    damaged = []
+    for checkpoint in examine(directory):
+        if checkpoint.damage is None:
+            chosen = checkpoint.version, checkpoint.folder
             break
-        kept = f"; it is kept as {set_aside(folder)}" if folder.exists() else ""
-        say(f"checkpoint {version} is damaged, so the one before is taken: {damage}{kept}")
+        damaged.append(checkpoint)
+    for text in give_up(directory, damaged):
+        say(f"{text}; the one before is taken")
     if lost := lost_groups(directory.path, since=chosen[0] if chosen else 0):
         group_id, batch, error = lost[0]
         use = "waits to be trained" if batch is None else f"is part of batch {batch}"
@@ -79,6 +83,15 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
             f"copy, or `headway salvage {directory.path}` goes back to the last state that is whole"
         )
     return chosen
+
+
+def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:
+    """Set damaged checkpoints aside; yield a description of each."""
+    for version, folder, damage in damaged:
+        kept = f", and kept as {set_aside(folder)}" if folder.exists() else ""
+        yield f"checkpoint {version} is damaged: {damage}{kept}"
+    if damaged:
+        forget_checkpoints(directory.path, [checkpoint.version for checkpoint in damaged])
 
 
 def check_ledger(directory: RunDirectory) -> bool:

@@ -27,7 +27,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
-from queues.runtime.atomic_file import atomic_file
+from queues.runtime.atomic_file import atomic_file, sync_path
 from queues.runtime.nearest_name import nearest
 
 CHECKSUM = "checksum"
@@ -85,11 +85,12 @@ class RunDirectory:
             shutil.rmtree(partial.path, ignore_errors=True)
             for folder in (partial.path, partial.checkpoints, partial.logs):
                 folder.mkdir(parents=True)
-            partial.recipe_file.write_text(recipe_text(config.with_model_names()))
+            partial.store_recipe(config.with_model_names())
             if replace and self.path.exists():
                 shutil.rmtree(self._replaced, ignore_errors=True)
                 self.path.rename(self._replaced)
             partial.path.rename(self.path)
+            sync_path(self.path.parent)
         except OSError as error:
             shutil.rmtree(partial.path, ignore_errors=True)
             raise InputError(f"the run folder {self.path} cannot be written: {error}") from None

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from deploy.errors import InputError
 from deploy.storage.mending import Say, set_aside
-from deploy.storage.recovery import examine, unknown_checkpoints
+from deploy.storage.recovery import examine, give_up, unknown_checkpoints
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
 from queues.errors import LedgerError
@@ -37,16 +37,13 @@ def salvage(directory: RunDirectory, say: Say) -> None:
         except LedgerError as error:
             raise LedgerError(f"{error}; {_without_ledger(directory)}") from error
         for folder in unknown_checkpoints(directory, trained):
-            say(f"given up: {folder.name}, which the ledger has not; kept as {set_aside(folder)}")
-        whole = {}
-        for version, folder, damage in examine(directory):
-            if damage is None:
-                whole[version] = folder
-                continue
-            kept = f"; kept as {set_aside(folder)}" if folder.exists() else ""
-            say(f"given up: checkpoint {version}: {damage}{kept}")
+            say(f"given up: {folder}, which the ledger does not have; kept as {set_aside(folder)}")
+        examined = [*examine(directory)]
+        for text in give_up(directory, [each for each in examined if each.damage]):
+            say(f"given up: {text}")
+        whole = [each.version for each in examined if each.damage is None]
         lost = lost_groups(directory.path, since=min(whole, default=0))
-        start, end = last_whole([*whole], trained, lost)
+        start, end = last_whole(whole, trained, lost)
         if lost or end < trained:
             _take_back(directory, end, trained, lost, say)
         origin = f"checkpoint {start}" if start else "the initial weights"

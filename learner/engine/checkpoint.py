@@ -27,7 +27,7 @@ from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
 from learner.model.reference import Reference
 from queues.runtime import folder_checksums
-from queues.runtime.atomic_file import sync_path
+from queues.runtime.atomic_file import sync_path, sync_tree
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,7 @@ def write_part(
     names = folder_checksums.files_of(temporary)[engine.rank :: engine.ranks]
     checksums = folder_checksums.compute(temporary, names)
     write_text(temporary / f"{PART_CHECKSUMS}{engine.rank}", json.dumps(checksums))
-    for path in [*temporary.rglob("[!.]*"), temporary]:
-        sync_path(path)
+    sync_tree(temporary)
 
 
 def finish(root: Path, state: State) -> Path:

@@ -1,7 +1,7 @@
 """Takes a run at rest back to an earlier version, or gives up groups that the journal has lost."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,3 +87,16 @@ def salvage(run_directory: Path, *, version: int, lost: Collection[str] = ()) ->
     finally:
         ledger.close()
     return GivenUp(batches, counts.get("train", 0), counts.get("evaluate", 0))
+
+
+def forget_checkpoints(run_directory: Path, versions: Iterable[int]) -> None:
+    """Remove checkpoints of a run at rest from its ledger; raises as `salvage`."""
+    ledger = Ledger(run_directory, synchronous="full")
+    try:
+        ledger.begin()
+        ledger.database.executemany(
+            "DELETE FROM checkpoints WHERE version = ?", [(version,) for version in versions]
+        )
+        ledger.commit()
+    finally:
+        ledger.close()

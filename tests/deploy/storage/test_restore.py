@@ -101,6 +101,55 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, message):
     assert "pydantic" not in str(refused.value)
 
 
+@pytest.fixture
+def trained(run):
+    """Provide a run of two batches, with two updates and a summary, and what it said."""
+    config, directory = run
+    rows = [{"loss": 0.5, "published_at": 25.0}, {"loss": 0.25}]
+    train(directory, rows)
+    directory.append("swaps.jsonl", [asdict(UPDATE), asdict(replace(UPDATE, version=1))])
+    scores = [{"version": 0, "score": 0.25, "seconds": 12.0}]
+    figures = {"seconds": 130.0, "tokens_generated": 90, "seconds_to_first_step": 2.0}
+    directory.write_summary({**figures, "heldout": scores, "heldout_sampled": []})
+    assert restore(config, directory, now=100.0, say=pytest.fail).heldout == scores
+    return config, directory, []
+
+
+def test_damaged_lines_are_left_out_and_the_file_is_set_aside(trained):
+    config, directory, said = trained
+    path = directory.path / "swaps.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"version": 0', '"versoin": 0'))
+    (directory.path / "waits.jsonl").write_text('{"a": 1}\n{"a": \n{"a": 3}\n{"a"')
+    record = restore(config, directory, now=200.0, say=said.append)
+    assert [swap.version for swap in record.swaps] == [1]
+    assert directory.rows("waits.jsonl") == [{"a": 1}, {"a": 3}]
+    assert (directory.path / "aside-waits.jsonl").read_text().endswith('{"a"')
+    assert "swaps.jsonl, line 1 is damaged; 1 intact records of 2 stay" in said[0]
+    assert "waits.jsonl, line 2 is damaged" in said[1]
+    assert restore(config, directory, now=200.0, say=pytest.fail).swaps == record.swaps
+
+
+@pytest.mark.parametrize("change", ["remove", "cut", "flip"])
+def test_a_damaged_summary_is_made_again_from_the_ledger(trained, change):
+    config, directory, said = trained
+    file = directory.summary_file
+    text = file.read_text()
+    if change == "remove":
+        file.unlink()
+    else:
+        file.write_text(
+            text[:100] if change == "cut" else text.replace('"score": 0.2', '"score": 0.9')
+        )
+    record = restore(config, directory, now=200.0, say=said.append)
+    assert (record.earlier.seconds, record.heldout) == (30.0, [])
+    assert record.earlier.tokens_generated == 2 * 2 * 2
+    assert [
+        f"{file} is {'missing' if change == 'remove' else 'damaged'}" in line for line in said
+    ] == [True]
+    assert (directory.path / "aside-summary.json").exists() == (change != "remove")
+
+
 def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
     config, directory = run
     train(directory, [{"loss": 0.5}])

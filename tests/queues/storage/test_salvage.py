@@ -148,5 +148,3 @@ def test_a_batch_that_was_trained_again_to_other_weights_records_them(run):
     assert read_batches(run)[1]["weights_checksum"] == "other"
     assert recorded_checkpoints(run)[1].weights_checksum == "other"
     assert "loss" not in read_batches(run)[1]
-
-
