@@ -209,7 +209,7 @@ class RunDirectory:
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
+            raise InputError(f"{self.summary_file} is damaged: {_brief(error)}") from None
         return summary
 
     def rests(self) -> bool:
@@ -257,7 +257,7 @@ class RunDirectory:
             try:
                 rows += [parse(json.loads(line))] if line.endswith(b"\n") else []
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{path}, line {number} is damaged: {error!r}") from None
+                raise InputError(f"{path}, line {number} is damaged: {_brief(error)}") from None
         return rows
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
@@ -270,6 +270,10 @@ class RunDirectory:
         content = {**summary, CHECKSUM: _checksum(summary)}
         with atomic_file(self.summary_file, durable=True) as file:
             file.write(json.dumps(content, indent=2).encode())
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _checksum(summary: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from weight_sync.announcements import WeightUpdateReport
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
+METRICS = "metrics.jsonl"
 LOGS = ("drift.jsonl", "samples.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
 REWARD_MODEL = "reward-model"
@@ -152,7 +153,14 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
         record.swaps, record.restarts = swaps, Counter(restarts)
         for name in LOGS:
             mend_rows(directory, name, say)
-        directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
+        written = mend_rows(directory, METRICS, say, lambda row: int(row["version"]))
+        if (newest := max(written, default=-1)) >= record.version:
+            say(
+                f"{directory.ledger} ends at version {record.version}, but {METRICS} has batch "
+                f"{newest}: the end of the ledger was lost, such as its -wal file, and what it had "
+                "is sampled and trained anew"
+            )
+        directory.rewrite(METRICS, [batch.to_dict() for batch in record.batches])
     names = Earlier.__dataclass_fields__
     keys = (*names, "heldout", "heldout_sampled")
     if summary := mend_summary(directory, keys, record.batches, say):

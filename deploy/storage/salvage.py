@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from deploy.errors import InputError
-from deploy.storage.mending import Say, set_aside
+from deploy.storage.mending import Say, mend_rows, set_aside
 from deploy.storage.recovery import examine, give_up, unknown_checkpoints
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
@@ -44,6 +44,7 @@ def salvage(directory: RunDirectory, say: Say) -> None:
         whole = [each.version for each in examined if each.damage is None]
         lost = lost_groups(directory.path, since=min(whole, default=0))
         start, end = last_whole(whole, trained, lost)
+        lost = [group for group in lost if group.version is None or group.version >= end]
         if lost or end < trained:
             _take_back(directory, end, trained, lost, say)
         origin = f"checkpoint {start}" if start else "the initial weights"
@@ -86,6 +87,9 @@ def _take_back(
         say(f"lost: {lost[0].error} ({len(lost)} groups in all)")
     given_up = take_back(directory.path, version=end, lost=[group.group_id for group in lost])
     say(f"given up: {_describe(given_up, end, trained)}; all of it is sampled again")
+    for name, last in (("metrics.jsonl", end - 1), ("swaps.jsonl", end)):
+        rows = mend_rows(directory, name, say, lambda row: (int(row["version"]), row))
+        directory.rewrite(name, [row for version, row in rows if version <= last])
     try:
         summary = directory.summary("heldout", "heldout_sampled")
     except InputError:

@@ -177,8 +177,13 @@ def load(engine: TrainEngine, folder: Path, *, critic: ValueEngine | None = None
     if critic is not None:
         critic.load(folder / CRITIC_FOLDER)
     # A rank that is new goes on with the random numbers of one that was there.
-    file = folder / RANDOM_FOLDER / f"rank-{engine.rank % state.ranks}.json"
-    _set_random_state(json.loads(file.read_text()))
+    name = f"{RANDOM_FOLDER}/rank-{engine.rank % state.ranks}.json"
+    try:
+        _set_random_state(json.loads((folder / name).read_text()))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"the checkpoint {folder} cannot be loaded: {name} is no random state: {error}"
+        ) from error
     return state
 
 

@@ -151,14 +151,27 @@ def test_salvage_of_a_whole_run_changes_nothing(directory):
     assert find_checkpoint(directory, pytest.fail)[0] == 4
 
 
+def test_salvage_leaves_alone_what_nothing_needs(directory):
+    segment(directory, 3).unlink()
+    spoil(directory.checkpoints / "v000004" / "model.safetensors")
+    before = read_accounting(directory.path)
+    said = salvage(directory)
+    assert "given up: checkpoint 4 is damaged" in said
+    assert "mine is at version 4, which checkpoint 3 leads to" in said
+    assert "rollouts" not in said
+    assert read_accounting(directory.path) == before
+
+
 def test_salvage_goes_back_to_the_last_whole_state_and_says_what_is_given_up(directory):
     for version in (3, 4):
         spoil(directory.checkpoints / f"v00000{version}" / "model.safetensors")
     segment(directory, 4).unlink()
     scores = [{"version": version, "score": 0.5} for version in (0, 3, 4)]
     directory.write_summary({"status": "failed", "heldout": scores, "heldout_sampled": []})
+    directory.rewrite("metrics.jsonl", [{"version": version} for version in (0, 2, 3)])
     said = salvage(directory)
     assert "mine is at version 3, which checkpoint 2 leads to" in said
+    assert directory.rows("metrics.jsonl") == [{"version": 0}, {"version": 2}]
     assert "given up: checkpoint 4 is damaged" in said
     assert "given up: batches 3 to 3, the rollouts of 1 groups" in said
     assert "00000004.segment" in said

@@ -150,6 +150,15 @@ def test_a_damaged_summary_is_made_again_from_the_ledger(trained, change):
     assert (directory.path / "aside-summary.json").exists() == (change != "remove")
 
 
+def test_a_ledger_that_lacks_batches_of_the_metrics_is_said_to_have_lost_its_end(trained):
+    config, directory, said = trained
+    directory.append("metrics.jsonl", [{"version": 2}])
+    restore(config, directory, now=200.0, say=said.append)
+    [line] = said
+    assert f"{directory.ledger} ends at version 2, but metrics.jsonl has batch 2" in line
+    assert [row["version"] for row in directory.rows("metrics.jsonl")] == [0, 1]
+
+
 def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
     config, directory = run
     train(directory, [{"loss": 0.5}])

@@ -1,7 +1,9 @@
 """Checkpoints appear whole or not at all, and go when they are old."""
 
 import json
+import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from learner.engine.checkpoint import (
     write_part,
 )
 from learner.errors import InputError
+from queues.runtime import folder_checksums
 from queues.runtime.folder_checksums import damage_of
 
 
@@ -168,6 +171,30 @@ def test_no_file_of_a_checkpoint_is_unpickled(tmp_path, monkeypatch):
     load(Engine(), folder)
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert suffixes == {".json", ".safetensors"}
+
+
+class Runs:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["optimizer/random/rank-0.json", "state.json", "checksums.json"])
+def test_a_pickle_of_a_stranger_is_refused_and_not_run_though_its_checksum_fits(tmp_path, name):
+    folder, mark = save(tmp_path, 5), tmp_path / "mark"
+    for protocol in (0, pickle.HIGHEST_PROTOCOL):
+        (folder / name).write_bytes(pickle.dumps(Runs(mark), protocol))
+        if name != folder_checksums.FILE_NAME:
+            files = folder_checksums.files_of(folder)
+            text = json.dumps(folder_checksums.compute(folder, files))
+            (folder / folder_checksums.FILE_NAME).write_text(text)
+        with pytest.raises(InputError, match="v000005"):
+            load(Engine(), folder)
+    assert not mark.exists()
 
 
 VERSIONS = st.dictionaries(st.integers(1, 50), st.floats(0, 1000), min_size=1)

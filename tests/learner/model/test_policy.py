@@ -1,13 +1,19 @@
 """Outputs of a policy for packed sequences: for the wanted tokens the same as for all."""
 
+import shutil
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy
+from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import write
 
 LENGTHS = [5, 1, 7, 3]
@@ -85,3 +91,28 @@ def test_the_value_after_a_token_is_that_before_the_next(policy):
     assert before[0] == before[4] == 0
     longer = torch.cat([tokens, torch.tensor([11])]), torch.cat([places, torch.tensor([5])])
     torch.testing.assert_close(policy(*longer)[2][-1], after[8], msg="the value after the last")
+
+
+class Runs:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [partial(load_policy, options=LogprobOptions(chunk=4)), partial(load_scalar_model, seed=0)],
+    ids=["policy", "critic"],
+)
+def test_weights_in_a_pickle_are_not_looked_at(tiny_model, tmp_path, monkeypatch, load):
+    folder, mark = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "mark"
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Runs(mark)}, folder / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        load(str(folder), dtype="float32", attention="sdpa")
+    assert not mark.exists()
