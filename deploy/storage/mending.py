@@ -70,12 +70,14 @@ def mend_summary(
     try:
         if summary := directory.summary(*keys):
             return summary
-        if not batches:
-            return {}
-        say(f"{directory.summary_file} is missing: its figures are made again from the ledger")
+        if batches:
+            file = directory.summary_file
+            say(f"{file} is missing: its figures are made again from the ledger")
     except (InputError, OSError) as error:
         kept = set_aside(directory.summary_file)
         say(f"{error}; its figures are made again from the ledger, and the file is kept as {kept}")
+    if not batches:
+        return {}
     with open_ledger(directory.path, verify=False) as database:
         (tokens,) = database.execute("SELECT coalesce(sum(tokens), 0) FROM results").fetchone()
     ends = {batch.times.session_started_at: batch.times for batch in batches}
