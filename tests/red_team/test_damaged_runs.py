@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from queues.readers.accounting import read_batches
-from queues.readers.checkpoints import newest_checkpoint
+from queues.readers.checkpoints import committed_checkpoints, newest_checkpoint
 from queues.readers.open_run import open_ledger
 from tests.deploy.conftest import headway  # noqa: F401  (a fixture)
 from tests.deploy.runs.test_resume import wait_for_end
@@ -27,19 +27,23 @@ def killed(headway):  # noqa: F811
     process = headway.start(
         "run", "name=base", f"steps={STEPS}", "heldout.every=12", "learner.checkpoint_every=3",
         "learner.keep_checkpoints=2", "queues.segment_bytes=4000",
-        "actors.scripted_options={tokens_per_second=60.0}",
+        "actors.scripted_options={tokens_per_second=60.0}", 'actors.reward=["varied:score"]',
     )  # fmt: skip
     headway.wait_for_batches("base", 8, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=180)
     wait_for_end(headway, seconds=180)
-    return headway.run_folder("base")
+    folder = headway.run_folder("base")
+    assert len({*checksums(folder)}) >= 8, "every batch teaches something"
+    assert len(committed_checkpoints(folder)) == 2
+    return folder
 
 
 def spoil(path):
+    """Invert up to a page in the middle of a file."""
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
-    content[middle : middle + 4096] = bytes(len(content[middle : middle + 4096]))
+    content[middle : middle + 4096] = bytes(255 - x for x in content[middle : middle + 4096])
     path.write_bytes(content)
 
 
