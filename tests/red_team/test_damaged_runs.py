@@ -42,8 +42,8 @@ def killed(headway):  # noqa: F811
 def spoil(path):
     """Invert up to a page in the middle of a file."""
     content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 4096] = bytes(255 - x for x in content[middle : middle + 4096])
+    part = slice(len(content) // 2, len(content) // 2 + min(4096, len(content) // 4))
+    content[part] = bytes(255 - value for value in content[part])
     path.write_bytes(content)
 
 
