@@ -34,7 +34,6 @@ from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
-from queues.readers.checkpoints import newest_checkpoint
 from weight_sync.errors import WeightSyncError
 
 CLOSE_SECONDS = 2.0
@@ -47,10 +46,8 @@ class Run:
     def __init__(self, context: RunContext) -> None:
         self.context = context
         config, directory = context.config, context.directory
-        self.checkpoint = newest_checkpoint(directory.path) if directory.ledger.exists() else None
-        """Version and folder of the checkpoint that the learner goes on from."""
         self.learning: asyncio.Task[None] | None = None
-        self.processes = Processes(context, self.checkpoint)
+        self.processes = Processes(context)
         self.watchdog = self._create_watchdog()
         self.targets = ScrapeTargets(
             self.processes, config.deploy.metrics_host, self.watchdog.node_of

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -19,6 +20,7 @@ from deploy.run import Run
 from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
+from deploy.storage.recovery import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
@@ -37,21 +39,23 @@ def run(
 
     Raises:
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
+        QueuesError: The ledger or the journal is damaged.
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
-    record = restore(config, directory, now=psutil.Process().create_time())
+    checkpoint = find_checkpoint(directory, console.say)
+    record = restore(config, directory, now=psutil.Process().create_time(), say=console.say)
     config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
-    context = RunContext(config, inputs, directory, record, console, jsonl)
+    context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
     status = "failed"
     try:
         console.say("starting Ray")
         with cluster(config, directory.logs) as ray_logs:
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
-            begin_session(directory, config, about, version=record.version)
+            row = begin_session(directory, config, about, version=record.version)
             try:
-                asyncio.run(Run(context).run())
+                asyncio.run(Run(replace(context, session=row)).run())
             finally:
                 raise_interrupts()  # an event loop resets SIGTERM to end the process
         status = "done"

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
 
@@ -45,8 +44,7 @@ def write_whole(path: Path, write: Callable[[], object]) -> None:
 
     A partial file is removed first, and at least as much space as it took is waited for. `path` is
     the file that `write` makes, or the folder whose own files it makes; it replaces what exists.
-    Another error of `write` is raised. torch hides the cause when it writes to a path, so it has to
-    write to an open file (`write_file`).
+    Another error of `write` is raised.
     """
     folder = path if path.is_dir() else path.parent
     while True:
@@ -63,14 +61,9 @@ def write_whole(path: Path, write: Callable[[], object]) -> None:
             return
 
 
-def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Run `write_whole` for a function that writes to an open file."""
-
-    def whole() -> None:
-        with path.open("wb") as file:
-            write(file)
-
-    write_whole(path, whole)
+def write_text(file: Path, text: str) -> None:
+    """Write a text file; waits while the disk is full."""
+    write_whole(file, lambda: file.write_text(text))
 
 
 def _remove(path: Path) -> int:

@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from learner.diagnostics.batch_report import BatchReport, BatchTimes, TrainedBatch
+from learner.errors import LearnerError
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
 from queues.records import Payload
@@ -33,7 +34,9 @@ class Trainer(Protocol):
         """Copy the weights of a version, to be sent in the background; return their checksum."""
         ...
 
-    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
+    async def save(
+        self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
+    ) -> str:
         """Write a checkpoint; return its path, relative to the run's folder."""
         ...
 
@@ -60,6 +63,8 @@ class Learner:
     """Batches between checkpoints."""
     start_version: int = 0
     """The version that the trainer's weights are."""
+    start_checksum: str | None = None
+    """What `Trainer.publish` returned for that version before; None if that is not known."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """`rollouts` and `tokens` trained so far."""
     poll_seconds: float = 2.0
@@ -70,12 +75,23 @@ class Learner:
     """The loop's present work, for people to read."""
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
-        """Train to the last step, the end of the queue, or `stop`; return the version reached."""
+        """Train to the last step, the end of the queue, or `stop`; return the version reached.
+
+        Raises:
+            LearnerError: The weights to begin with are not those of `start_checksum`.
+        """
         stop = stop or asyncio.Event()
         session_started_at = time.time()
         version = saved = self.start_version
         await self.trainer.prune(version)  # else a later one that lacks its commit would count
-        await self.trainer.publish(version)
+        checksum = await self.trainer.publish(version)
+        if self.start_checksum not in (None, checksum):
+            raise LearnerError(
+                f"the weights of version {version} were loaded with checksum {checksum}, and have "
+                f"{self.start_checksum} in the ledger: its checkpoint was saved or loaded wrongly; "
+                "resume again, and if it recurs rename the folder of the checkpoint, so that the "
+                "run goes on from the one before"
+            )
         while version < self.steps:
             self.state = f"waits for batch {version}"
             wait_started_at = time.time()
@@ -98,10 +114,10 @@ class Learner:
             await self._acknowledge(version, report, times, checksum)
             version += 1
             if version % self.checkpoint_every == 0:
-                await self._save(version)
+                await self._save(version, checksum)
                 saved = version
         if version > saved:
-            await self._save(version)
+            await self._save(version, checksum)
         return version
 
     async def _acknowledge(
@@ -132,9 +148,11 @@ class Learner:
                 return batch.payloads
         return None
 
-    async def _save(self, version: int) -> None:
+    async def _save(self, version: int, checksum: str) -> None:
         self.state = f"saves version {version}"
         cursor = await self.batches.cursor()
-        path = await self.trainer.save(version, cursor=cursor, totals=self.totals)
+        path = await self.trainer.save(
+            version, cursor=cursor, totals=self.totals, weights_checksum=checksum
+        )
         await self.batches.commit_checkpoint(version, path)
         await self.trainer.prune(version)

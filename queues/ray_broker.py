@@ -39,7 +39,12 @@ SCRAPE_SECONDS = 5.0
 
 
 def create_broker(
-    directory: Path, *, config: QueuesConfig, spec: RunSpec, start_seconds: float = 120.0
+    directory: Path,
+    *,
+    config: QueuesConfig,
+    spec: RunSpec,
+    session: str | None = None,
+    start_seconds: float = 120.0,
 ) -> "BrokerClient":
     """Start the broker of a run on this node; for the arguments see `Broker`.
 
@@ -51,7 +56,7 @@ def create_broker(
     actor = (
         ray.remote(BrokerActor)
         .options(**options, scheduling_strategy=here)
-        .remote(directory, config=config, spec=spec)
+        .remote(directory, config=config, spec=spec, session=session)
     )
     try:
         ray.get(actor.opened.remote(), timeout=start_seconds)

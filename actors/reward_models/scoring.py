@@ -67,7 +67,7 @@ class Member:
         self._device = device
         try:
             model = AutoModelForSequenceClassification.from_pretrained(
-                model_path, dtype=getattr(torch, dtype)
+                model_path, dtype=getattr(torch, dtype), use_safetensors=True
             )
         except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
             raise InputError(

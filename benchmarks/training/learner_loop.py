@@ -53,7 +53,9 @@ class ClockedRankZero(RankZero):
         self.computed.append((self._clock.first, self._clock.last))
         return report
 
-    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
+    async def save(
+        self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
+    ) -> str:
         """Do nothing."""
         return ""
 

@@ -30,7 +30,7 @@ from deploy.cli.options import (
     next_command,
 )
 from deploy.cli.recipes import plan, presets, validate
-from deploy.cli.runs import logs, ls, requeue, rollouts
+from deploy.cli.runs import logs, ls, requeue, rollouts, salvage
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
@@ -64,7 +64,7 @@ def version(
         raise typer.Exit
 
 
-for command in (init, run, resume, sft, reward_model, ls, logs, rollouts, requeue):
+for command in (init, run, resume, sft, reward_model, ls, logs, rollouts, requeue, salvage):
     app.command(cls=Command)(command)
 
 
@@ -165,7 +165,7 @@ def inspect(
     """
     from deploy.report.tables import show_accounting, show_bias, show_changes, show_failed
     from deploy.storage.run_directory import RunDirectory
-    from deploy.storage.sessions import FILE as SESSIONS
+    from deploy.storage.sessions import read_sessions
     from queues.readers import accounting
     from queues.readers.open_run import open_ledger
     from queues.readers.parquet import export_parquet, removed_groups
@@ -190,7 +190,7 @@ def inspect(
         show_accounting(accounts, Console())
         show_failed(failed, Console())
         show_bias(bias, Console())
-        show_changes(directory.rows(SESSIONS), Console())
+        show_changes(read_sessions(directory), Console())
 
 
 @app.command(cls=Command)

@@ -1,4 +1,4 @@
-"""The commands that show runs, `ls`, `logs` and `rollouts`, and `requeue`."""
+"""The commands that show runs, `ls`, `logs` and `rollouts`, and those that mend them."""
 
 from operator import attrgetter
 from pathlib import Path
@@ -108,3 +108,16 @@ def requeue(
             )
         queued = put_back(directory.path, prompt or None)
     typer.echo(f"{len(queued)} failed prompts are queued again; headway resume {run} trains them")
+
+
+def salvage(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
+    """Take a run whose files are damaged back to the last state that is whole.
+
+    What is given up is printed, and set aside in the folder of the run.
+    """
+    from deploy.storage.run_directory import RunDirectory
+    from deploy.storage.salvage import salvage as take_back
+
+    directory = RunDirectory.open(run, runs_dir, without_recipe=True)
+    take_back(directory, typer.echo)
+    typer.echo(f"go on with: headway resume {directory.path}")

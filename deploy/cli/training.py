@@ -66,8 +66,8 @@ def resume(
     directory = RunDirectory.open(run, runs_dir)
     directory.check_at_rest()
     config, changes = resumed_recipe(directory, overrides)
-    if directory.status() == "done" and not any(change.name == "steps" for change in changes):
-        trained = directory.summary("version")["version"]
+    asks_for_more = any(change.name == "steps" for change in changes)
+    if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
         terminal.say(
             f"{config.name} is done: {trained} of {config.steps} steps are trained; to train more: "
             f"headway resume {directory.path} --set steps=…"
@@ -86,6 +86,15 @@ def resume(
     _train(config, inputs, directory, terminal)
 
 
+def _trained_when_done(directory: "RunDirectory") -> int | None:
+    """Return the number of batches of a run that is done; None if it is not, or cannot be said."""
+    try:
+        done = directory.status() == "done"
+        return int(directory.summary("version")["version"]) if done else None
+    except InputError:  # a damaged summary is made again
+        return None
+
+
 def _train(
     config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", terminal: "Terminal"
 ) -> None:
@@ -95,6 +104,7 @@ def _train(
         from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
+    directory.logs.mkdir(exist_ok=True)
     try:
         with directory.held(), log_to(directory.logs / "driver.log"):
             shared = config.weight_sync.folder

@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,12 +26,9 @@ from weight_sync.ray_broadcaster import create_broadcaster
 
 
 class Processes:
-    """Broker, broadcaster, learner, rollout actors, and the process of the reward models.
+    """Broker, broadcaster, learner, rollout actors, and the process of the reward models."""
 
-    The learner goes on from the checkpoint, of which version and folder are given.
-    """
-
-    def __init__(self, context: RunContext, checkpoint: tuple[int, Path] | None) -> None:
+    def __init__(self, context: RunContext) -> None:
         self._context = context
         config = context.config
         self._metrics_host = config.deploy.metrics_host if config.deploy.metrics else None
@@ -55,6 +51,7 @@ class Processes:
                 pass_rate_cap=config.prompts.pass_rate_cap,
                 pass_threshold=config.prompts.pass_threshold,
             ),
+            session=context.session,
         )
         self.broadcaster = create_broadcaster(
             config.weight_sync.update_fraction,
@@ -63,7 +60,7 @@ class Processes:
         )
         self.reward_models = self._create_reward_models()
         """One process for all reward models; none where no reward asks them."""
-        version, folder = checkpoint or (0, None)
+        version, folder = context.checkpoint or (0, None)
         self.learner = create_learner(
             LearnerSpec(
                 config=config.objective,

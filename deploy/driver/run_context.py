@@ -1,6 +1,7 @@
 """The parts of a run that everything in its driver shares."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import Inputs
@@ -21,3 +22,7 @@ class RunContext:
     console: Terminal
     jsonl: JsonlWriter
     """Writes the JSON-lines files of the directory."""
+    checkpoint: tuple[int, Path] | None = None
+    """Version and folder of the checkpoint that the learner goes on from."""
+    session: str | None = None
+    """What the session begins with, as JSON (`deploy.storage.sessions`)."""

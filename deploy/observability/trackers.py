@@ -20,6 +20,7 @@ from deploy.config.changes import differing
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.observability.samples import Sample, heading, text_of
+from queues.runtime.atomic_file import atomic_file
 
 AXIS = "policy_version"
 """Name of the version among W&B's figures."""
@@ -61,6 +62,11 @@ def tensorboard(_: RunConfig, folder: Path) -> Tracker:
     return Tracker(log, text, writer.close)
 
 
+def _store(file: Path, text: str) -> None:
+    with atomic_file(file, durable=True) as opened:
+        opened.write(text.encode())
+
+
 def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
     """Write a run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
 
@@ -71,7 +77,7 @@ def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
 
     id_file = folder / "wandb-id.txt"
     if not id_file.exists():
-        id_file.write_text(uuid4().hex)
+        _store(id_file, uuid4().hex)
     run: Any = wandb.init(
         project="headway",
         name=config.name,
@@ -114,7 +120,7 @@ def mlflow(config: RunConfig, folder: Path) -> Tracker:
         params = [Param(key, value[:PARAMETER_CHARACTERS]) for key, (value, _) in recipe.items()]
         for begin in range(0, len(params), PARAMETERS):
             client.log_batch(run, params=params[begin : begin + PARAMETERS])
-        id_file.write_text(run)
+        _store(id_file, run)
     run = id_file.read_text()
     client.update_run(run, status="RUNNING")
 

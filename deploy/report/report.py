@@ -19,8 +19,7 @@ from deploy.report.tables import FIGURES, figures
 from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
-from deploy.storage.sessions import FILE as SESSIONS
-from deploy.storage.sessions import settings
+from deploy.storage.sessions import read_sessions, settings
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
@@ -120,7 +119,7 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     ):
         with open_ledger(directory.path) as database:
             bias = report_bias(database)
-        sessions = directory.rows(SESSIONS, read_session)
+        sessions = read_sessions(directory)
         runs.append(
             PlottedRun(
                 label,
@@ -140,26 +139,23 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
     return page(title, runs, _timeline(first, directories[0]), newest[::-1])
 
 
-def read_session(row: Mapping[str, Any]) -> tuple[int, list[str], str]:
-    """Return version, changes of the recipe and program of a session, a row of the file."""
-    machine, packages = row["machine"], row["packages"]
-    versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
-    program = (
-        f"Headway {row['headway']} ({(row['commit'] or 'no checkout')[:12]}), "
-        f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
-        f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
-    )
-    return int(row["version"]), [str(change) for change in row["changes"]], program
-
-
-def notes(record: Record, sessions: Sequence[tuple[int, list[str], str]]) -> list[str]:
+def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe where a run was resumed, with the settings that were changed, and its program."""
     notes = []
     if resumed := resumptions(record.batches):
         notes.append(f"resumed at version {', '.join(map(str, resumed))} (dotted lines)")
-    for version, changes, _ in sessions:
-        notes += [f"from version {version} on: {change}" for change in changes]
-    return notes + [program for _, _, program in sessions[-1:]]
+    for session in sessions:
+        notes += [f"from version {session['version']} on: {text}" for text in session["changes"]]
+    if sessions:
+        newest = sessions[-1]
+        machine, packages = newest["machine"], newest["packages"]
+        versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
+        notes.append(
+            f"Headway {newest['headway']} ({(newest['commit'] or 'no checkout')[:12]}), "
+            f"{', '.join(versions)}, on {machine['cores']} cores of {machine['cpu']}, "
+            f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
+        )
+    return notes
 
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:

@@ -168,7 +168,7 @@ def show_accounting(accounting: Accounting, console: Console) -> None:
 
 
 def show_changes(sessions: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the settings that changed between sessions, given as rows of `sessions.jsonl`."""
+    """Print the settings that changed between sessions, given as rows of `read_sessions`."""
     for session in sessions:
         for change in session["changes"]:
             line = f"from version {session['version']} on: {change}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy.errors import InputError
 from deploy.runtime.signals import deferred
+from queues.runtime.atomic_file import sync_path, sync_tree
 
 
 def check_absent(folder: Path, *, replace: bool) -> None:
@@ -25,7 +26,7 @@ def check_absent(folder: Path, *, replace: bool) -> None:
 def atomic_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `folder` at the end of the block.
 
-    The temporary folder is deleted if the block raises.
+    The temporary folder is deleted if the block raises. What it has is synced before it is renamed.
 
     Raises:
         InputError: Another command is making `folder`, or it exists and may not be replaced.
@@ -40,12 +41,14 @@ def atomic_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
             for leftover in partial.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield partial
+            sync_tree(partial)
             old = folder.with_name(f".{folder.name}.old")
             with deferred():
                 shutil.rmtree(old, ignore_errors=True)
                 if folder.exists():
                     folder.rename(old)
                 partial.rename(folder)
+                sync_path(folder.parent)
                 shutil.rmtree(old, ignore_errors=True)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -19,15 +19,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
-from queues.runtime.atomic_file import atomic_file
+from queues.runtime.atomic_file import atomic_file, sync_path
 from queues.runtime.nearest_name import nearest
 
+CHECKSUM = "checksum"
+"""Key of `summary.json` with the checksum of the others."""
 LOCK_TRIES = 5
 """Attempts at a lock, since a command that only tests it holds it for a moment."""
 LOCK_SECONDS = 0.05
@@ -81,11 +85,12 @@ class RunDirectory:
             shutil.rmtree(partial.path, ignore_errors=True)
             for folder in (partial.path, partial.checkpoints, partial.logs):
                 folder.mkdir(parents=True)
-            partial.recipe_file.write_text(recipe_text(config.with_model_names()))
+            partial.store_recipe(config.with_model_names())
             if replace and self.path.exists():
                 shutil.rmtree(self._replaced, ignore_errors=True)
                 self.path.rename(self._replaced)
             partial.path.rename(self.path)
+            sync_path(self.path.parent)
         except OSError as error:
             shutil.rmtree(partial.path, ignore_errors=True)
             raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
@@ -106,15 +111,24 @@ class RunDirectory:
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     @classmethod
-    def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
+    def open(
+        cls, run: str, runs_dir: Path = Path("runs"), *, without_recipe: bool = False
+    ) -> "RunDirectory":
         """Find an existing run by its folder or by its name in `runs_dir`.
 
         Raises:
             RunMissing: There is no such run.
+            InputError: Its recipe is missing, unless it may be so.
         """
         for path in (Path(run), runs_dir / run):
-            if cls(path.absolute()).recipe_file.exists():
-                return cls(path.absolute())
+            directory = cls(path.absolute())
+            if directory.recipe_file.exists() or (without_recipe and directory.ledger.exists()):
+                return directory
+            if directory.ledger.exists():
+                raise InputError(
+                    f"{directory.recipe_file} is missing; put it back from a copy, or `headway "
+                    f"salvage {path}` writes it again from the ledger"
+                )
         names = sorted(directory.path.name for directory in cls.all(runs_dir))
         known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
         raise RunMissing(
@@ -167,7 +181,7 @@ class RunDirectory:
 
     def store_recipe(self, config: RunConfig) -> None:
         """Replace the recipe in the folder."""
-        with atomic_file(self.recipe_file) as file:
+        with atomic_file(self.recipe_file, durable=True) as file:
             file.write(recipe_text(config).encode())
 
     def status(self) -> str:
@@ -185,13 +199,16 @@ class RunDirectory:
             InputError: The file is damaged, or lacks one of the keys.
         """
         try:
-            summary: dict[str, Any] = json.loads(self.summary_file.read_text())
+            summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
+            recorded = summary.pop(CHECKSUM, None)
+            if recorded not in (None, _checksum(summary)):
+                raise ValueError(f"its {CHECKSUM} is another")
             for key in keys:
                 _ = summary[key]
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.summary_file} is damaged: {_brief(error)}") from None
         return summary
 
     def rests(self) -> bool:
@@ -239,15 +256,24 @@ class RunDirectory:
             try:
                 rows += [parse(json.loads(line))] if line.endswith(b"\n") else []
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{path}, line {number} is damaged: {error!r}") from None
+                raise InputError(f"{path}, line {number} is damaged: {_brief(error)}") from None
         return rows
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
         """Replace the records of a JSON-lines file."""
-        with atomic_file(self.path / name) as file:
+        with atomic_file(self.path / name, durable=True) as file:
             file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace `summary.json` atomically."""
-        with atomic_file(self.summary_file) as file:
-            file.write(json.dumps(summary, indent=2).encode())
+        """Replace `summary.json` atomically, with a checksum of its content."""
+        content = {**summary, CHECKSUM: _checksum(summary)}
+        with atomic_file(self.summary_file, durable=True) as file:
+            file.write(json.dumps(content, indent=2).encode())
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _checksum(summary: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(summary).encode())

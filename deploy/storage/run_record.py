@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
+from deploy.storage.mending import Say, mend_rows, mend_summary
 from deploy.storage.run_directory import RunDirectory
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import read_batches
@@ -17,6 +18,9 @@ from weight_sync.announcements import WeightUpdateReport
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
+METRICS = "metrics.jsonl"
+LOGS = ("drift.jsonl", "samples.jsonl", "sessions.jsonl", "waits.jsonl")
+"""Files that a session only adds to, besides those that a record is restored from."""
 REWARD_MODEL = "reward-model"
 """Name of the process of the reward models in `restarts.jsonl`."""
 
@@ -129,11 +133,11 @@ class Record:
         (self.heldout if planned.kind == GREEDY else self.heldout_sampled).append(score)
 
 
-def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
+def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say) -> Record:
     """Return the record that a session begun at `now` (epoch seconds) goes on with.
 
     It is empty for a new run. The ledger has every batch; the driver's own files may end a little
-    earlier and are repaired.
+    earlier or be damaged, and are mended, with a message by `say`.
     """
     record = Record(
         name=config.name,
@@ -142,14 +146,24 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
         started_at=now,
     )
     if directory.ledger.exists():
-        record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
-        record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-        record.restarts = Counter(directory.rows("restarts.jsonl", itemgetter("actor")))
-        directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
-        directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
-        directory.rewrite("restarts.jsonl", directory.rows("restarts.jsonl"))
-    earlier = Earlier.__dataclass_fields__
-    if summary := directory.summary(*earlier, "heldout", "heldout_sampled"):
-        record.earlier = Earlier(**{name: summary[name] for name in earlier})
+        rows = read_batches(directory.path, verify=False)  # `recovery.check_ledger` has
+        record.batches = [TrainedBatch.from_dict(row) for row in rows]
+        swaps = mend_rows(directory, "swaps.jsonl", say, lambda row: WeightUpdateReport(**row))
+        restarts = mend_rows(directory, "restarts.jsonl", say, itemgetter("actor"))
+        record.swaps, record.restarts = swaps, Counter(restarts)
+        for name in LOGS:
+            mend_rows(directory, name, say)
+        written = mend_rows(directory, METRICS, say, lambda row: int(row["version"]))
+        if (newest := max(written, default=-1)) >= record.version:
+            say(
+                f"{directory.ledger} ends at version {record.version}, but {METRICS} has batch "
+                f"{newest}: the end of the ledger was lost, such as its -wal file, and what it had "
+                "is sampled and trained anew"
+            )
+        directory.rewrite(METRICS, [batch.to_dict() for batch in record.batches])
+    names = Earlier.__dataclass_fields__
+    keys = (*names, "heldout", "heldout_sampled")
+    if summary := mend_summary(directory, keys, record.batches, say):
+        record.earlier = Earlier(**{name: summary[name] for name in names})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record

@@ -1,7 +1,8 @@
 """The sessions of a run: the recipe, program and machine that each began with.
 
 A session is the time from a `headway run` or `headway resume` to its end. A run goes on with some
-changes of its recipe (`deploy.config.changes`), made in its folder or by `--set`.
+changes of its recipe (`deploy.config.changes`), made in its folder or by `--set`. The ledger has
+every session that came as far as its broker; `sessions.jsonl` is a copy for people to read.
 """
 
 import json
@@ -14,36 +15,36 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
 from learner.ranks.spec import EarlierSession
+from queues.readers.open_run import open_ledger
+from queues.storage.ledger_schema import sessions_of
 
 FILE = "sessions.jsonl"
 
 
-def recipe_of(row: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the version and the recipe that a session, a row of the file, began with.
-
-    Raises:
-        KeyError, TypeError: A key is missing, or its value has another type.
-    """
-    version, recipe = row["version"], row["recipe"]
-    if not (isinstance(version, int) and isinstance(recipe["steps"], int)):
-        raise TypeError("version and recipe.steps must be whole numbers")
-    if not isinstance(recipe["learner"], dict):
-        raise TypeError("recipe.learner must be a table")
-    return version, recipe
-
-
 def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
-) -> None:
-    """Record that a session begins at a version, in an environment (`provenance.environment`).
+) -> str:
+    """Write down that a session begins at a version, in an environment (`provenance.environment`).
 
     `config` is the recipe of the folder, with the cores that were chosen for this machine.
+
+    Returns:
+        The row of the session as JSON, which the broker is to keep.
     """
-    rows = directory.rows(FILE)
+    rows = read_sessions(directory)
     changed = changes(rows[-1]["recipe"], settings(config)) if rows else []
     described = list(map(str, changed))
     row = {"version": version, **environment, "changes": described, "recipe": settings(config)}
     directory.rewrite(FILE, [*rows, row])
+    return json.dumps(row)
+
+
+def read_sessions(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Return the rows of a run's sessions from its ledger, oldest first; none without a ledger."""
+    if not directory.ledger.exists():
+        return []
+    with open_ledger(directory.path, verify=False) as database:
+        return sessions_of(database)
 
 
 def resumed_recipe(
@@ -54,8 +55,8 @@ def resumed_recipe(
     Raises:
         InputError: It is not valid, or the run cannot go on with a change; names each, and why.
     """
-    config, sessions = directory.config(overrides), directory.rows(FILE, recipe_of)
-    before = sessions[-1][1] if sessions else settings(directory.config())
+    config, sessions = directory.config(overrides), read_sessions(directory)
+    before = sessions[-1]["recipe"] if sessions else settings(directory.config())
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session
     changed = changes(before, settings(config))
@@ -99,8 +100,14 @@ def _refusals(
 
 def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
     """Return the recipe of the session that trained the batch of a version."""
-    began = [recipe for first, recipe in _recipes(directory) if first <= version]
-    return began[-1] if began else directory.config()
+    began = [row["recipe"] for row in read_sessions(directory) if row["version"] <= version]
+    return _recipe(directory, began[-1]) if began else directory.config()
+
+
+def last_recipe(directory: RunDirectory) -> RunConfig | None:
+    """Return the recipe that the last session began with; None before the first."""
+    rows = read_sessions(directory)
+    return _recipe(directory, rows[-1]["recipe"]) if rows else None
 
 
 def earlier_sessions(
@@ -110,23 +117,18 @@ def earlier_sessions(
 
     Each is `config`, which is that session's, with what batches were trained with before.
     """
-    began = [row for row in _recipes(directory) if last is None or row[0] <= last]
-    return tuple(
-        EarlierSession(end, config.objective.stepping_as(recipe.objective), recipe.steps)
-        for (_, recipe), (end, _) in pairwise(began)
-    )
+    rows = [row for row in read_sessions(directory) if last is None or row["version"] <= last]
+    sessions = []
+    for row, following in pairwise(rows):
+        recipe = _recipe(directory, row["recipe"])
+        learner = config.objective.stepping_as(recipe.objective)
+        sessions.append(EarlierSession(following["version"], learner, recipe.steps))
+    return tuple(sessions)
 
 
-def _recipes(directory: RunDirectory) -> list[tuple[int, RunConfig]]:
-    """Return the version and the recipe that each session began with."""
-
-    def read(row: Mapping[str, Any]) -> tuple[int, RunConfig]:
-        first, recipe = recipe_of(row)
-        deploy = {**recipe["deploy"], "runs_dir": str(directory.path.parent)}
-        text = json.dumps({**recipe, "deploy": deploy})
-        return first, RunConfig.model_validate_json(text, strict=True)
-
-    return directory.rows(FILE, read)
+def _recipe(directory: RunDirectory, recipe: Mapping[str, Any]) -> RunConfig:
+    deploy = {**recipe["deploy"], "runs_dir": str(directory.path.parent)}
+    return RunConfig.model_validate_json(json.dumps({**recipe, "deploy": deploy}), strict=True)
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

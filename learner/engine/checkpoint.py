@@ -1,10 +1,12 @@
 """Checkpoints, created atomically: a complete folder appears under its name, or none.
 
-    prepare ─▶ every rank writes its part ─▶ finish: state, rename ─▶ commit ─▶ prune
-               and syncs it                   and sync of the parent
+    prepare ─▶ every rank writes its part, ─▶ finish: state, checksums, ─▶ commit ─▶ prune
+               checksums and syncs it         rename and sync of the parent
 
 Rank 0 prepares, finishes and prunes; the caller commits the checkpoint to the broker's ledger. A
-folder that was never committed is garbage, which `prune` removes when training begins.
+folder that was never committed is garbage, which `prune` removes when training begins. Every file
+is compared with its checksum when it is loaded. None is a pickle: tensors are safetensors, the rest
+is JSON.
 """
 
 import json
@@ -12,7 +14,6 @@ import logging
 import random
 import shutil
 import time
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,17 +22,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from learner.disk_wait import write_file, write_whole
+from learner.disk_wait import write_text
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
 from learner.model.reference import Reference
-from queues.runtime.atomic_file import sync_path
+from queues.runtime import folder_checksums
+from queues.runtime.atomic_file import sync_path, sync_tree
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 RANDOM_FOLDER = "optimizer/random"
 """Random state, in the optimizer's folder, which an export of the model leaves out as a whole."""
+PART_CHECKSUMS = ".checksums-"
+"""Prefix of the files, in an unfinished checkpoint, with the checksums that each rank computed."""
 CRITIC_FOLDER = "critic"
 
 
@@ -56,6 +60,15 @@ class State:
     """Running baselines and adapted coefficients, carried from batch to batch."""
     totals: dict[str, int] = field(default_factory=dict)
     """Rollouts and tokens trained since version 0."""
+    weights_checksum: str = ""
+    """Checksum of the weights as they were published; the ledger has it too."""
+    wire_dtype: str = "as_trained"
+    """The setting `weight_sync.wire_dtype` that they were published with."""
+
+    def checksum_as(self, dtype: str, wire_dtype: str) -> str | None:
+        """Return the checksum of the weights in these dtypes; None if they were in others."""
+        alike = (dtype, wire_dtype) == (self.dtype, self.wire_dtype)
+        return self.weights_checksum if alike else None
 
 
 def checkpoint_path(root: Path, version: int) -> Path:
@@ -90,7 +103,10 @@ def write_part(
     critic: ValueEngine | None = None,
     reference: Reference | None = None,
 ) -> None:
-    """Write this rank's part of a checkpoint and its random state, durably. Collective."""
+    """Write this rank's part of a checkpoint and its random state, durably. Collective.
+
+    Each rank also computes the checksums of its share of all files.
+    """
     engine.save(temporary)
     if critic is not None:
         critic.save(temporary / CRITIC_FOLDER)
@@ -98,11 +114,12 @@ def write_part(
         reference.save(temporary)
     folder = temporary / RANDOM_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"rank-{engine.rank}.pt"
-    write_file(file, lambda opened: torch.save(_random_state(), opened))
-    engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file appears while others are synced
-    for path in [*temporary.rglob("*"), temporary]:
-        sync_path(path)
+    write_text(folder / f"rank-{engine.rank}.json", json.dumps(_random_state()))
+    engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file changes while others read it
+    names = folder_checksums.files_of(temporary)[engine.rank :: engine.ranks]
+    checksums = folder_checksums.compute(temporary, names)
+    write_text(temporary / f"{PART_CHECKSUMS}{engine.rank}", json.dumps(checksums))
+    sync_tree(temporary)
 
 
 def finish(root: Path, state: State) -> Path:
@@ -112,9 +129,16 @@ def finish(root: Path, state: State) -> Path:
     """
     final = checkpoint_path(root, state.version)
     temporary = root / f".{final.name}.tmp"
-    file = temporary / STATE_FILE
-    write_whole(file, lambda: file.write_text(json.dumps(asdict(state), indent=1)))
-    sync_path(file)
+    write_text(temporary / STATE_FILE, json.dumps(asdict(state), indent=1))
+    checksums: dict[str, str] = {}
+    for part in temporary.glob(f"{PART_CHECKSUMS}*"):
+        checksums |= json.loads(part.read_text())
+        part.unlink()
+    others = set(folder_checksums.files_of(temporary)).difference(checksums)
+    checksums |= folder_checksums.compute(temporary, sorted(others))
+    write_text(temporary / folder_checksums.FILE_NAME, json.dumps(checksums, indent=1))
+    for name in (*others, folder_checksums.FILE_NAME):
+        sync_path(temporary / name)
     sync_path(temporary)
     _remove(final)
     temporary.rename(final)
@@ -142,19 +166,24 @@ def load(engine: TrainEngine, folder: Path, *, critic: ValueEngine | None = None
     Raises:
         InputError: No checkpoint, or a damaged one.
     """
-    state = read_state(folder)
-    # A rank that is new goes on with the random numbers of one that was there.
-    file = folder / RANDOM_FOLDER / f"rank-{engine.rank % state.ranks}.pt"
-    if not zipfile.is_zipfile(file):
-        problem = "is damaged" if file.exists() else "is missing"
+    problem = folder_checksums.damage_of(folder, part=engine.rank, parts=engine.ranks)
+    if engine.sum_over_ranks(torch.tensor([float(problem is not None)])):
         raise InputError(
-            f"the checkpoint {folder} cannot be loaded: {file.relative_to(folder)} {problem}; put "
-            "the folder back from a copy"
+            f"the checkpoint {folder} cannot be loaded: {problem or 'another rank found damage'}; "
+            "put the folder back from a copy"
         )
+    state = read_state(folder)
     engine.load(folder)
     if critic is not None:
         critic.load(folder / CRITIC_FOLDER)
-    _set_random_state(torch.load(file, weights_only=True))
+    # A rank that is new goes on with the random numbers of one that was there.
+    name = f"{RANDOM_FOLDER}/rank-{engine.rank % state.ranks}.json"
+    try:
+        _set_random_state(json.loads((folder / name).read_text()))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"the checkpoint {folder} cannot be loaded: {name} is no random state: {error}"
+        ) from error
     return state
 
 
@@ -207,21 +236,22 @@ def _remove(folder: Path) -> None:
 
 
 def _random_state() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
+    """Return the states of all random generators as JSON values."""
     name, keys, *rest = np.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
     return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "python": [version, list(words), gauss],
-        "numpy": [name, torch.from_numpy(np.array(keys)), *rest],
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": cuda,
+        "python": random.getstate(),
+        "numpy": [name, np.array(keys).tolist(), *rest],
     }
 
 
 def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
     if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy(), *rest))
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))

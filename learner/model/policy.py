@@ -179,7 +179,10 @@ def load_policy(
 
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), attn_implementation=attention
+            path,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            use_safetensors=True,  # never a pickle
         )
     except Exception as error:  # a configuration raises whatever its author chose
         reason = (str(error).strip() or repr(error)).splitlines()[0]

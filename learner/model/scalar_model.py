@@ -60,7 +60,11 @@ def load_scalar_model(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=attention, num_labels=1
+                path,
+                dtype=getattr(torch, dtype),
+                attn_implementation=attention,
+                num_labels=1,
+                use_safetensors=True,
             )
     except Exception as error:  # a configuration raises whatever its author chose
         reason = (str(error).strip() or repr(error)).splitlines()[0]

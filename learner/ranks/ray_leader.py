@@ -37,6 +37,8 @@ class RankZero:
     """Runs a function in the thread where `rank` may be used."""
     publisher: BackgroundPublisher
     checkpoints: Path
+    wire_dtype: str = "as_trained"
+    """The setting `weight_sync.wire_dtype`."""
     _skipped: int = field(default=0, init=False)
     """Versions that the publisher skipped, as far as they are reported."""
 
@@ -59,7 +61,9 @@ class RankZero:
         )
         return checksum
 
-    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
+    async def save(
+        self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
+    ) -> str:
         """See `Trainer.save`.
 
         Removes first what a killed process left of a checkpoint, and waits for as much disk space
@@ -81,6 +85,8 @@ class RankZero:
             cursor=cursor,
             objective_state=self.rank.updater.objective.state,
             totals=dict(totals),
+            weights_checksum=weights_checksum,
+            wire_dtype=self.wire_dtype,
         )
         folder = await self.call(checkpoint.finish, root, state)
         return f"{root.name}/{folder.name}"

@@ -101,8 +101,14 @@ class RankActor:
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = await self._call(make_publisher, spec.weight_sync, broadcaster)
+        wire_dtype = spec.weight_sync.wire_dtype
         leader = RankZero(
-            self._rank, followers, self._call, self._publisher, checkpoints=Path(spec.checkpoints)
+            self._rank,
+            followers,
+            self._call,
+            self._publisher,
+            checkpoints=Path(spec.checkpoints),
+            wire_dtype=wire_dtype,
         )
         learner = self._learner = Learner(
             leader,
@@ -110,6 +116,7 @@ class RankActor:
             steps=spec.steps if spec.last_version is None else spec.last_version,
             checkpoint_every=spec.config.checkpoint_every,
             start_version=spec.version,
+            start_checksum=state.checksum_as(spec.config.dtype, wire_dtype) if state else None,
             totals=state.totals if state else {},
             observe=self._observe,
         )

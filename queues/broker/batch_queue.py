@@ -90,10 +90,16 @@ class BrokerBatchQueue(BatchQueue):
         await self.retention.apply()
 
     async def _compare(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """Compare a batch that was trained again with its record."""
-        text = await self.commits.submit(partial(self.commits.ledger.statistics, version))
-        before, now = json.loads(text).get(CHECKSUM), statistics.get(CHECKSUM)
+        """Compare a batch that was trained again with its record.
+
+        If the weights differ, their checksum is recorded: a checkpoint of them must have it.
+        """
+        ledger = self.commits.ledger
+        recorded = json.loads(await self.commits.submit(partial(ledger.statistics, version)))
+        before, now = recorded.get(CHECKSUM), statistics.get(CHECKSUM)
         if before != now:
+            text = json.dumps({**recorded, CHECKSUM: now})
+            await self.commits.durable(partial(ledger.replace_statistics, version, text))
             self.commits.state.diverged += 1
             log.warning(
                 "batch %d, trained again, gave other weights than before: checksum %s, was %s;"

@@ -43,6 +43,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
             that it holds already is continued.
         config: Section `[queues]`.
         spec: Size of the run's batches and groups.
+        session: What this session of the run begins with, as JSON, which the ledger keeps.
         probe_seconds: Interval between probes of a full disk, while the broker pauses.
 
     Raises:
@@ -51,12 +52,20 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     """
 
     def __init__(
-        self, directory: Path, *, config: QueuesConfig, spec: RunSpec, probe_seconds: float = 1.0
+        self,
+        directory: Path,
+        *,
+        config: QueuesConfig,
+        spec: RunSpec,
+        session: str | None = None,
+        probe_seconds: float = 1.0,
     ) -> None:
         state = BrokerState(config=config, spec=spec)
         ledger = Ledger(directory, synchronous=config.synchronous)
         try:
             recover(ledger, state)
+            if session is not None:
+                ledger.begin_session(session)
             journal = Journal(directory / JOURNAL_NAME, segment_bytes=config.segment_bytes)
         except BaseException:
             ledger.close()

@@ -71,9 +71,9 @@ def failed_prompts(database: sqlite3.Connection) -> list[FailedPrompt]:
     return [FailedPrompt(*row) for row in rows]
 
 
-def read_batches(run_directory: Path) -> list[dict[str, Any]]:
+def read_batches(run_directory: Path, *, verify: bool = True) -> list[dict[str, Any]]:
     """Return the statistics of every trained batch with its `version`, oldest first."""
-    with open_ledger(run_directory) as database:
+    with open_ledger(run_directory, verify=verify) as database:
         rows = database.execute(
             "SELECT version, statistics FROM batches WHERE acked_at IS NOT NULL ORDER BY version"
         )

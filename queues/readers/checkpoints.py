@@ -1,16 +1,35 @@
 """The committed checkpoints of a run."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from queues.readers.open_run import open_ledger
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint that was committed; its folder may have been removed since."""
+
+    version: int
+    folder: Path
+    weights_checksum: str | None
+    """Checksum of its weights as the batch before it recorded it; None if it recorded none."""
+
+
+def recorded_checkpoints(run_directory: Path, *, verify: bool = True) -> list[Checkpoint]:
+    """Return every checkpoint that was committed, in the order of the versions."""
+    with open_ledger(run_directory, verify=verify) as database:
+        rows = database.execute(
+            "SELECT checkpoints.version, path, json_extract(statistics, '$.weights_checksum')"
+            " FROM checkpoints LEFT JOIN batches ON batches.version = checkpoints.version - 1"
+            " ORDER BY checkpoints.version"
+        ).fetchall()
+    return [Checkpoint(version, run_directory / path, known) for version, path, known in rows]
+
+
 def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[int, Path]:
     """Return the existing folders of a run's committed checkpoints, by version, ascending."""
-    with open_ledger(run_directory, verify=verify) as database:
-        rows = database.execute("SELECT version, path FROM checkpoints ORDER BY version").fetchall()
-    folders = {version: run_directory / path for version, path in rows}
-    return {version: folder for version, folder in folders.items() if folder.is_dir()}
+    recorded = recorded_checkpoints(run_directory, verify=verify)
+    return {version: folder for version, folder, _ in recorded if folder.is_dir()}
 
 
 def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:

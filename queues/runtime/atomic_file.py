@@ -1,4 +1,4 @@
-"""Atomic replacement of one file: write to a temporary sibling, then rename."""
+"""Atomic replacement of one file: write to a temporary sibling, then rename. Durable writes."""
 
 import os
 from collections.abc import Iterator
@@ -36,3 +36,9 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder and everything in it durable, but for names that begin with a dot."""
+    for path in [*folder.rglob("[!.]*"), folder]:
+        sync_path(path)

@@ -23,8 +23,10 @@ from queues.storage.ledger_schema import (
     FILE_NAME,
     JOURNAL_NAME,
     LOCK_NAME,
+    SESSION,
     check_schema_version,
     create_tables,
+    sessions_of,
 )
 from queues.storage.row_checksums import check, register
 from queues.storage.state_counts import Counts, count_rows, keep_counts, kept_counts
@@ -262,6 +264,10 @@ class Ledger:
         ).fetchone()
         return str(text)
 
+    def replace_statistics(self, version: int, text: str) -> None:
+        """Replace the recorded statistics of a trained batch, given as JSON."""
+        self.execute("UPDATE batches SET statistics = ? WHERE version = ?", (text, version))
+
     def commit_checkpoint(self, version: int, path: str) -> None:
         """Record a complete checkpoint."""
         self.execute(
@@ -293,6 +299,11 @@ class Ledger:
         self.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
         known: str = self.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
         return known
+
+    def begin_session(self, text: str) -> None:
+        """Record what a session begins with, given as JSON."""
+        number = len(sessions_of(self.database))
+        self.remember(f"{SESSION}{number:06d}", text)
 
     def counts(self) -> Counts:
         """Count all rows; the time grows with the run."""

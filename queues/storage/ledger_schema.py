@@ -3,8 +3,10 @@
 `queues.storage.ledger` writes the tables, `queues.readers` reads them.
 """
 
+import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from queues.errors import LedgerError
 from queues.storage.row_checksums import protect
@@ -17,6 +19,9 @@ JOURNAL_NAME = "journal"
 """The folder of the journal's segments."""
 REMOVED_SEGMENT = "removed_segment_"
 """Prefix of keys in `meta`: segments that `queues.broker.retention` removed, with the time."""
+
+SESSION = "session_"
+"""Prefix of keys in `meta`: what each session of the run began with, as JSON."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -115,3 +120,14 @@ def removed_segments(database: sqlite3.Connection) -> set[int]:
     """Return the segments that `queues.broker.retention` removed."""
     keys = [key for (key,) in database.execute("SELECT key FROM meta")]
     return {int(x.removeprefix(REMOVED_SEGMENT)) for x in keys if x.startswith(REMOVED_SEGMENT)}
+
+
+def sessions_of(database: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Return what each session of the run began with, in their order."""
+    rows = database.execute(
+        "SELECT value FROM meta WHERE key GLOB ? ORDER BY key", (f"{SESSION}*",)
+    ).fetchall()
+    try:
+        return [json.loads(text) for (text,) in rows]
+    except ValueError as error:
+        raise LedgerError(f"{FILE_NAME}: damaged: a session is no JSON: {error}") from error

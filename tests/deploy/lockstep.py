@@ -21,7 +21,6 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -35,6 +34,8 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from actors.rollout.rollout_worker import RolloutWorker
 from learner.diagnostics.batch_report import BatchReport
+from learner.engine import checkpoint
+from learner.engine.tensor_parts import Part, PartReader, write_parts
 from learner.learner import Learner
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
@@ -145,46 +146,67 @@ def lockstep_writer(crashes):
     return LockstepWriter
 
 
+class BanditState:
+    """Weights and momentum of a distribution over tokens, as a checkpoint has them."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self):
+        self.weights = torch.zeros(len(TOKENIZER))
+        self.momentum = torch.zeros(len(TOKENIZER))
+
+    def save(self, folder):
+        parts = [Part("weights", 0, self.weights), Part("momentum", 0, self.momentum)]
+        write_parts(folder / "optimizer", parts, rank=0, ranks=1)
+
+    def load(self, folder):
+        reader = PartReader(folder / "optimizer")
+        self.weights = reader.read("weights", 0, len(TOKENIZER))
+        self.momentum = reader.read("momentum", 0, len(TOKENIZER))
+
+    def sum_over_ranks(self, values):
+        return values
+
+
 class Bandit:
     """A trainer of one distribution over tokens, by REINFORCE with momentum."""
 
     def __init__(self, folder, on_publish):
-        self.folder, self.on_publish = folder, on_publish
-        self.weights = torch.zeros(len(TOKENIZER))
-        self.momentum = torch.zeros(len(TOKENIZER))
+        self.root, self.on_publish = folder / "checkpoints", on_publish
+        self.state = BanditState()
         self.checksums = {}
 
-    def load(self, checkpoint):
-        self.weights, self.momentum = torch.load(checkpoint / "bandit.pt")
-
     async def update(self, payloads, version):
-        self.weights.requires_grad_(True)
-        logprobs, loss, tokens = torch.log_softmax(self.weights, 0), torch.zeros(()), 0
+        state = self.state
+        state.weights.requires_grad_(True)
+        logprobs, loss, tokens = torch.log_softmax(state.weights, 0), torch.zeros(()), 0
         for group in map(decode, payloads):
             mean = sum(rollout.reward for rollout in group.rollouts) / len(group.rollouts)
             for rollout in group.rollouts:
                 sampled = rollout.token_ids[rollout.prompt_length :]
                 loss = loss - (rollout.reward - mean) * logprobs[list(sampled)].mean()
                 tokens += len(sampled)
-        (gradient,) = torch.autograd.grad(loss, self.weights)
-        self.momentum = 0.9 * self.momentum + gradient
-        self.weights = self.weights.detach() - 0.1 * self.momentum
+        (gradient,) = torch.autograd.grad(loss, state.weights)
+        state.momentum = 0.9 * state.momentum + gradient
+        state.weights = state.weights.detach() - 0.1 * state.momentum
         figures = {"rollouts_trained": len(payloads) * SIZE, "tokens_trained": tokens}
         return BatchReport.from_dict({"loss": float(loss.detach()), **figures})
 
     async def publish(self, version):
-        self.checksums[version] = checksum([("weights", self.weights)])
+        self.checksums[version] = checksum([("weights", self.state.weights)])
         await self.on_publish(version)
         return self.checksums[version]
 
-    async def save(self, version, *, cursor, totals):
-        path = Path("checkpoints") / f"v{version:06d}"
-        (self.folder / path).mkdir(parents=True, exist_ok=True)
-        torch.save((self.weights, self.momentum), self.folder / path / "bandit.pt")
-        return str(path)
+    async def save(self, version, *, cursor, totals, weights_checksum):
+        checkpoint.write_part(self.state, checkpoint.prepare(self.root, version))
+        state = checkpoint.State(
+            version=version, saved_at=time.time(), optimizer_steps=version, ranks=1, zero_stage=0,
+            dtype="float32", cursor=cursor, totals=dict(totals), weights_checksum=weights_checksum,
+        )  # fmt: skip
+        return f"checkpoints/{checkpoint.finish(self.root, state).name}"
 
     async def prune(self, version):
-        pass
+        checkpoint.prune(self.root, newest=version, keep=2, keep_seconds=0.0)
 
 
 async def score(prompt, completion, answer, metadata):
@@ -201,17 +223,20 @@ def weights_of_nothing(version):
 
 
 class World:
-    """One session of a run: begins or resumes it in a folder, and trains it to its end."""
+    """One session of a run: begins or resumes it in a folder, and trains it to its end.
 
-    def __init__(self, folder):
-        self.folder, self.stop = folder, asyncio.Event()
+    `start` finds version and folder of the checkpoint to go on from; `options` are the broker's.
+    """
+
+    def __init__(self, folder, start=newest_checkpoint, *, segment_bytes=2**28, **options):
+        self.folder, self.stop, self.start = folder, asyncio.Event(), start
         self.broker = Broker(
             folder,
             config=QueuesConfig(
                 max_staleness=STALENESS, filter_tied=True, synchronous="normal",
-                commit_interval_seconds=0.0, on_overdue="wait",
+                commit_interval_seconds=0.0, on_overdue="wait", segment_bytes=segment_bytes,
             ),
-            spec=RunSpec(groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS),
+            spec=RunSpec(groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS), **options,
         )  # fmt: skip
         self.workers = [self.make_worker(index) for index in range(2)]
         self.trainer = Bandit(folder, self.serve_if_newest)
@@ -242,15 +267,15 @@ class World:
 
     async def run(self):
         """Train to the last step and return the checksums of the versions published."""
-        start = newest_checkpoint(self.folder)
-        if start is not None:
-            self.trainer.load(start[1])
+        start = self.start(self.folder)
+        saved = start and checkpoint.load(self.trainer.state, start[1])
         for engine, _ in self.workers:
             await engine.start()
         await self.broker.evaluate("held-out", prompts(3, "h"), temperature=0.0, min_version=3)
         learner = Learner(
             self.trainer, self, steps=STEPS, checkpoint_every=2,
             start_version=start[0] if start else 0,
+            start_checksum=saved.weights_checksum if saved else None,
         )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             for _, worker in self.workers:
@@ -326,12 +351,12 @@ def lockstep(monkeypatch, crashes):
         yield lambda: VirtualLoop(clock)
 
 
-def play(monkeypatch, folder, moments=()):
+def play(monkeypatch, folder, moments=(), **options):
     """Play one session in a folder; returns checksums by version, and the crashes."""
     crashes = Crashes(folder, moments)
 
     async def main():
-        return await World(folder).run()
+        return await World(folder, **options).run()
 
     with lockstep(monkeypatch, crashes) as factory, asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main()), crashes
@@ -339,22 +364,22 @@ def play(monkeypatch, folder, moments=()):
 
 def outcome(folder):
     """Return every trained batch of a run: its groups, in order, with all that was sampled."""
-    batches = []
-    for version in range(STEPS):
-        groups = [decode(payload) for payload in read_batch(folder, version)]
-        batches.append(
+    return [recorded_batch(folder, version) for version in range(STEPS)]
+
+
+def recorded_batch(folder, version):
+    """Return the groups of a trained batch, in order, with all that was sampled."""
+    groups = [decode(payload) for payload in read_batch(folder, version)]
+    return [
+        (
+            group.group_id, group.prompt_id,
             [
                 (
-                    group.group_id, group.prompt_id,
-                    [
-                        (
-                            list(r.token_ids), list(r.versions), list(r.behavior_logprobs),
-                            list(r.loss_mask), r.reward, json.dumps(dict(r.metadata)),
-                        )
-                        for r in group.rollouts
-                    ],
+                    list(r.token_ids), list(r.versions), list(r.behavior_logprobs),
+                    list(r.loss_mask), r.reward, json.dumps(dict(r.metadata)),
                 )
-                for group in groups
-            ]
-        )  # fmt: skip
-    return batches
+                for r in group.rollouts
+            ],
+        )
+        for group in groups
+    ]  # fmt: skip

@@ -2,21 +2,46 @@
 
 import asyncio
 
+from learner.engine import checkpoint
 from tests.queues.conftest import answer, make_broker, make_prompts
 
+TIMES = {
+    "session_started_at": 10.0, "wait_started_at": 10.0, "wait_finished_at": 11.0,
+    "step_started_at": 11.0, "step_finished_at": 12.0, "published_at": 40.0,
+}  # fmt: skip
 
-def train(directory, rows):
-    """Train a batch of one group for each row of statistics."""
+
+def save(root, version, weights_checksum):
+    """Write a checkpoint that only looks like one, and return its folder."""
+    (checkpoint.prepare(root, version) / "model.safetensors").write_text(f"weights {version}")
+    return checkpoint.finish(
+        root,
+        checkpoint.State(
+            version=version, saved_at=0.0, optimizer_steps=version, ranks=1, zero_stage=0,
+            dtype="float32", cursor=None, weights_checksum=weights_checksum,
+        ),
+    )  # fmt: skip
+
+
+def train(directory, rows, *, session=None, saved=()):
+    """Train a batch of one group for each row of statistics, in a session if it is given.
+
+    Checkpoints of the versions `saved` are committed. Each group has its own journal segment.
+    """
+    sizes = {"steps": 9, "groups_per_batch": 1, "segment_bytes": 1}
 
     async def main():
-        broker = make_broker(directory.path, steps=9, groups_per_batch=1)
+        broker = make_broker(directory.path, session=session, **sizes)
         for version, row in enumerate(rows):
             await broker.serving("a", version)
             await broker.issue(make_prompts(1, version), cursor=str(version + 1))
             [lease] = await broker.lease("a", 2, 5.0)
             await broker.put("a", answer(lease))
             await broker.take(version, 5.0)
-            await broker.ack(version, {"weights_checksum": "", **row})
+            await broker.ack(version, {"weights_checksum": "", **TIMES, **row})
+            if version + 1 in saved:
+                folder = save(directory.checkpoints, version + 1, row.get("weights_checksum", ""))
+                await broker.commit_checkpoint(version + 1, f"checkpoints/{folder.name}")
         await broker.close()
 
     asyncio.run(main())

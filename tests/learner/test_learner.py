@@ -6,6 +6,7 @@ import pytest
 from rollouts import random_groups
 
 from learner.diagnostics.batch_report import BatchReport
+from learner.errors import LearnerError
 from learner.learner import Learner
 from queues.errors import QueueClosed
 from queues.records import Batch
@@ -54,8 +55,9 @@ class RecordingTrainer:
         self.events.append(f"publish {version}")
         return f"weights of {version}"
 
-    async def save(self, version, *, cursor, totals):
+    async def save(self, version, *, cursor, totals, weights_checksum):
         self.events.append(f"save {version}")
+        assert weights_checksum == f"weights of {version}"
         self.saved.append((version, cursor, totals))
         return f"checkpoints/v{version:06d}"
 
@@ -77,6 +79,17 @@ def run(answers, *, stop=None, trainer=RecordingTrainer, **settings):
 
     reached = asyncio.run(main())
     return events, queue, reached, trainer
+
+
+def test_weights_that_are_not_those_of_the_ledger_are_not_trained():
+    events = []
+    learner = Learner(
+        RecordingTrainer(events), ScriptedQueue(events, [BATCH]), steps=9, checkpoint_every=9,
+        start_version=6, start_checksum="weights of 5",
+    )  # fmt: skip
+    with pytest.raises(LearnerError, match="version 6 were loaded with checksum weights of 6"):
+        asyncio.run(learner.run())
+    assert events == ["prune 6", "publish 6"]
 
 
 def test_the_initial_weights_are_published_first_and_every_version_before_its_batch_is_acked():

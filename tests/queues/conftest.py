@@ -116,7 +116,7 @@ def make_broker(directory: Path, **changes: Any) -> Broker:
 
 def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
     sizes = {name: changes.pop(name) for name in list(changes) if name in RunSpec.__slots__}
-    own = {"probe_seconds": changes.pop("probe_seconds")} if "probe_seconds" in changes else {}
+    own = {name: changes.pop(name) for name in ("probe_seconds", "session") if name in changes}
     return own | {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
 
 

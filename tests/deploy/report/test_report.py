@@ -20,7 +20,7 @@ from deploy.report.plots import (
     throughput,
     waiting,
 )
-from deploy.report.report import MOST, notes, page, read_session, report
+from deploy.report.report import MOST, notes, page, report
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
@@ -245,7 +245,7 @@ def test_notes_name_resumptions_changed_settings_program_and_machine():
     ]
     record = shown(batches=2).record
     record.batches += [batch(2, session=2.0)]
-    assert notes(record, list(map(read_session, sessions))) == [
+    assert notes(record, sessions) == [
         "resumed at version 2 (dotted lines)",
         "from version 2 on: steps: 2 → 4",
         "Headway 0.1.0 (0123456789ab), torch 2.13, on 2 cores of a CPU, 24 GiB, no GPU",

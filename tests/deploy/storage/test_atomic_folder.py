@@ -1,5 +1,8 @@
 """A folder that appears as a whole: never half of one, never two commands at once."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from deploy.errors import InputError
@@ -32,6 +35,20 @@ def test_what_was_written_appears_and_nothing_else_is_left(folder):
     make(folder)
     assert written(folder) == "new"
     assert names(folder) == ["v1.2-rm"]
+
+
+def test_everything_is_durable_before_it_appears_and_then_its_name_is(folder, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def record(descriptor):
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, folder.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    make(folder)
+    *before, last = synced
+    assert sorted(before) == [(".v1.2-rm.partial", False), ("model", False), ("weights", False)]
+    assert last == ("runs", True)
 
 
 def test_what_is_replaced_goes_as_a_whole(folder):

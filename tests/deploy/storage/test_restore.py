@@ -25,7 +25,7 @@ def run(tmp_path):
 
 
 def test_a_new_run_has_no_past(run):
-    record = restore(*run, now=100.0)
+    record = restore(*run, now=100.0, say=print)
     assert (record.batches, record.swaps, record.heldout) == ([], [], [])
     assert record.seconds(101.5) == 1.5
     assert record.steps == 9
@@ -38,7 +38,7 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
     directory.append("swaps.jsonl", [asdict(UPDATE)])
     with (directory.path / "swaps.jsonl").open("a") as file:
         file.write('{"version": 1, "byt')
-    record = restore(config, directory, now=100.0)
+    record = restore(config, directory, now=100.0, say=print)
     losses = [(batch.version, batch.report.loss) for batch in record.batches]
     assert losses == [(0, 0.5), (1, 0.25)]
     assert (record.version, record.swaps) == (2, [UPDATE])
@@ -49,13 +49,13 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
 
 def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
     config, directory = run
-    earlier = restore(config, directory, now=100.0)
+    earlier = restore(config, directory, now=100.0, say=print)
     earlier.actors = [{"tokens_generated": 70, "idle_fraction": 0.5}]
     earlier.heldout.append({"version": 0, "score": 0.25, "seconds": 12.0})
     directory.write_summary(summarise(earlier, status="interrupted", now=130.0))
     assert directory.status() == "interrupted"
 
-    record = restore(config, directory, now=1000.0)
+    record = restore(config, directory, now=1000.0, say=print)
     assert record.scored == {0}
     record.actors = [{"tokens_generated": 5, "idle_fraction": 0.5}]
     summary = summarise(record, status="done", now=1010.0)
@@ -71,7 +71,7 @@ def test_restarts_are_counted_apart_by_what_was_made_again(run):
     train(directory, [{"loss": 0.5}])
     named = ["actor-0", "reward-model", "actor-1", "actor-0"]
     directory.append("restarts.jsonl", [{"actor": name} for name in named])
-    record = restore(config, directory, now=100.0)
+    record = restore(config, directory, now=100.0, say=print)
     summary = summarise(replace(record, batches=[]), status="done", now=110.0)
     assert summary["restarts"] == {"actors": 3, "reward_models": 1}
 
@@ -101,12 +101,70 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, message):
     assert "pydantic" not in str(refused.value)
 
 
+@pytest.fixture
+def trained(run):
+    """Provide a run of two batches, with two updates and a summary, and what it said."""
+    config, directory = run
+    rows = [{"loss": 0.5, "published_at": 25.0}, {"loss": 0.25}]
+    train(directory, rows)
+    directory.append("swaps.jsonl", [asdict(UPDATE), asdict(replace(UPDATE, version=1))])
+    scores = [{"version": 0, "score": 0.25, "seconds": 12.0}]
+    figures = {"seconds": 130.0, "tokens_generated": 90, "seconds_to_first_step": 2.0}
+    directory.write_summary({**figures, "heldout": scores, "heldout_sampled": []})
+    assert restore(config, directory, now=100.0, say=pytest.fail).heldout == scores
+    return config, directory, []
+
+
+def test_damaged_lines_are_left_out_and_the_file_is_set_aside(trained):
+    config, directory, said = trained
+    path = directory.path / "swaps.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"version": 0', '"versoin": 0'))
+    (directory.path / "waits.jsonl").write_text('{"a": 1}\n{"a": \n{"a": 3}\n{"a"')
+    record = restore(config, directory, now=200.0, say=said.append)
+    assert [swap.version for swap in record.swaps] == [1]
+    assert directory.rows("waits.jsonl") == [{"a": 1}, {"a": 3}]
+    assert (directory.path / "aside-waits.jsonl").read_text().endswith('{"a"')
+    assert "swaps.jsonl, line 1 is damaged; 1 intact records of 2 stay" in said[0]
+    assert "waits.jsonl, line 2 is damaged" in said[1]
+    assert restore(config, directory, now=200.0, say=pytest.fail).swaps == record.swaps
+
+
+@pytest.mark.parametrize("change", ["remove", "cut", "flip"])
+def test_a_damaged_summary_is_made_again_from_the_ledger(trained, change):
+    config, directory, said = trained
+    file = directory.summary_file
+    text = file.read_text()
+    if change == "remove":
+        file.unlink()
+    else:
+        file.write_text(
+            text[:100] if change == "cut" else text.replace('"score": 0.2', '"score": 0.9')
+        )
+    record = restore(config, directory, now=200.0, say=said.append)
+    assert (record.earlier.seconds, record.heldout) == (30.0, [])
+    assert record.earlier.tokens_generated == 2 * 2 * 2
+    assert [
+        f"{file} is {'missing' if change == 'remove' else 'damaged'}" in line for line in said
+    ] == [True]
+    assert (directory.path / "aside-summary.json").exists() == (change != "remove")
+
+
+def test_a_ledger_that_lacks_batches_of_the_metrics_is_said_to_have_lost_its_end(trained):
+    config, directory, said = trained
+    directory.append("metrics.jsonl", [{"version": 2}])
+    restore(config, directory, now=200.0, say=said.append)
+    [line] = said
+    assert f"{directory.ledger} ends at version 2, but metrics.jsonl has batch 2" in line
+    assert [row["version"] for row in directory.rows("metrics.jsonl")] == [0, 1]
+
+
 def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
     config, directory = run
     train(directory, [{"loss": 0.5}])
     directory.append("restarts.jsonl", [{"actor": "actor-0"}])
     with (directory.path / "restarts.jsonl").open("a") as file:
         file.write('{"actor": "act')
-    assert restore(config, directory, now=100.0).restarts == {"actor-0": 1}
+    assert restore(config, directory, now=100.0, say=print).restarts == {"actor-0": 1}
     directory.append("restarts.jsonl", [{"actor": "actor-1"}])
-    assert restore(config, directory, now=200.0).restarts == {"actor-0": 1, "actor-1": 1}
+    assert restore(config, directory, now=200.0, say=print).restarts == {"actor-0": 1, "actor-1": 1}

@@ -2,6 +2,8 @@
 
 import errno
 import fcntl
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,24 @@ def test_the_stored_recipe_is_the_resolved_one(config):
     stored = create(config, replace=False)
     assert stored.config() == config.with_model_names()
     assert [p.name for p in stored.path.parent.iterdir()] == ["first"]
+
+
+def test_recipe_summary_and_sessions_are_durable(config, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def record(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    directory = create(config, replace=False)
+    assert synced == [".recipe.toml.partial", ".first.partial", config.deploy.runs_dir.name]
+    synced.clear()
+    directory.store_recipe(config)
+    directory.write_summary({"status": "done"})
+    directory.rewrite("sessions.jsonl", [{"version": 0}])
+    files = (".recipe.toml.partial", ".summary.json.partial", ".sessions.jsonl.partial")
+    assert synced == [name for file in files for name in (file, "first")]
 
 
 def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(config):
@@ -67,7 +87,7 @@ def test_records_of_another_version_are_refused_by_file_and_line(config):
     directory = create(config, replace=False)
     assert directory.summary("heldout") == {}
     directory.write_summary({"status": "done"})
-    with pytest.raises(InputError, match=r"summary.json is damaged: KeyError\('heldout'\)"):
+    with pytest.raises(InputError, match=r"summary.json is damaged: KeyError: 'heldout'"):
         directory.summary("heldout")
     directory.append("metrics.jsonl", [{"version": 0}, {"batch": 1}, []])
     for damaged in (2, 3):

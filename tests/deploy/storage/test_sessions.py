@@ -10,7 +10,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.provenance import environment
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.sessions import FILE, begin_session, earlier_sessions, recipe_at, resumed_recipe
+from deploy.storage.sessions import begin_session, earlier_sessions, recipe_at, resumed_recipe
 from learner.config.optimizer import OptimizerConfig
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
@@ -22,8 +22,8 @@ def directory(tmp_path):
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}", "name=mine", "steps=2"])
     made = RunDirectory.of(config)
     made.create(config, replace=False)
-    begin_session(made, made.config(), {"started_at": 1.0}, version=0)
-    train(made, [{"loss": 0.5}, {"loss": 0.25}])
+    row = begin_session(made, made.config(), {"started_at": 1.0}, version=0)
+    train(made, [{"loss": 0.5}, {"loss": 0.25}], session=row)
     made.write_summary({"status": "done", "version": 2})
     return made
 
@@ -44,7 +44,13 @@ def go_on(directory, *overrides, version):
     """Begin another session with overrides, as `headway resume --set` does."""
     config, _ = resumed_recipe(directory, overrides)
     directory.store_recipe(config)
-    begin_session(directory, config, {"started_at": float(version)}, version=version)
+    begin(directory, config, version=version)
+
+
+def begin(directory, config, *, version):
+    """Begin a session, as far as the start of its broker."""
+    row = begin_session(directory, config, {"started_at": float(version)}, version=version)
+    train(directory, [], session=row)
 
 
 def test_a_recipe_that_was_not_edited_or_only_moved_has_no_changes(directory, tmp_path):
@@ -59,7 +65,7 @@ def test_cores_that_were_chosen_for_the_machine_are_no_edit_and_are_replayed(dir
     edit(directory, ('cores = "1"\n', ""))
     config = directory.config()
     chosen = config.model_copy(update={"learner": config.learner.model_copy(update={"cores": "1"})})
-    begin_session(directory, chosen, {"started_at": 2.0}, version=2)
+    begin(directory, chosen, version=2)
     assert changed(directory) == []
     assert recipe_at(directory, 2).learner.cores == "1"
     edit(directory, ("\n[learner]\n", '\n[learner]\ncores = "0"\n'))
@@ -75,6 +81,27 @@ def test_what_a_run_can_go_on_with_is_named_and_is_known_to_the_next_session(dir
     recipes = [recipe_at(directory, version) for version in (0, 1, 2, 5)]
     assert [recipe.steps for recipe in recipes] == [2, 2, 9, 9]
     assert recipes[2] == directory.config()
+
+
+def test_the_file_of_sessions_is_a_copy_of_what_the_ledger_has(directory):
+    go_on(directory, "learner.learning_rate=1e-5", version=2)
+    file = directory.path / "sessions.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace("0.0003", "0.0009"))
+    assert earlier_sessions(directory, directory.config())[0].config.learning_rate == 3e-4
+    go_on(directory, version=2)
+    assert file.read_text().startswith(text)
+    file.unlink()
+    assert changed(directory, "steps=9") == ["steps: 2 → 9"]
+
+
+def test_a_session_whose_broker_did_not_start_is_none(directory):
+    config, _ = resumed_recipe(directory, ["learner.learning_rate=1e-5"])
+    begin_session(directory, config, {"started_at": 2.0}, version=2)
+    assert changed(directory, "learner.learning_rate=1e-5") == [
+        "learner.learning_rate: 0.0003 → 1e-05"
+    ]
+    assert earlier_sessions(directory, directory.config()) == ()
 
 
 def test_what_is_set_is_kept_in_the_recipe_and_recorded_by_session(directory):
@@ -225,28 +252,3 @@ def test_the_environment_names_program_packages_and_machine():
     assert found["packages"]["headway-rl"] == found["headway"]
     assert found["machine"]["cpu"]
     assert found["machine"]["memory_gib"] > 0
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("version", None), ("version", "0"), ("recipe", None), ("recipe", []), ("recipe", {}),
-        ("recipe", {"steps": "2", "learner": {}}), ("recipe", {"steps": 2, "learner": []}),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "read", [lambda run: resumed_recipe(run, []), lambda run: recipe_at(run, 0)]
-)
-def test_a_session_with_wrong_keys_is_named_by_file_and_line(directory, read, key, value):
-    [row] = directory.rows(FILE)
-    wrong = {name: content for name, content in row.items() if name != key}
-    directory.rewrite(FILE, [row, wrong if value is None else {**row, key: value}])
-    with pytest.raises(InputError, match=f"{FILE}, line 2 is damaged: "):
-        read(directory)
-
-
-def test_a_recipe_of_a_session_that_is_not_valid_is_named_by_file_and_line(directory):
-    [row] = directory.rows(FILE)
-    directory.rewrite(FILE, [{**row, "recipe": {**row["recipe"], "seeds": 1}}])
-    with pytest.raises(InputError, match=f"{FILE}, line 1 is damaged: .*\n?.*seeds"):
-        recipe_at(directory, 0)

@@ -1,7 +1,9 @@
 """Checkpoints appear whole or not at all, and go when they are old."""
 
 import json
+import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from learner.engine.checkpoint import (
     write_part,
 )
 from learner.errors import InputError
+from queues.runtime import folder_checksums
+from queues.runtime.folder_checksums import damage_of
 
 
 class Engine:
@@ -113,19 +117,84 @@ def test_a_rank_that_is_new_goes_on_with_the_random_numbers_of_one_that_was_ther
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no checkpoint can be read from"):
+    with pytest.raises(InputError, match=r"cannot be loaded: checksums\.json is missing"):
         load(Engine(), tmp_path)
 
 
-def test_a_checkpoint_whose_random_state_is_missing_or_cut_off_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "is damaged"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "is damaged"),
+        (lambda file: file.write_bytes(flipped(file.read_bytes())), "is damaged"),
+        (lambda file: file.unlink(), "is missing"),
+        (lambda file: file.with_name("more.safetensors").touch(), "was added"),
+    ],
+    ids=["cut", "zeroed", "flipped", "removed", "added"],
+)
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer/random/rank-0.json", "state.json", "checksums.json"]
+)
+def test_a_checkpoint_with_any_damage_is_refused_by_its_file(tmp_path, name, change, problem):
     folder = save(tmp_path, 5)
-    file = folder / "optimizer/random/rank-0.pt"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"v000005 cannot be loaded: .*/rank-0\.pt is damaged"):
+    change(folder / name)
+    with pytest.raises(InputError, match="v000005 cannot be loaded: ") as refused:
         load(Engine(), folder)
-    file.unlink()
-    with pytest.raises(InputError, match=r"rank-0\.pt is missing"):
-        load(Engine(), folder)
+    if name != "checksums.json" or problem == "is missing":
+        assert problem in str(refused.value)
+        assert (name in str(refused.value)) == (problem != "was added")
+
+
+def flipped(content):
+    """Flip one bit in the middle."""
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 4
+    return bytes(changed)
+
+
+def test_every_rank_checks_its_share_of_the_files_and_all_refuse(tmp_path):
+    folder = save(tmp_path, 5)
+    (folder / "state.json").write_bytes(flipped((folder / "state.json").read_bytes()))
+    problems = [damage_of(folder, part=rank, parts=3) for rank in range(3)]
+    assert [problem and problem.split()[0] for problem in problems] == [None, None, "state.json"]
+    engine = Engine()
+    engine.rank, engine.ranks = 0, 3
+    engine.sum_over_ranks = lambda values: values + 1.0  # another rank's
+    with pytest.raises(InputError, match="another rank found damage"):
+        load(engine, folder)
+
+
+def test_no_file_of_a_checkpoint_is_unpickled(tmp_path, monkeypatch):
+    folder = save(tmp_path, 5)
+    monkeypatch.setattr(torch, "load", None)
+    monkeypatch.setattr("pickle.Unpickler", None)
+    load(Engine(), folder)
+    suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors"}
+
+
+class Runs:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["optimizer/random/rank-0.json", "state.json", "checksums.json"])
+def test_a_pickle_of_a_stranger_is_refused_and_not_run_though_its_checksum_fits(tmp_path, name):
+    folder, mark = save(tmp_path, 5), tmp_path / "mark"
+    for protocol in (0, pickle.HIGHEST_PROTOCOL):
+        (folder / name).write_bytes(pickle.dumps(Runs(mark), protocol))
+        if name != folder_checksums.FILE_NAME:
+            files = folder_checksums.files_of(folder)
+            text = json.dumps(folder_checksums.compute(folder, files))
+            (folder / folder_checksums.FILE_NAME).write_text(text)
+        with pytest.raises(InputError, match="v000005"):
+            load(Engine(), folder)
+    assert not mark.exists()
 
 
 VERSIONS = st.dictionaries(st.integers(1, 50), st.floats(0, 1000), min_size=1)

@@ -1,5 +1,9 @@
 """Outputs of a policy for packed sequences: for the wanted tokens the same as for all."""
 
+import shutil
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy, prepare
+from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import write
 
 LENGTHS = [5, 1, 7, 3]
@@ -94,3 +99,28 @@ def test_activations_that_transformers_cannot_checkpoint_are_refused(tmp_path):
     model.supports_gradient_checkpointing = False
     with pytest.raises(InputError, match="transformers cannot checkpoint the layers of GPTJ"):
         prepare(model, "gptj", context=None, activation_checkpointing=True)
+
+
+class Runs:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [partial(load_policy, options=LogprobOptions(chunk=4)), partial(load_scalar_model, seed=0)],
+    ids=["policy", "critic"],
+)
+def test_weights_in_a_pickle_are_not_looked_at(tiny_model, tmp_path, monkeypatch, load):
+    folder, mark = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "mark"
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Runs(mark)}, folder / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        load(str(folder), dtype="float32", attention="sdpa")
+    assert not mark.exists()

@@ -48,6 +48,10 @@ def make_lead(root: Path, rank: Rank) -> RankZero:
     return RankZero(rank, (), at_once, None, checkpoints=root)  # type: ignore[arg-type]
 
 
+def save(lead: RankZero, version: int) -> str:
+    return asyncio.run(lead.save(version, cursor=None, totals={}, weights_checksum="5eed"))
+
+
 def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,13 +59,13 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     monkeypatch.setattr(disk_wait, "has_space", disk.has_space)
     monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
     root = tmp_path / "checkpoints"
-    path = asyncio.run(make_lead(root, Rank(disk)).save(5, cursor=None, totals={}))
+    path = save(make_lead(root, Rank(disk)), 5)
     assert path == "checkpoints/v000005"
     assert json.loads((root / "v000005" / "state.json").read_text())["version"] == 5
     assert disk.asked == [2**20, 2**20, 0], "of the first one nothing is known"
     assert caplog.text.count("paused: no space is left on the disk of") == 1
     disk.free, disk.asked = 1_500_000, []
-    asyncio.run(make_lead(root, Rank(disk)).save(6, cursor=None, totals={}))
+    save(make_lead(root, Rank(disk)), 6)
     assert disk.asked[0] == disk.asked[1] >= 3_000_000
     assert disk.asked[2:] == [0]
     assert sorted(entry.name for entry in root.iterdir()) == ["v000005", "v000006"]
@@ -82,5 +86,5 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
 
     monkeypatch.setattr(disk_wait, "has_space", has_space)
     monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
-    asyncio.run(make_lead(tmp_path, Rank(Disk(free=0))).save(5, cursor=None, totals={}))
+    save(make_lead(tmp_path, Rank(Disk(free=0))), 5)
     assert [entry.name for entry in tmp_path.iterdir()] == ["v000005"]

@@ -1,0 +1,127 @@
+"""The state that a run goes on from: its checkpoints and its journal, compared with its ledger.
+
+newest committed checkpoint ─ damaged? ─▶ the one before ─▶ … ─▶ the initial weights
+   └─ whole: every group that is trained again from there, or waits to be trained, is readable
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.storage.mending import Say, set_aside
+from deploy.storage.run_directory import RunDirectory
+from queues.errors import JournalError, LedgerError
+from queues.readers.accounting import read_batches
+from queues.readers.checkpoints import recorded_checkpoints
+from queues.readers.lost_groups import lost_groups
+from queues.runtime.folder_checksums import damage_of
+from queues.storage.ledger_schema import JOURNAL_NAME
+from queues.storage.salvage import forget_checkpoints
+
+
+class Examined(NamedTuple):
+    """A committed checkpoint, compared with its checksums and the ledger."""
+
+    version: int
+    folder: Path
+    damage: str | None
+    """What is wrong with it, naming the file; None if it is whole."""
+
+
+def examine(directory: RunDirectory) -> Iterator[Examined]:
+    """Yield the committed checkpoints of a run, the newest first, without those that were removed.
+
+    The newest is never removed: if it is missing, that is damage.
+    """
+    from learner.engine.checkpoint import read_state
+
+    recorded = recorded_checkpoints(directory.path, verify=False)[::-1]
+    for version, path, weights_checksum in recorded:
+        folder = directory.checkpoints / path.name  # nowhere else, whatever the ledger says
+        if not folder.is_dir():
+            if version == recorded[0].version:
+                yield Examined(version, folder, f"{folder} is missing")
+            continue
+        damage = damage_of(folder)
+        if damage is None:
+            state = read_state(folder)
+            if (state.version, state.weights_checksum) != (version, weights_checksum or ""):
+                damage = (
+                    f"it has version {state.version} with weights of checksum "
+                    f"{state.weights_checksum!r}, and the ledger {weights_checksum!r}"
+                )
+        yield Examined(version, folder, damage and f"{folder}: {damage}")
+
+
+def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | None:
+    """Return version and folder of the checkpoint to go on from; None for the initial weights.
+
+    A damaged checkpoint is set aside, and the one before it taken. Call it while the run is held.
+
+    Raises:
+        LedgerError: The ledger is missing or damaged, or ends before the newest checkpoint does.
+        JournalError: A group that is needed from there on cannot be read from the journal.
+    """
+    if not check_ledger(directory):
+        return None
+    chosen = None
+    damaged = []
+    for checkpoint in examine(directory):
+        if checkpoint.damage is None:
+            chosen = checkpoint.version, checkpoint.folder
+            break
+        damaged.append(checkpoint)
+    for text in give_up(directory, damaged):
+        say(f"{text}; the one before is taken")
+    if lost := lost_groups(directory.path, since=chosen[0] if chosen else 0):
+        group_id, batch, error = lost[0]
+        use = "waits to be trained" if batch is None else f"is part of batch {batch}"
+        others = f", and {len(lost) - 1} more groups are lost" if len(lost) > 1 else ""
+        raise JournalError(
+            f"{error}; it has group {group_id}, which {use}{others}; put the file back from a "
+            f"copy, or `headway salvage {directory.path}` goes back to the last state that is whole"
+        )
+    return chosen
+
+
+def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:
+    """Set damaged checkpoints aside; yield a description of each."""
+    for version, folder, damage in damaged:
+        kept = f", and kept as {set_aside(folder)}" if folder.exists() else ""
+        yield f"checkpoint {version} is damaged: {damage}{kept}"
+    if damaged:
+        forget_checkpoints(directory.path, [checkpoint.version for checkpoint in damaged])
+
+
+def check_ledger(directory: RunDirectory) -> bool:
+    """Return True if the run has a ledger, and False for a run that has nothing yet.
+
+    Raises:
+        LedgerError: It is damaged, or missing in part or as a whole; names the file.
+    """
+    if not directory.ledger.exists():
+        segments = sorted((directory.path / JOURNAL_NAME).glob("*.segment"))
+        if left := [*unknown_checkpoints(directory, 0), *segments]:
+            raise LedgerError(
+                f"{directory.ledger} is missing, but there is {left[0]}; put it back from a copy"
+            )
+        return False
+    trained = len(read_batches(directory.path))
+    if unknown := unknown_checkpoints(directory, trained):
+        raise LedgerError(
+            f"{directory.ledger} ends at version {trained}, but {unknown[0]} was saved after it: a "
+            "part of the ledger was lost, such as its -wal file; put it back from a copy, or "
+            f"`headway salvage {directory.path}` goes back to version {trained}"
+        )
+    return True
+
+
+def unknown_checkpoints(directory: RunDirectory, trained: int) -> list[Path]:
+    """Return the folders of checkpoints later than what the ledger has, the newest first."""
+    numbers = {
+        int(match[1]): path
+        for path in directory.checkpoints.glob("v*")
+        if (match := re.fullmatch(r"v(\d+)", path.name))
+    }
+    return [numbers[version] for version in sorted(numbers, reverse=True) if version > trained]
