@@ -321,10 +321,3 @@ class TestOnACluster:
         done = headway("attach", "nobody", "--address", cluster.address)
         assert done.returncode == 2, done.stdout + done.stderr
         assert "no job 'nobody' on the cluster" in done.stderr
-
-
-@pytest.mark.ray
-def test_an_address_without_a_cluster_is_refused(headway):
-    done = headway("attach", "job", "--address", "http://127.0.0.1:9")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "no cluster takes jobs there" in done.stderr
