@@ -1,10 +1,7 @@
 """A session of a run: from its start or resumption to its end, whether good, bad or interrupted."""
 
 import asyncio
-import time
 from typing import Any
-
-import psutil
 
 from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster, status_command
@@ -24,6 +21,7 @@ from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime import clock
 from queues.runtime.cpu_affinity import usable_cores
 
 
@@ -39,7 +37,7 @@ def run(
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
-    record = restore(config, directory, now=psutil.Process().create_time())
+    record = restore(config, directory, now=clock.process_started())
     config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl)
@@ -65,7 +63,7 @@ def run(
         with deferred():
             if directory.ledger.exists():
                 record.accounting = read_accounting(directory.path).to_dict()
-            summary = summarise(record, status=status, now=time.time())
+            summary = summarise(record, status=status, now=clock.now())
             directory.write_summary(summary)
             if status != "interrupted":
                 draw_report(context)

@@ -11,7 +11,6 @@ does nothing. How ranks train together is `learner.ranks.ray_leader`.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
@@ -20,6 +19,7 @@ from learner.diagnostics.batch_report import BatchReport, BatchTimes, TrainedBat
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
 from queues.records import Payload
+from queues.runtime import clock
 
 
 class Trainer(Protocol):
@@ -72,20 +72,20 @@ class Learner:
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Train to the last step, the end of the queue, or `stop`; return the version reached."""
         stop = stop or asyncio.Event()
-        session_started_at = time.time()
+        session_started_at = clock.now()
         version = saved = self.start_version
         await self.trainer.prune(version)  # else a later one that lacks its commit would count
         await self.trainer.publish(version)
         while version < self.steps:
             self.state = f"waits for batch {version}"
-            wait_started_at = time.time()
+            wait_started_at = clock.now()
             payloads = await self._take(version, stop)
             if payloads is None:
                 break
             self.state = f"trains batch {version}"
-            wait_finished_at = step_started_at = time.time()
+            wait_finished_at = step_started_at = clock.now()
             report = await self.trainer.update(payloads, version)
-            step_finished_at = time.time()
+            step_finished_at = clock.now()
             checksum = await self.trainer.publish(version + 1)
             times = BatchTimes(
                 session_started_at=session_started_at,
@@ -93,7 +93,7 @@ class Learner:
                 wait_finished_at=wait_finished_at,
                 step_started_at=step_started_at,
                 step_finished_at=step_finished_at,
-                published_at=time.time(),
+                published_at=clock.now(),
             )
             await self._acknowledge(version, report, times, checksum)
             version += 1

@@ -84,7 +84,7 @@ class Jobs:
                     ),
                 },
             }
-            submission = {
+            submission: dict[str, Any] = {
                 "entrypoint": command,
                 "submission_id": f"{config.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}",
                 "runtime_env": environment,

@@ -6,7 +6,6 @@ A model folder that was made with other settings than a recipe's is refused.
 import json
 import os
 import platform
-import time
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.runtime import machine
+from queues.runtime import clock
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making."""
@@ -36,7 +36,7 @@ def environment() -> dict[str, Any]:
     packages = {package.name: package.version for package in distributions()}
     checkout = Path(__file__).parents[2]
     return {
-        "started_at": time.time(),
+        "started_at": clock.now(),
         "headway": version("headway-rl"),
         "commit": _commit(checkout) if (checkout / ".git").exists() else None,
         "folder_commit": _commit(Path.cwd()),

@@ -11,7 +11,6 @@ import json
 import logging
 import random
 import shutil
-import time
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from learner.disk_wait import write_file, write_whole
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
 from learner.model.reference import Reference
+from queues.runtime import clock
 from queues.runtime.atomic_file import sync_path
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
             log.warning("left alone: %s", error)
         else:
             saved_at[state.version] = state.saved_at
-    now = time.time()
+    now = clock.now()
     for version in expired(saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=now):
         _try(_remove, checkpoint_path(root, version))
 

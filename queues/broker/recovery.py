@@ -12,6 +12,7 @@ from queues.errors import InputError
 from queues.policy.admission import feasible
 from queues.readers.accounting import require_balanced
 from queues.records import BatchRecord, Purpose
+from queues.runtime import clock
 from queues.state.broker_state import BATCHES_KEPT, BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State
@@ -123,7 +124,7 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
     issued_anew = set(_train_prompts(ledger, f"reason = '{OVERDUE}'"))
     oldest_saved = ledger.oldest_partials()
-    to_monotonic = time.monotonic() - time.time()
+    to_monotonic = time.monotonic() - clock.now()
     final = ", ".join(f"'{x}'" for x in FINAL)
     redelivered = []
     for row in ledger.execute(
@@ -143,7 +144,9 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
             saved=oldest_saved.get(row["group_id"]),
         )
         if group.state is State.READY:
-            group.due, group.ready_at = row["deadline_version"], row["accepted_at"] + to_monotonic
+            # The stamp is of an earlier session, whose clock may have been ahead.
+            ready_at = min(time.monotonic(), row["accepted_at"] + to_monotonic)
+            group.due, group.ready_at = row["deadline_version"], ready_at
             state.results.add(group)
         elif group.state is State.TAKEN:
             group.due = row["batch"]

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from weight_sync import clock
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.errors import DeadlineExceeded, UpdateRefused
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
@@ -130,7 +131,7 @@ class DirectPublisher(BackgroundPublisher):
         """Send a version to one engine and report it, unless the engine refuses."""
         version, weights = pending.version, pending.snapshot.tensors
         nbytes = sum(tensor.nbytes for _, tensor in weights)
-        now = time.time()
+        now = clock.now()
         report = WeightUpdateReport(
             engine_id=link.engine_id,
             version=version,
@@ -147,7 +148,7 @@ class DirectPublisher(BackgroundPublisher):
             return
         if error is None and attempt.sender is not None:
             self._senders[link], self._sent[link] = attempt.sender, version
-            report = replace(attempt.report, swap_finished_at=time.time())
+            report = replace(attempt.report, swap_finished_at=clock.now())
         else:
             self._sent[link] = GIVEN_UP
             self._senders.pop(link, None)
