@@ -46,7 +46,11 @@ def run(
         console.say("starting Ray")
         with cluster(config, directory.logs) as ray_logs:
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
-            about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
+            about = {
+                **environment(),
+                "ray_logs": ray_logs and str(ray_logs),
+                "models": dict(inputs.models),
+            }
             begin_session(directory, config, about, version=record.version)
             try:
                 asyncio.run(Run(context).run())
@@ -62,7 +66,8 @@ def run(
     finally:
         with deferred():
             if directory.ledger.exists():
-                record.accounting = read_accounting(directory.path).to_dict()
+                # The broker of this session verified the rows before it changed them.
+                record.accounting = read_accounting(directory.path, verify=False).to_dict()
             summary = summarise(record, status=status, now=clock.now())
             directory.write_summary(summary)
             if status != "interrupted":
@@ -83,6 +88,7 @@ def draw_report(context: RunContext) -> None:
 
 def describe_interrupted(directory: RunDirectory) -> str:
     """Describe what an interrupted run has saved, and how to resume it."""
-    saved = newest_checkpoint(directory.path) if directory.ledger.exists() else None
+    has_ledger = directory.ledger.exists()
+    saved = newest_checkpoint(directory.path, verify=False) if has_ledger else None
     kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
     return f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"

@@ -11,6 +11,7 @@ prompts that were drawn last, which are drawn again
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,7 +98,7 @@ class UserSource:
         cursor = self._source.cursor()
         if not isinstance(cursor, str) or surrogate(cursor):
             return cursor
-        state: dict[str, Any] = {"cursor": cursor, "made_from": self._fingerprints()}
+        state: dict[str, Any] = {"cursor": cursor, "made_from": self._made_from}
         if self._last is not None:
             before, count, prompts = self._last
             state["last"] = [before, count, of_prompts(prompts)]
@@ -106,7 +107,7 @@ class UserSource:
     def restore(self, cursor: str) -> None:
         """See `PromptSource.restore`; raise SourceChanged for a source that gives others now."""
         state = json.loads(cursor)
-        check(state["made_from"], self._fingerprints())
+        check(state["made_from"], self._made_from)
         if "last" in state:
             before, count, drawn = state["last"]
             self._source.restore(before)
@@ -118,7 +119,9 @@ class UserSource:
         """See `RestartableSource.restart`."""
         self._source.restore(json.loads(cursor)["cursor"])
 
-    def _fingerprints(self) -> Fingerprints:
+    @cached_property
+    def _made_from(self) -> Fingerprints:
+        """The fingerprints when the source was opened, since it may have read its files then."""
         own: Callable[[], str] | None = getattr(self._source, "fingerprint", None)
         return of_files(self._options) if own is None else {"its fingerprint()": own()}
 

@@ -3,9 +3,9 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.config import ActorsConfig
@@ -33,7 +33,8 @@ from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address
 from deploy.preflight.disk_space import check_free_space, check_runs_dir
-from deploy.preflight.models import model_path, reward_model_paths
+from deploy.preflight.models import check_examples, model_path, reward_model_paths
+from deploy.preflight.provenance import fingerprint_of_model
 from deploy.storage.run_directory import RunDirectory
 from queues.policy.prompt_retirement import split
 from queues.readers.issued_prompts import heldout_problems, stored_cursor
@@ -56,6 +57,8 @@ class Inputs:
     evaluations: list[PlannedEvaluation]
     reward_models: tuple[str, ...] = ()
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the initial weights and of the reward models, by their role."""
 
 
 def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> Inputs:
@@ -123,7 +126,34 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
         )
     _check_objective(config)
     check_fit(path, actors, sample)
-    return Inputs(path, source, problems, evaluations, reward_models)
+    models = _models(path, reward_models)
+    if resumed is None:
+        check_examples(config)
+    else:
+        _check_same_models(resumed, models)
+    return Inputs(path, source, problems, evaluations, reward_models, models)
+
+
+def _models(path: str, reward_models: Sequence[str]) -> dict[str, str]:
+    named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
+    return {name: fingerprint_of_model(path) for name, path in named.items()}
+
+
+def _check_same_models(run: RunDirectory, models: Mapping[str, str]) -> None:
+    """Refuse to resume a run whose model folders have other content than in its last session.
+
+    Raises:
+        InputError: One differs; names its role.
+    """
+    sessions = run.rows("sessions.jsonl")
+    before = sessions[-1].get("models", {}) if sessions else {}
+    for name, fingerprint in models.items():
+        if before.get(name, fingerprint) != fingerprint:
+            raise InputError(
+                f"the {name} of {run.path.name} is not that of its last session ({before[name]} "
+                f"before, {fingerprint} now), and scores and KL would not be comparable; put it "
+                "back, or start a run of its own"
+            )
 
 
 def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt]) -> list[Prompt]:

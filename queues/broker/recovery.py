@@ -18,11 +18,14 @@ from queues.state.evaluations import EvaluationRun
 from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State
 from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
 
+_OF_ANY = f"purpose IN ('{Purpose.TRAIN}', '{Purpose.EVALUATE}')"
+"""With this condition SQLite finds the groups of some states by an index, among millions."""
+
 
 def recover(ledger: Ledger, state: BrokerState) -> None:
     """Fill a new state from the ledger; InputError if the run was begun with other sizes."""
     _check_sizes(ledger, state)
-    ledger.execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
+    ledger.execute(f"UPDATE groups SET state = 'queued' WHERE {_OF_ANY} AND state = 'leased'")
     _read_totals(ledger, state)
     _read_batches(ledger, state)
     _read_evaluations(ledger, state)
@@ -64,21 +67,26 @@ def _read_totals(ledger: Ledger, state: BrokerState) -> None:
     state.groups = Groups(finished={key: n for key, n in states.items() if key[1] in FINAL})
     meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
     state.cursor, state.ended = meta.get("cursor"), "ended" in meta
-    state.accepted, state.late, state.next_number = ledger.execute(
+    state.accepted, late, late_taken, state.next_number = ledger.execute(
         "SELECT (SELECT count(*) FROM results),"
+        " (SELECT count(*) FROM groups WHERE deadline_version < trained_version),"
         " (SELECT count(*) FROM groups JOIN batch_groups USING (group_id)"
-        "  WHERE deadline_version < version),"
+        f"  WHERE {_OF_ANY} AND state = 'taken' AND deadline_version < version),"
         " (SELECT coalesce(max(number), 0) + 1 FROM groups)"
     ).fetchone()
+    state.late = late + late_taken
 
 
 def _read_batches(ledger: Ledger, state: BrokerState) -> None:
+    (state.version,) = ledger.execute(
+        "SELECT count(*) FROM batches WHERE acked_at IS NOT NULL"
+    ).fetchone()
     acked = ledger.execute(
         "SELECT version, acked_at, statistics FROM batches"
-        " WHERE acked_at IS NOT NULL ORDER BY version"
+        " WHERE acked_at IS NOT NULL ORDER BY version DESC LIMIT ?",
+        (BATCHES_KEPT,),
     ).fetchall()
-    state.version = len(acked)
-    for version, acked_at, text in acked[-BATCHES_KEPT:]:
+    for version, acked_at, text in reversed(acked):
         state.add_batch(
             BatchRecord(version=version, acked_at=acked_at, statistics=json.loads(text))
         )
@@ -122,15 +130,15 @@ def _read_selection(ledger: Ledger, state: BrokerState) -> None:
 
 def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
-    issued_anew = set(_train_prompts(ledger, f"reason = '{OVERDUE}'"))
+    issued_anew = set(_train_prompts(ledger, f"state = 'dropped' AND reason = '{OVERDUE}'"))
     oldest_saved = ledger.oldest_partials()
     to_monotonic = time.monotonic() - clock.now()
-    final = ", ".join(f"'{x}'" for x in FINAL)
+    live = ", ".join(f"'{x}'" for x in State if x not in FINAL)
     redelivered = []
     for row in ledger.execute(
         "SELECT groups.*, accepted_at, version AS batch FROM groups"
         " LEFT JOIN results USING (group_id) LEFT JOIN batch_groups USING (group_id)"
-        f" WHERE state NOT IN ({final}) ORDER BY batch, position, number"
+        f" WHERE {_OF_ANY} AND state IN ({live}) ORDER BY batch, position, number"
     ):
         group = Group(
             number=row["number"],
