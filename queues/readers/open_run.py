@@ -42,7 +42,11 @@ def _files(path: Path) -> tuple[Any, ...]:
     """Return what differs after any write to a ledger."""
     files = [path, path.with_name(f"{path.name}-wal")]
     found = [file.stat() for file in files if file.exists()]
-    return tuple((file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns) for file in found)
+    return tuple(
+        (file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns)
+        for file in found
+        if file.st_size  # readers create and delete empty -wal files
+    )
 
 
 @contextmanager
