@@ -301,7 +301,7 @@ class PromptsConfig(Options):
     """What a resumed run does if its prompts or held-out problems are not those of its last session
     any more: refuse, or leave the epoch and begin a new one of the present prompts, in which none
     comes twice. Evaluations keep the held-out problems that the run began with, and neither these
-    nor the present ones are trained."""
+    nor the present ones are drawn from then on."""
 
 
 class HeldoutConfig(Options):
