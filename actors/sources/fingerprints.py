@@ -1,15 +1,18 @@
 """Fingerprints of what prompts come from, in every cursor: no change between sessions is missed.
 
-source          what its cursor knows again
-rows            every row of its tables: files, data sets, environments of verifiers
-procedural      the held-out problems, and the first ones to train
-mixture         each of its parts
-the user's      what its `fingerprint()` returns, or the files that its options name; and the
-prompts that were drawn last, which are drawn again
+    source          what its cursor knows again
+    rows            every row of its tables: files, data sets, environments of verifiers
+    procedural      the held-out problems, and the first ones to train
+    mixture         each of its parts
+    the user's      what its `fingerprint()` returns, or the files that its options name; and the
+                    prompts that were drawn last, which are drawn again
+
+A source that has changed is refused by `restore`; `restart` goes on with what there is now.
 """
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +36,7 @@ def of_prompts(prompts: Sequence[Prompt]) -> str:
     digest = xxhash.xxh3_64()
     for prompt in prompts:
         fields = [prompt.prompt_id, prompt.text, prompt.answer, dict(prompt.metadata)]
-        digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
+        digest.update(json.dumps(fields, default=repr).encode())
     return f"{len(prompts)} prompts, {digest.hexdigest()}"
 
 
@@ -45,7 +48,8 @@ def of_files(options: Any) -> dict[str, str]:
 def _files(options: Any) -> Iterator[str]:
     if isinstance(options, str):
         try:
-            is_file = bool(options) and Path(options).expanduser().is_file()
+            path = Path(options).expanduser()
+            is_file = bool(options) and path.is_file() and os.access(path, os.R_OK)
         except (OSError, ValueError, RuntimeError):  # too long, a NUL, or "~" without a home
             is_file = False
         if is_file:

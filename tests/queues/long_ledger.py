@@ -1,6 +1,8 @@
 """Writes the ledger of a long run, and measures how long a broker takes to open it.
 
     python -m tests.queues.long_ledger FOLDER 4000000
+
+The folder is written first if it does not exist.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Opening the ledger of a long run costs little for each finished group, and has the time for it."""
+"""Opening a long ledger costs little for each finished group, and has the time that it takes."""
 
 import sqlite3
 from pathlib import Path
