@@ -98,7 +98,7 @@ def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
         " coalesce(sum(reward), 0.0) AS rewards, coalesce(sum(tokens), 0) AS tokens,"
         " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
         " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
-        " GROUP BY name ORDER BY min(number)"
+        f" WHERE purpose = '{Purpose.EVALUATE}' GROUP BY name ORDER BY min(number)"
     )
     for row in runs:
         run = EvaluationRun(**dict(row))
@@ -107,7 +107,7 @@ def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
             state.prompts.open_evaluation(run.name, run.min_version)
     prompts = ledger.execute(
         "SELECT evaluation, groups.prompt_id, max(reward), max(state = 'failed') FROM groups"
-        " LEFT JOIN results USING (group_id) WHERE evaluation IS NOT NULL"
+        f" LEFT JOIN results USING (group_id) WHERE purpose = '{Purpose.EVALUATE}'"
         " GROUP BY evaluation, groups.prompt_id"
     )
     for name, prompt_id, best, incomplete in prompts:
