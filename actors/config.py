@@ -311,6 +311,11 @@ class PromptsConfig(Options):
     issued again in later epochs. None issues every prompt in every epoch."""
     pass_threshold: float = 1.0
     """Reward from which a rollout passes, without penalties for its length."""
+    on_change: Literal["refuse", "new_epoch"] = "refuse"
+    """What a resumed run does if its prompts or held-out problems are not those of its last session
+    any more: refuse, or leave the epoch and begin a new one of the present prompts, in which none
+    comes twice. Evaluations keep the held-out problems that the run began with, and neither these
+    nor the present ones are drawn from then on."""
 
 
 class HeldoutConfig(Options):

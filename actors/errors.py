@@ -18,6 +18,10 @@ class InputError(ActorsError, ValueError):
     exit_code: ClassVar[int] = 2
 
 
+class SourceChanged(InputError):
+    """A source's prompts are not those that a cursor was taken from; names what changed."""
+
+
 class SourceFailed(ActorsError):
     """The prompt source broke its contract in the middle of a run; names what it did."""
 

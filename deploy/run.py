@@ -182,8 +182,14 @@ class Run:
         config, inputs, broker = self.context.config, self.context.inputs, self.processes.broker
         evaluates = evaluator(config.heldout, config.actors.count)
         await evaluations.initial(broker, inputs.evaluations, evaluates)
-        name, deadline = config.prompts.source, config.deploy.stall_seconds
-        await feed(broker, inputs.source, name=name, deadline=deadline)
+        prompts = config.prompts
+        await feed(
+            broker,
+            inputs.source,
+            name=prompts.source,
+            deadline=config.deploy.stall_seconds,
+            on_change=prompts.on_change,
+        )
 
     async def save(self, insisted: asyncio.Event | None = None) -> None:
         """Have the learner save a checkpoint and the actors what they sample, before a deadline.

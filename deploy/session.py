@@ -1,11 +1,8 @@
 """A session of a run: from its start or resumption to its end, whether good, bad or interrupted."""
 
 import asyncio
-import time
 from dataclasses import replace
 from typing import Any
-
-import psutil
 
 from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster, status_command
@@ -26,6 +23,7 @@ from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime import clock
 from queues.runtime.cpu_affinity import usable_cores
 
 
@@ -43,7 +41,7 @@ def run(
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     checkpoint = find_checkpoint(directory, console.say)
-    record = restore(config, directory, now=psutil.Process().create_time(), say=console.say)
+    record = restore(config, directory, now=clock.process_started(), say=console.say)
     config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
@@ -52,7 +50,11 @@ def run(
         console.say("starting Ray")
         with cluster(config, directory.logs) as ray_logs:
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
-            about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
+            about = {
+                **environment(),
+                "ray_logs": ray_logs and str(ray_logs),
+                "models": dict(inputs.models),
+            }
             row = begin_session(directory, config, about, version=record.version)
             try:
                 asyncio.run(Run(replace(context, session=row)).run())
@@ -68,8 +70,9 @@ def run(
     finally:
         with deferred():
             if directory.ledger.exists():
-                record.accounting = read_accounting(directory.path).to_dict()
-            summary = summarise(record, status=status, now=time.time())
+                # The broker of this session verified the rows before it changed them.
+                record.accounting = read_accounting(directory.path, verify=False).to_dict()
+            summary = summarise(record, status=status, now=clock.now())
             directory.write_summary(summary)
             if status != "interrupted":
                 draw_report(context)
@@ -89,6 +92,7 @@ def draw_report(context: RunContext) -> None:
 
 def describe_interrupted(directory: RunDirectory) -> str:
     """Describe what an interrupted run has saved, and how to resume it."""
-    saved = newest_checkpoint(directory.path) if directory.ledger.exists() else None
+    has_ledger = directory.ledger.exists()
+    saved = newest_checkpoint(directory.path, verify=False) if has_ledger else None
     kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
     return f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"

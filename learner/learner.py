@@ -11,7 +11,6 @@ does nothing. How ranks train together is `learner.ranks.ray_leader`.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
@@ -21,6 +20,7 @@ from learner.errors import LearnerError
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
 from queues.records import Payload
+from queues.runtime import clock
 
 
 class Trainer(Protocol):
@@ -81,7 +81,7 @@ class Learner:
             LearnerError: The weights to begin with are not those of `start_checksum`.
         """
         stop = stop or asyncio.Event()
-        session_started_at = time.time()
+        session_started_at = clock.now()
         version = saved = self.start_version
         await self.trainer.prune(version)  # else a later one that lacks its commit would count
         checksum = await self.trainer.publish(version)
@@ -94,14 +94,14 @@ class Learner:
             )
         while version < self.steps:
             self.state = f"waits for batch {version}"
-            wait_started_at = time.time()
+            wait_started_at = clock.now()
             payloads = await self._take(version, stop)
             if payloads is None:
                 break
             self.state = f"trains batch {version}"
-            wait_finished_at = step_started_at = time.time()
+            wait_finished_at = step_started_at = clock.now()
             report = await self.trainer.update(payloads, version)
-            step_finished_at = time.time()
+            step_finished_at = clock.now()
             checksum = await self.trainer.publish(version + 1)
             times = BatchTimes(
                 session_started_at=session_started_at,
@@ -109,7 +109,7 @@ class Learner:
                 wait_finished_at=wait_finished_at,
                 step_started_at=step_started_at,
                 step_finished_at=step_finished_at,
-                published_at=time.time(),
+                published_at=clock.now(),
             )
             await self._acknowledge(version, report, times, checksum)
             version += 1

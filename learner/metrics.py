@@ -1,7 +1,6 @@
 """Prometheus metrics of the learner: figures of trained batches, and its current phase."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
+from queues.runtime import clock
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""
@@ -60,7 +60,7 @@ class LearnerMetrics(Collector):
         self._group_lags: Counter[int] = Counter()
         self._seconds = {"wait": 0.0, "step": 0.0, "publish": 0.0}
         self._batches = 0
-        self._finished_at = time.time()
+        self._finished_at = clock.now()
         self._lock = threading.Lock()
         """Scrapes come from another thread, and see a batch whole or not at all."""
 
@@ -75,7 +75,7 @@ class LearnerMetrics(Collector):
             self._seconds["wait"] += times.wait_seconds
             self._seconds["step"] += times.step_seconds
             self._seconds["publish"] += times.publish_seconds
-            self._finished_at, self._report = time.time(), report
+            self._finished_at, self._report = clock.now(), report
 
     def collect(self) -> Iterator[Metric]:
         """Collect one scrape."""
@@ -99,7 +99,7 @@ class LearnerMetrics(Collector):
         yield GaugeMetricFamily(
             "headway_last_batch_timestamp_seconds",
             "When the newest batch was trained; before the first, when metrics began.",
-            self._finished_at,
+            clock.wall(self._finished_at),
         )
         yield _histogram("headway_token_lag", "Lag in versions of each trained token.", self._lags)
         yield _histogram(

@@ -24,6 +24,7 @@ from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
 from queues.records import Batch, PutStatus
 from queues.schema import to_arrays
+from queues.storage.ledger_schema import FILE_NAME
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,8 +35,17 @@ ANSWER_SECONDS = 30.0
 """Default deadline of a call, beyond the timeout that it asks for."""
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
+LEAST_BYTES_PER_SECOND = 5e6
+"""Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
 SCRAPE_SECONDS = 5.0
 """Deadline of a scrape's question to the broker."""
+
+
+def reading_seconds(directory: Path) -> float:
+    """Return the seconds that a broker may take to verify and recover the ledger of a run."""
+    ledger = directory / FILE_NAME
+    files = [file for file in (ledger, ledger.with_name(f"{FILE_NAME}-wal")) if file.exists()]
+    return sum(file.stat().st_size for file in files) / LEAST_BYTES_PER_SECOND
 
 
 def create_broker(
@@ -48,9 +58,10 @@ def create_broker(
 ) -> "BrokerClient":
     """Start the broker of a run on this node; for the arguments see `Broker`.
 
-    Raises what `Broker` raises, or BrokerLostError if it does not start within `start_seconds`:
-    a new process, and perhaps a long ledger to recover.
+    Raises what `Broker` raises, or BrokerLostError if it does not start within `start_seconds`, for
+    a new process, and `reading_seconds`.
     """
+    start_seconds += reading_seconds(directory)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": MAX_CONCURRENCY}
     actor = (
@@ -63,7 +74,8 @@ def create_broker(
     except GetTimeoutError as error:
         ray.kill(actor)
         raise BrokerLostError(
-            f"create_broker: the broker did not start within {start_seconds:g} s"
+            f"create_broker: the broker did not start within {start_seconds:.0f} s, the size of"
+            f" {directory / FILE_NAME} allowed for"
         ) from error
     except RayError as error:
         raise _translate(error) from error

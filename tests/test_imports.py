@@ -42,7 +42,7 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "errors manifest announcements progress permits broadcaster buckets checksum config "
+        "clock errors manifest announcements progress permits broadcaster buckets checksum config "
         "ray_calls ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (

@@ -36,6 +36,7 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import Stops, load_stops
 from actors.user_code import call, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout
+from queues.runtime import clock
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class EpisodeRunner:
             ) from error
 
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
-        created_at = saved.created_at if saved else datetime.now(UTC)
+        created_at = saved.created_at if saved else datetime.fromtimestamp(clock.now(), UTC)
         environment = await self._environment(lease)
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), None, done=False)
         self._check_turn(lease, opening)
@@ -231,7 +232,7 @@ class EpisodeRunner:
             environment=self.config.environment,
             engine_id=self.engine_id,
             created_at=created_at,
-            finished_at=datetime.now(UTC),
+            finished_at=datetime.fromtimestamp(clock.now(), UTC),
         )
 
     async def _environment(self, lease: Lease) -> Environment:

@@ -11,7 +11,8 @@ from actors.environments.single_turn import opening
 from actors.errors import ActorsError, InputError, PromptRefused, SourceFailed
 from actors.foreign_text import describe_error, shown, surrogate
 from actors.rollout.chat_rendering import Renderer
-from actors.sources.protocol import PromptSource
+from actors.sources.fingerprints import watched
+from actors.sources.protocol import PromptSource, RestartableSource
 from actors.user_code import where_raised
 from queues.records import Prompt
 
@@ -22,12 +23,12 @@ PATIENCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FilteredSource:
-    """A source less some of its prompts, its contract checked (a `PromptSource`).
+    """A source less some of its prompts, its contract checked (a `RestartableSource`).
 
     Every method raises `SourceFailed` where the source raises or breaks its contract.
     """
 
-    source: PromptSource
+    source: RestartableSource
     keeps: Callable[[Prompt], bool]
     """Returns True for the prompts to keep."""
     exhausted: str
@@ -61,6 +62,10 @@ class FilteredSource:
     def restore(self, cursor: str) -> None:
         """See `PromptSource.restore`."""
         _call(self.source.restore, cursor)
+
+    def restart(self, cursor: str) -> None:
+        """See `RestartableSource.restart`."""
+        _call(self.source.restart, cursor)
 
     def _draw(self, count: int) -> Sequence[Prompt]:
         """Return from one to `count` valid prompts."""
@@ -114,7 +119,7 @@ def _check(prompt: Any) -> None:
 def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSource:
     """Return a source less the prompts with some texts."""
     return FilteredSource(
-        source,
+        watched(source),
         lambda prompt: prompt.text not in texts,
         "held out, the last of them {}; hold out fewer, or give a larger prompts.source",
     )
@@ -132,7 +137,7 @@ def within_tokens(
         return False
 
     exhausted = "longer than prompts.max_tokens, the last of them {}; raise it"
-    return FilteredSource(source, keeps, exhausted, patience=patience)
+    return FilteredSource(watched(source), keeps, exhausted, patience=patience)
 
 
 def shorter(

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from actors.errors import InputError
+from actors.errors import InputError, SourceChanged
 from actors.options import Options, parse_options
 from actors.sources.filters import without_heldout
+from actors.sources.fingerprints import Fingerprints, watched
 from actors.sources.protocol import PromptSource, Split
 from actors.sources.registry import load_source
 from actors.sources.resumable import ResumableSource
@@ -101,7 +102,10 @@ class Mixture(ResumableSource):
             for part, size in zip(parts, sizes, strict=True)
             if self._train
         ]
-        self._sources = [without_heldout(source, texts) for source in self._unfiltered]
+        self._sources = [
+            without_heldout(watched(source, part.options), texts)
+            for part, source in zip(parts, self._unfiltered, strict=False)
+        ]
         self._seed = seed
 
     def draw(self) -> Prompt:
@@ -133,6 +137,20 @@ class Mixture(ResumableSource):
         self.position = state["position"]
         for source, part_cursor in zip(self._sources, state["parts"], strict=True):
             source.restore(part_cursor)
+
+    def restart(self, cursor: str) -> None:
+        """See `RestartableSource.restart`; parts that did not change go on."""
+        state = json.loads(cursor)
+        self.position = state["position"]
+        for source, part_cursor in zip(self._sources, state["parts"], strict=True):
+            try:
+                source.restore(part_cursor)
+            except SourceChanged:
+                source.restart(part_cursor)
+
+    def fingerprints(self) -> Fingerprints:
+        """See `ResumableSource.fingerprints`; the cursors of the parts have theirs."""
+        return {}
 
     def demonstrations(self, **options: Any) -> Iterator[Any]:
         """Yield demonstrations of all parts, by first weights; raise InputError if one has none."""

@@ -3,7 +3,7 @@
 A source is endless, seeded and resumable; training never draws a problem of the held-out split.
 """
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from queues.records import Prompt
 
@@ -14,6 +14,7 @@ class PromptSource(Protocol):
     """Prompts in an order that depends only on the arguments of the source.
 
     A class in user code is built with the keywords `options`, `seed`, `split` and `heldout_size`.
+    It may have a method `fingerprint() -> str`, which differs whenever its prompts do.
     """
 
     def next(self, count: int) -> list[Prompt]:
@@ -26,4 +27,19 @@ class PromptSource(Protocol):
 
     def restore(self, cursor: str) -> None:
         """Go to a position that a source with the same arguments returned from `cursor`."""
+        ...
+
+
+@runtime_checkable
+class RestartableSource(PromptSource, Protocol):
+    """A prompt source with fingerprints in its cursor (`actors.sources.fingerprints`).
+
+    Its `restore` raises SourceChanged where its prompts are not those of the cursor any more.
+    """
+
+    def restart(self, cursor: str) -> None:
+        """Go on from a cursor although prompts changed: with those of a new epoch, if it has any.
+
+        May be called again for the same cursor.
+        """
         ...

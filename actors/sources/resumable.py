@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from actors.errors import InputError
+from actors.sources.fingerprints import Fingerprints, check, of_prompts
 from actors.sources.protocol import Split
 from queues.records import Prompt
 
 
 class ResumableSource(ABC):
-    """A source that counts its position (a `PromptSource`)."""
+    """A source that counts its position (a `RestartableSource`)."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -27,11 +28,21 @@ class ResumableSource(ABC):
 
     def cursor(self) -> str:
         """See `PromptSource.cursor`."""
-        return json.dumps({"position": self.position})
+        return json.dumps({"position": self.position, "made_from": self.fingerprints()})
 
     def restore(self, cursor: str) -> None:
         """See `PromptSource.restore`."""
+        state = json.loads(cursor)
+        check(state["made_from"], self.fingerprints())
+        self.position = state["position"]
+
+    def restart(self, cursor: str) -> None:
+        """See `RestartableSource.restart`; problems after the position are new in any case."""
         self.position = json.loads(cursor)["position"]
+
+    @abstractmethod
+    def fingerprints(self) -> Fingerprints:
+        """Return the fingerprints of all that decides which prompts there are."""
 
 
 class Problem(NamedTuple):
@@ -55,6 +66,8 @@ class ProceduralSource(ResumableSource):
     """Positions of one epoch in the prompt ids."""
     PATIENCE = 1000
     """Held-out problems in a row after which the task counts as exhausted."""
+    KNOWN_BY = 8
+    """First problems of the training split in the fingerprint."""
 
     def __init__(
         self,
@@ -72,6 +85,7 @@ class ProceduralSource(ResumableSource):
         self._texts: set[str] = set()
         self._heldout: list[Prompt] = []
         different = self.unseen(0, heldout)
+        self._fingerprints: Fingerprints | None = None
         for _ in range(heldout_size):
             position, problem = next(different)
             self._texts.add(problem.text)
@@ -85,6 +99,16 @@ class ProceduralSource(ResumableSource):
         position, problem = next(self.unseen(self.position))
         self.position = position + 1
         return self._prompt(self._label, position, problem)
+
+    def fingerprints(self) -> Fingerprints:
+        """See `ResumableSource.fingerprints`: some problems stand for a version of the task."""
+        if self._fingerprints is None:
+            first = [
+                self._prompt(self._label, position, self._training(position))
+                for position in range(self.KNOWN_BY)
+            ]
+            self._fingerprints = {self._label: of_prompts([*self._heldout, *first])}
+        return self._fingerprints
 
     def unseen(
         self, start: int, problem_at: Callable[[int], Problem] | None = None

@@ -4,6 +4,7 @@ Held-out prompts are those with the smallest hashes of their text, the same for 
 order of the rows, or those of a second table. Training leaves out every row with a held-out text.
 """
 
+import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from actors.errors import InputError
+from actors.sources.fingerprints import Fingerprints, of_prompts
 from actors.sources.protocol import Split
 from actors.sources.resumable import ResumableSource
 from actors.sources.rows import LOG, Row, RowOptions, read_rows
@@ -30,7 +32,10 @@ class Table(NamedTuple):
 
 
 class RowSource(ResumableSource):
-    """Rows of a table (a `PromptSource`); held out from `heldout`, or from `table` if it is None.
+    """Rows of a table; held out from `heldout`, or from `table` if it is None.
+
+    A `RestartableSource`: the ids of changed rows have the number of changes so far after their
+    label, as in `prompts~1/0/7`, so that no row is taken for another of that number.
 
     Raises InputError for a table that cannot be read, or too few rows.
     """
@@ -50,6 +55,9 @@ class RowSource(ResumableSource):
         others = read_rows(heldout.name, heldout.rows(), options).prompts if heldout else rows
         held_out = _hold_out(others, heldout_size)
         self._split = split
+        self._fingerprints = {table.name: of_prompts(rows)}
+        if heldout is not None:
+            self._fingerprints[heldout.name] = of_prompts(others)
         if split == "heldout":
             self._rows = held_out
             self._label = f"{(heldout or table).label}_heldout"
@@ -67,20 +75,46 @@ class RowSource(ResumableSource):
             )
         self._seed = seed
         self._order: tuple[int, list[int]] | None = None
+        self._changes = 0
+
+    def fingerprints(self) -> Fingerprints:
+        """See `ResumableSource.fingerprints`."""
+        return self._fingerprints
+
+    def cursor(self) -> str:
+        """See `PromptSource.cursor`."""
+        return json.dumps({**json.loads(super().cursor()), "changes": self._changes})
+
+    def restore(self, cursor: str) -> None:
+        """See `PromptSource.restore`."""
+        super().restore(cursor)
+        self._begin_edition(json.loads(cursor)["changes"])
+
+    def restart(self, cursor: str) -> None:
+        """See `RestartableSource.restart`."""
+        self.position = 0
+        self._begin_edition(json.loads(cursor)["changes"] + 1)
+
+    def _begin_edition(self, changes: int) -> None:
+        self._changes, self._order = changes, None
 
     def draw(self) -> Prompt:
         """See `ResumableSource.draw`."""
         epoch, index = divmod(self.position, len(self._rows))
         self.position += 1
         row = self._rows[self._shuffled(epoch)[index]]
-        return replace(row, prompt_id=f"{self._label}/{epoch}/{row.prompt_id}")
+        return replace(row, prompt_id=f"{self._label}{self._edition}/{epoch}/{row.prompt_id}")
+
+    @property
+    def _edition(self) -> str:
+        return f"~{self._changes}" if self._changes else ""
 
     def _shuffled(self, epoch: int) -> list[int]:
         """Return the order of an epoch; held-out rows keep their order."""
         if self._order is None or self._order[0] != epoch:
             order = list(range(len(self._rows)))
             if self._split == "train":
-                random.Random(f"{self._seed}/{epoch}").shuffle(order)
+                random.Random(f"{self._seed}{self._edition}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         return self._order[1]
 

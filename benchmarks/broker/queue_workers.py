@@ -15,6 +15,7 @@ from benchmarks.harness.synthetic_load import make_rollout
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import MAX_CONCURRENCY, BrokerActor, BrokerClient
 from queues.records import Batch, Lease, Prompt, Purpose, PutStatus, RolloutGroup
+from queues.runtime import clock
 from queues.schema import encode, to_arrays
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -74,7 +75,7 @@ def manifest(version: int) -> Manifest:
         version=version,
         tensors=(spec,),
         buckets=(Bucket(nbytes=64, checksum="0" * 32, location="nowhere"),),
-        created_at=time.time(),
+        created_at=clock.now(),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from benchmarks.broker.queue_workers import GROUP_SIZE, payload_of, template
 from queues.ray_broker import BrokerClient
 from queues.records import Lease, PutStatus
+from queues.runtime import clock
 from queues.schema import decode, encode
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -175,18 +176,18 @@ class SimulatedActor:
             new = await newer(self._broadcaster, self._serves, NEWEST_SECONDS, self._stop)
             if new is None:
                 continue
-            self._statistics.seconds["announced"].append(time.time() - new.created_at)
+            self._statistics.seconds["announced"].append(clock.now() - new.created_at)
             permit = self._broadcaster.acquire_swap(self._name, self._pace.poll_seconds)
             if not await self._statistics.timed("permit", permit):
                 continue
-            began = time.time()
+            began = clock.now()
             await asyncio.sleep(PAUSE_SECONDS)
             self._serves = new.version
             await self._broadcaster.report(
                 WeightUpdateReport(
                     engine_id=self._name, version=new.version, published_at=new.created_at,
                     staged_at=began, pause_seconds=PAUSE_SECONDS, load_seconds=0.0,
-                    resume_seconds=0.0, swap_started_at=began, swap_finished_at=time.time(),
+                    resume_seconds=0.0, swap_started_at=began, swap_finished_at=clock.now(),
                     bytes=64,
                 )
             )  # fmt: skip

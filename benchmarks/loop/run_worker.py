@@ -7,7 +7,6 @@ import asyncio
 import json
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from learner.ranks.spec import LearnerSpec
 from queues.broker.broker import Broker
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
+from queues.runtime import clock
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -63,7 +63,7 @@ async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirect
         if batch is None:
             raise RunFailed(f"no batch came within {TAKE_SECONDS:g} s")
         await broker.ack(version, {})
-        finished_at = time.time()
+        finished_at = clock.now()
         rollouts = [rollout for payload in batch.payloads for rollout in decode(payload).rollouts]
         row = {
             "version": version,

@@ -10,7 +10,6 @@ row for each batch, `checkpoints/`, and `trl.json` with TRL's settings and versi
 import asyncio
 import json
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_directory import RunDirectory
 from learner.engine.lr_schedule import rate_factor
 from queues.records import FinishReason
+from queues.runtime import clock
 
 
 class RecipeSchedule(GRPOTrainer):
@@ -51,12 +51,12 @@ class BatchLog(TrainerCallback):
 
     def __init__(self, directory: RunDirectory, every: int, tokenizer: Any) -> None:
         self._directory, self._every, self._tokenizer = directory, every, tokenizer
-        self._began = time.time()
+        self._began = clock.now()
         self.tokens = self.rollouts = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Note the begin of a step, which generates and trains."""
-        self._began = time.time()
+        self._began = clock.now()
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, *, model: Any = None, **more: Any
@@ -65,7 +65,7 @@ class BatchLog(TrainerCallback):
         row = {
             "version": state.global_step - 1,
             "wait_started_at": self._began,
-            "step_finished_at": time.time(),
+            "step_finished_at": clock.now(),
             "rollouts_trained": self.rollouts,
             "tokens_trained": self.tokens,
         }

@@ -79,7 +79,7 @@ def resume(
     terminal.say(f"{config.name}: {CHECKING}")
     with deferred():
         from deploy.preflight.inputs import load_inputs
-    inputs = load_inputs(config, resumed=directory.checkpoints)
+    inputs = load_inputs(config, resumed=directory)
     if overrides:
         with directory.held():
             directory.store_recipe(config)

@@ -7,6 +7,7 @@ cluster's.
 """
 
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -20,7 +21,9 @@ from typing import Any
 from deploy.cluster.versions import VARIABLE, of_submitter
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, Interrupted, RunFailed, first_line
+from queues.runtime.daemon_thread import run_in_daemon_thread
 
+log = logging.getLogger(__name__)
 RECIPE = "recipe.toml"
 DOTTED = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*"')
 """A name in the user's own code, "module:attribute", as JSON has it."""
@@ -31,11 +34,19 @@ GRACE_SECONDS = 15
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 """Waits between attempts that brought nothing; the number of waits limits the attempts."""
+ANSWER_SECONDS = 60.0
+"""Deadline of one answer of the cluster, to which Ray's client sets none."""
+PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+"""HTTP answers of a server, or of a proxy before it, that is starting, busy or being replaced."""
+HTTP_STATUS = re.compile(r"status code (\d{3})")
+"""The HTTP status in the RuntimeError of Ray's client."""
 IGNORED = ("__pycache__", ".git", ".venv", "runs")
 
 
 class Jobs:
     """The jobs of one cluster, by the address of its dashboard, as in "http://HEAD:8265".
+
+    What may pass (`is_passing`) is tried again for PAUSES_SECONDS; what is final is not.
 
     Raises:
         InputError: No cluster answers there, or it refuses the token.
@@ -47,10 +58,10 @@ class Jobs:
 
         self._address, self._sleep = address, sleep
         try:
-            self._client = JobSubmissionClient(address)
+            self._client = self._ask(lambda: JobSubmissionClient(address))
         except Exception as error:  # noqa: BLE001  (of any type)
             raise InputError(
-                f"--address {address}: no cluster takes jobs there: {first_line(error)}"
+                f"--address {address}: no cluster takes jobs there: {_reason(error)}"
             ) from None
 
     def submit(
@@ -73,20 +84,25 @@ class Jobs:
                     ),
                 },
             }
+            submission: dict[str, Any] = {
+                "entrypoint": command,
+                "submission_id": f"{config.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}",
+                "runtime_env": environment,
+                "metadata": {
+                    "run": config.name,
+                    "steps": str(config.steps),
+                    "submitted with ray": __version__,
+                },
+            }
             try:
-                job: str = self._client.submit_job(
-                    entrypoint=command,
-                    submission_id=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}",
-                    runtime_env=environment,
-                    metadata={
-                        "run": config.name,
-                        "steps": str(config.steps),
-                        "submitted with ray": __version__,
-                    },
-                )
-            except RuntimeError as error:
+                job: str = self._ask(Submission(self._client, submission).send)
+            except Exception as error:
+                if is_passing(error):
+                    raise self._lost(submission["submission_id"], error) from None
+                if not isinstance(error, RuntimeError):
+                    raise
                 raise InputError(
-                    f"the cluster at {self._address} refuses the job: {first_line(error)}"
+                    f"the cluster at {self._address} refuses the job: {_reason(error)}"
                 ) from None
         return job
 
@@ -151,9 +167,10 @@ class Jobs:
         try:
             return str(self._retry(job, lambda: self._client.get_job_status(job)).value)
         except RuntimeError as error:
-            known = ", ".join(str(other.submission_id) for other in self._client.list_jobs())
+            jobs = self._retry(job, lambda: self._client.list_jobs())
+            known = ", ".join(str(other.submission_id) for other in jobs)
             raise InputError(
-                f"no job {job!r} on the cluster at {self._address} ({first_line(error)}); there "
+                f"no job {job!r} on the cluster at {self._address} ({_reason(error)}); there "
                 f"are {known or 'none'}"
             ) from None
 
@@ -168,19 +185,89 @@ class Jobs:
         raise RunFailed(f"job {job} failed before it began: {info.message}")
 
     def _retry(self, job: str, question: Callable[[], Any]) -> Any:
-        """Return the cluster's answer about a job; a broken connection is tried again."""
-        for pause in PAUSES_SECONDS:
+        """Return the cluster's answer about a job; RunFailed if none comes."""
+        try:
+            return self._ask(question)
+        except Exception as error:
+            if is_passing(error):
+                raise self._lost(job, error) from None
+            raise
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Return the cluster's answer, trying again after passing errors, or raise the last."""
+
+        async def answer() -> Any:
             try:
-                return question()
-            except OSError as error:
-                broken = first_line(error)
+                return await asyncio.wait_for(run_in_daemon_thread(question), ANSWER_SECONDS)
+            except TimeoutError as error:
+                raise TimeoutError(str(error) or f"no answer in {ANSWER_SECONDS:g} s") from None
+
+        for pause in (*PAUSES_SECONDS, None):
+            try:
+                return asyncio.run(answer())
+            except Exception as error:
+                if pause is None or not is_passing(error):
+                    raise
+                log.warning("%s: %s; trying again", self._address, _reason(error))
             self._sleep(pause)
-        raise RunFailed(
-            f"the cluster at {self._address} does not answer ({broken}); {self._hint(job)}"
+        raise AssertionError("the last attempt returns or raises")
+
+    def _lost(self, job: str, error: Exception) -> RunFailed:
+        return RunFailed(
+            f"the cluster at {self._address} does not answer ({_reason(error)}); {self._hint(job)}"
         )
 
     def _hint(self, job: str) -> str:
         return f"the job may go on: headway attach {job} --address {self._address}"
+
+
+class Submission:
+    """A job that is sent until it is there, once."""
+
+    def __init__(self, client: Any, submission: Mapping[str, Any]) -> None:
+        self._client, self._submission = client, submission
+        self._attempts = 0
+
+    def send(self) -> str:
+        """Submit the job and return its id, also if an attempt whose answer was lost did so."""
+        self._attempts += 1
+        try:
+            return str(self._client.submit_job(**self._submission))
+        except RuntimeError as error:
+            if self._attempts == 1 or "already exists" not in str(error):
+                raise
+            job: str = self._submission["submission_id"]
+            if self._client.get_job_info(job).entrypoint != self._submission["entrypoint"]:
+                raise
+            return job
+
+
+def is_passing(error: Exception) -> bool:
+    """Return True if another attempt may succeed: no answer, a broken connection, a busy server.
+
+    A refused token, a certificate that is not trusted or an address that is none stay what they
+    are.
+    """
+    from requests import exceptions as http
+
+    if isinstance(error.__context__, http.SSLError):  # Ray's client names no cause
+        return False
+    if isinstance(error, http.HTTPError) and error.response is not None:
+        return error.response.status_code in PASSING_STATUS
+    if isinstance(error, RuntimeError):
+        status = HTTP_STATUS.search(first_line(error))
+        return status is not None and int(status[1]) in PASSING_STATUS
+    broken = (ConnectionError, TimeoutError, http.ConnectionError, http.Timeout)
+    more = (http.ChunkedEncodingError, http.ContentDecodingError)
+    return isinstance(error, (*broken, *more)) and not isinstance(
+        error, (http.SSLError, ValueError)
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's first line; of a traceback that the cluster sent, its last line."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines and "Traceback (most recent" in lines[0] else first_line(error)
 
 
 def command_of(

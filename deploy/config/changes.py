@@ -39,6 +39,7 @@ OF_THE_WORK = {
         "transport folder codec wire_dtype update_mode clear_cache update_fraction bucket_bytes"
         " timeout_seconds on_drift"
     ),
+    "prompts": "on_change",
     "heldout": "pinned pinned_seconds",
     "deploy": (
         "ray_address placement node metrics engine_metrics metrics_port metrics_host trackers"

@@ -8,7 +8,6 @@ it has the first version, and not for the score.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -20,6 +19,7 @@ from deploy.driver.run_context import RunContext
 from deploy.observability.trackers import Trackers
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
+from queues.runtime import clock
 
 if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient
@@ -76,7 +76,7 @@ async def collect(context: RunContext, broker: "BrokerClient", trackers: Tracker
             continue
         results = [(planned, await outcome(broker, planned)) for planned in evaluations]
         for planned, result in results:
-            record.add_score(planned, result, now=time.time())
+            record.add_score(planned, result, now=clock.now())
         scores = record.newest_scores()
         figures = {kind: score.value for kind, score in scores.items()}
         failed = {f"{kind}/failed": float(score.failed) for kind, score in scores.items()}

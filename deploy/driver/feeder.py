@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from actors.sources.protocol import PromptSource
+from actors.sources.fingerprints import go_on
+from actors.sources.protocol import RestartableSource
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.errors import RunFailed
 from queues.errors import QueueClosed
@@ -19,10 +20,18 @@ WANTED_SECONDS = 10.0
 """Timeout of one long poll of the broker for wanted prompts."""
 
 
-async def feed(broker: PromptFeed, source: PromptSource, *, name: str, deadline: float) -> None:
+async def feed(
+    broker: PromptFeed,
+    source: RestartableSource,
+    *,
+    name: str,
+    deadline: float,
+    on_change: Literal["refuse", "new_epoch"],
+) -> None:
     """Issue prompts of a source, from the stored cursor on, until the broker's queue is closed.
 
-    The source may be the user's and block. The broker keeps its cursor.
+    The source may be the user's and block. The broker keeps its cursor. `on_change` is that of
+    `go_on`.
 
     Raises:
         RunFailed: The source, which the message calls `name`, did not answer within `deadline`
@@ -43,7 +52,7 @@ async def feed(broker: PromptFeed, source: PromptSource, *, name: str, deadline:
         return source.next(count), source.cursor()
 
     if (cursor := await broker.cursor()) is not None:
-        await ask(partial(source.restore, cursor))
+        await ask(partial(go_on, source, cursor, on_change=on_change))
     while True:
         try:
             wanted = await broker.prompts_wanted(timeout=WANTED_SECONDS)

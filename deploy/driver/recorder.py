@@ -25,6 +25,7 @@ from deploy.storage.run_record import Record, Score
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
 from queues.readers.recorded_batches import read_batch
+from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import is_full
 
@@ -109,7 +110,7 @@ class Recorder:
             newest = batches[-1]
             self._context.console.advance(newest.version + 1, describe(newest, record))
 
-        drifts = [{**asdict(drift), "at": time.time()} for drift in self.drift.observe(batches)]
+        drifts = [{**asdict(drift), "at": clock.now()} for drift in self.drift.observe(batches)]
 
         def write() -> list[Sample]:
             jsonl.write("metrics.jsonl", rows)
@@ -145,7 +146,7 @@ class Recorder:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._accounting_seconds):
                 record.accounting = (await self._processes.broker.accounting()).to_dict()
-        summary = summarise(record, status=status, now=time.time())
+        summary = summarise(record, status=status, now=clock.now())
         await self._write(lambda: directory.write_summary(summary))
 
     async def _write(self, work: Callable[[], T]) -> T:
@@ -210,7 +211,8 @@ def show_scores(scores: Mapping[str, Score]) -> str:
 def _tokens_per_second(record: Record) -> float | None:
     """Return the speed over the last batches of this session; None if there are fewer than two."""
     recent = record.batches[-RECENT_BATCHES:]
-    recent = [batch for batch in recent if batch.times.step_finished_at > record.started_at]
+    session = recent[-1].times.session_started_at if recent else None
+    recent = [batch for batch in recent if batch.times.session_started_at == session]
     if len(recent) < 2:
         return None
     seconds = recent[-1].times.step_finished_at - recent[0].times.step_finished_at

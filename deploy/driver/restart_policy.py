@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
+from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
 FIRST_WAIT_SECONDS = 1.0
@@ -21,7 +22,7 @@ class Clock:
     """The clock that supervisors use."""
 
     monotonic: Callable[[], float] = time.monotonic
-    time: Callable[[], float] = time.time
+    time: Callable[[], float] = clock.now
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 

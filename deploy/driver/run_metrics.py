@@ -157,4 +157,4 @@ class RunMetrics(Collector):
             "pause": update.stalled_seconds,  # generation stands still
             "serve": serving,  # all of it, from `publish` to generation with the new weights
         }
-        self._seconds.update({(engine, phase): value for phase, value in seconds.items()})
+        self._seconds.update({(engine, phase): max(0.0, value) for phase, value in seconds.items()})

@@ -17,6 +17,7 @@ from deploy.observability.top_model import Event, Interval, Moment, Samples, par
 from deploy.observability.top_view import EVENTS, screen
 from deploy.storage.run_directory import RunDirectory, RunMissing
 from deploy.storage.run_record import Row
+from queues.runtime import clock
 
 ANSWER_SECONDS = 3.0
 """Deadline of one process."""
@@ -113,7 +114,7 @@ class RunClient:
         if not addresses:
             raise InputError(f"the run at {url} has ended")
         samples = self._pool.map(self._samples, addresses.values())
-        return Moment(time.time(), runs[0], dict(zip(addresses, samples, strict=True)))
+        return Moment(clock.now(), runs[0], dict(zip(addresses, samples, strict=True)))
 
     def _samples(self, address: str) -> Samples | None:
         try:

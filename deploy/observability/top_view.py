@@ -59,7 +59,7 @@ def screen(
     if events:
         table = Table.grid(padding=(0, 2))
         for at, text in events[-EVENTS:]:
-            table.add_row(Text(f"{_seconds(now.at - at)} ago", "dim"), Text(text))
+            table.add_row(Text(f"{_seconds(max(0.0, now.at - at))} ago", "dim"), Text(text))
         parts.append(Panel(table, title="last events", border_style="dim"))
     return Group(*parts)
 

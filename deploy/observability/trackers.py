@@ -6,7 +6,6 @@ a run.
 
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,6 +19,7 @@ from deploy.config.changes import differing
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.observability.samples import Sample, heading, text_of
+from queues.runtime import clock
 from queues.runtime.atomic_file import atomic_file
 
 AXIS = "policy_version"
@@ -125,7 +125,7 @@ def mlflow(config: RunConfig, folder: Path) -> Tracker:
     client.update_run(run, status="RUNNING")
 
     def log(version: int, figures: Mapping[str, float]) -> None:
-        now = int(1000 * time.time())
+        now = int(1000 * clock.now())
         metrics = [Metric(NOT_MLFLOW.sub("_", key), n, now, version) for key, n in figures.items()]
         client.log_batch(run, metrics=metrics)
 

@@ -24,6 +24,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
+from queues.runtime import clock
 from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
@@ -227,7 +228,7 @@ class Watchdog:
 
     async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
-        at = time.time()
+        at = clock.now()
         texts = [self._sentence(wait, {}, at) for wait in late]
         for text in texts:
             self._screen.say(text)

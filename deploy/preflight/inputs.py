@@ -3,8 +3,9 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.config import ActorsConfig
@@ -19,8 +20,9 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from actors.sources.filters import shorter, within_tokens, without_heldout
+from actors.sources.fingerprints import go_on, of_prompts, watched
 from actors.sources.mixture import Mixture
-from actors.sources.protocol import PromptSource
+from actors.sources.protocol import PromptSource, RestartableSource
 from actors.sources.registry import load_source
 from deploy.config.devices import visible_gpus
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
@@ -31,8 +33,12 @@ from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address
 from deploy.preflight.disk_space import check_free_space, check_runs_dir
-from deploy.preflight.models import model_path, reward_model_paths
+from deploy.preflight.models import check_examples, model_path, reward_model_paths
+from deploy.preflight.provenance import fingerprint_of_model
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.sessions import read_sessions
 from queues.policy.prompt_retirement import split
+from queues.readers.issued_prompts import heldout_problems, stored_cursor
 from queues.records import Prompt
 from queues.runtime.cpu_affinity import parse_cores
 
@@ -45,18 +51,22 @@ class Inputs:
     """Everything outside the recipe that a run starts from."""
 
     model_path: str
-    source: PromptSource
+    source: RestartableSource
     problems: list[Prompt]
-    """Held-out problems, as many as the largest evaluation needs."""
+    """Held-out problems, as many as the largest evaluation needs; of a resumed run those that it
+    began with."""
     evaluations: list[PlannedEvaluation]
     reward_models: tuple[str, ...] = ()
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the initial weights and of the reward models, by their role."""
 
 
-def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
+def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> Inputs:
     """Find the models, open the sources, and check that they fit together.
 
-    `resumed` is the checkpoint folder of a resumed run.
+    The prompts of a resumed run must be those of its last session, unless prompts.on_change allows
+    others.
 
     Raises:
         InputError: Something is missing or cannot be used; names what is allowed. It may be the
@@ -72,8 +82,11 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     load_scoring(config)
     evaluations, problems = load_heldout(config)
     all_prompts = load_training_source(config, problems)
-    source: PromptSource = without_heldout(
-        all_prompts, frozenset(problem.text for problem in problems)
+    begun = None if resumed is None or not resumed.ledger.exists() else resumed.path
+    recorded = heldout_problems(begun) if begun else []
+    source: RestartableSource = without_heldout(
+        watched(all_prompts, prompts.source_options),
+        frozenset(problem.text for problem in (*problems, *recorded)),
     )
     if prompts.max_tokens is not None:
         fits = _within(actors, path, prompts.max_tokens)
@@ -84,13 +97,14 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
                 f"prompts.max_tokens = {prompts.max_tokens}: every held-out problem is longer"
             )
         problems = kept
-    try:
+    problems = _as_begun(config, problems, recorded)
+    with _source_failures_named():
         beginning = source.cursor()
         first = source.next(prompts.groups_per_batch)
         source.restore(beginning)
         of_parts = all_prompts.one_of_each() if isinstance(all_prompts, Mixture) else []
-    except SourceFailed as error:
-        raise InputError(str(error)) from error
+        if begun and (cursor := stored_cursor(begun)) is not None:
+            go_on(source, cursor, on_change=prompts.on_change)
     if prompts.pass_rate_cap is not None:
         for prompt in first:
             split(prompt.prompt_id)
@@ -108,10 +122,60 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
             template_options=actors.chat_template_options,
         )
     if Path(path).is_dir():
-        check_free_space(config, weight_shapes(path), resumed=resumed)
+        check_free_space(
+            config, weight_shapes(path), resumed=None if resumed is None else resumed.checkpoints
+        )
     _check_objective(config)
     check_fit(path, actors, sample)
-    return Inputs(path, source, problems, evaluations, reward_models)
+    models = _models(path, reward_models)
+    if resumed is None:
+        check_examples(config)
+    else:
+        _check_same_models(resumed, models)
+    return Inputs(path, source, problems, evaluations, reward_models, models)
+
+
+def _models(path: str, reward_models: Sequence[str]) -> dict[str, str]:
+    named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
+    return {name: fingerprint_of_model(path) for name, path in named.items()}
+
+
+def _check_same_models(run: RunDirectory, models: Mapping[str, str]) -> None:
+    """Refuse to resume a run whose model folders have other content than in its last session.
+
+    Raises:
+        InputError: One differs; names its role.
+    """
+    sessions = read_sessions(run)
+    before = sessions[-1].get("models", {}) if sessions else {}
+    for name, fingerprint in models.items():
+        if before.get(name, fingerprint) != fingerprint:
+            raise InputError(
+                f"the {name} of {run.path.name} is not that of its last session ({before[name]} "
+                f"before, {fingerprint} now), and scores and KL would not be comparable; put it "
+                "back, or start a run of its own"
+            )
+
+
+def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt]) -> list[Prompt]:
+    """Return the held-out problems that a resumed run began with; of a new run the present ones.
+
+    Raises:
+        InputError: Its sources give others now, and prompts.on_change refuses that.
+    """
+    before, now = of_prompts(recorded), of_prompts(problems[: len(recorded)])
+    if before == now:
+        return problems
+    own = config.heldout and config.heldout.source
+    setting, name = ("heldout", own) if own else ("prompts", config.prompts.source)
+    if config.prompts.on_change == "refuse":
+        raise InputError(
+            f"{setting}.source = {name!r}: the held-out problems are not those that the run began "
+            f"with ({before} before, {now} now), so that it could train what it is scored on. Put "
+            "them back, or keep those of its ledger and train neither: "
+            '--set prompts.on_change="new_epoch"'
+        )
+    return recorded
 
 
 def _within(actors: ActorsConfig, path: str, max_tokens: int) -> Callable[[Prompt], bool]:
@@ -144,6 +208,15 @@ def load_training_source(config: RunConfig, problems: list[Prompt]) -> PromptSou
         split="train",
         heldout_size=len(problems) if own else 0,
     )
+
+
+@contextmanager
+def _source_failures_named(prefix: str = "") -> Iterator[None]:
+    """Report what a source does wrong as bad input."""
+    try:
+        yield
+    except SourceFailed as error:
+        raise InputError(f"{prefix}{error}") from error
 
 
 def check_code(config: RunConfig) -> None:
@@ -281,10 +354,8 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
         heldout_size=size,
         setting=setting,
     )
-    try:
+    with _source_failures_named("held-out problems: "):
         problems = without_heldout(source, frozenset()).next(size)
-    except SourceFailed as error:
-        raise InputError(f"held-out problems: {error}") from error
     name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]
     if times > 1:
         raise InputError(

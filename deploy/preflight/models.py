@@ -7,12 +7,32 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.provenance import (
     refuse_another_origin,
+    refuse_other_files,
     reward_model_origin,
     same_warm_starts,
     warm_start_origin,
 )
 
+SFT_ANEW = "run `headway sft --replace` with the same recipe and settings, or choose another name"
+REWARD_MODELS_ANEW = (
+    "run `headway reward-model --replace` with the same recipe and settings, or name the model "
+    "folders in actors.reward_model.paths"
+)
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def check_examples(config: RunConfig) -> None:
+    """Refuse, for a new run, what was trained on files of examples that have changed since.
+
+    To be called when `model_path` and `reward_model_paths` have accepted the folders.
+
+    Raises:
+        InputError: A file changed; names it.
+    """
+    if config.sft is not None:
+        refuse_other_files(config.warm_start, warm_start_origin(config), SFT_ANEW)
+    if config.actors.asks_reward_models and not config.actors.reward_model.paths:
+        refuse_other_files(config.reward_models, reward_model_origin(config), REWARD_MODELS_ANEW)
 
 
 def model_path(config: RunConfig) -> str:
@@ -40,7 +60,7 @@ def model_path(config: RunConfig) -> str:
     refuse_another_origin(
         folder,
         warm_start_origin(config),
-        "run `headway sft --replace` with the same recipe and settings, or choose another name",
+        SFT_ANEW,
     )
     return str(folder.resolve())  # other nodes may have the target of a link, but not the link
 
@@ -66,8 +86,7 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
     refuse_another_origin(
         folder,
         reward_model_origin(config),
-        "run `headway reward-model --replace` with the same recipe and settings, or name the model "
-        "folders in actors.reward_model.paths",
+        REWARD_MODELS_ANEW,
     )
     return tuple(str(path.absolute()) for path in members)
 

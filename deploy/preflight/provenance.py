@@ -6,20 +6,27 @@ A model folder that was made with other settings than a recipe's is refused.
 import json
 import os
 import platform
-import time
+from collections.abc import Mapping
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
 import psutil
+import xxhash
 
+from actors.sources.fingerprints import of_files
 from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.runtime import machine
+from queues.runtime import clock
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making."""
+FILES = "files"
+"""Key in it of the fingerprints of files that the settings name."""
+PROBES = 64
+PROBE_BYTES = 2**16
 RENDERING = {
     "environment", "environment_options", "chat_template", "chat_template_options", "stop",
 }  # fmt: skip
@@ -36,7 +43,7 @@ def environment() -> dict[str, Any]:
     packages = {package.name: package.version for package in distributions()}
     checkout = Path(__file__).parents[2]
     return {
-        "started_at": time.time(),
+        "started_at": clock.now(),
         "headway": version("headway-rl"),
         "commit": _commit(checkout) if (checkout / ".git").exists() else None,
         "folder_commit": _commit(Path.cwd()),
@@ -60,21 +67,35 @@ def _commit(folder: Path) -> str | None:
 
 
 def warm_start_origin(config: RunConfig) -> str:
-    """Return the settings that a warm start depends on, as JSON."""
+    """Return the settings that a warm start depends on, and its files of examples, as JSON."""
     sections = config.model_dump(
         mode="json", include={"seed": True, "model": True, "sft": True, "actors": RENDERING}
     )
     if sections["sft"] is not None:
         del sections["sft"]["name"]
+    examples = config.sft and [config.sft.demonstrations, config.sft.options]
+    sections[FILES] = of_files([examples or (), _heldout_options(config)])
     return json.dumps(sections, sort_keys=True)
 
 
 def reward_model_origin(config: RunConfig) -> str:
-    """Return the settings that reward models depend on, as JSON."""
+    """Return the settings that reward models depend on, and their files of examples, as JSON."""
     section = config.model_dump(mode="json", include={"reward_model"})
     if section["reward_model"] is not None:
         del section["reward_model"]["name"]
-    return json.dumps(section | json.loads(warm_start_origin(config)), sort_keys=True)
+    origin = section | json.loads(warm_start_origin(config))
+    pairs = config.reward_model and [config.reward_model.pairs, config.reward_model.options]
+    origin[FILES] |= of_files(pairs or ())
+    return json.dumps(origin, sort_keys=True)
+
+
+def _heldout_options(config: RunConfig) -> Mapping[str, Any]:
+    """Return the options that decide which problems examples must not have."""
+    heldout, prompts = config.heldout, config.prompts
+    if heldout is None:
+        return {}
+    own = heldout.source_options if heldout.source else {}
+    return own or heldout.source_options or prompts.source_options
 
 
 def same_warm_starts(config: RunConfig) -> list[str]:
@@ -82,6 +103,44 @@ def same_warm_starts(config: RunConfig) -> list[str]:
     origin = warm_start_origin(config)
     made = sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}"))
     return [f.parents[1].name.removesuffix("-sft") for f in made if f.read_text() == origin]
+
+
+def refuse_other_files(folder: Path, wanted: str, remedy: str) -> None:
+    """Refuse a folder for a new run whose files of examples, or of held-out problems, changed.
+
+    Otherwise its examples might have problems that are held out now. A file that is gone is not
+    compared; the arguments are those of `refuse_another_origin`, which has accepted the folder.
+
+    Raises:
+        InputError: A file changed; names it.
+    """
+    made = json.loads((folder / ORIGIN_FILE).read_text()).get(FILES, {})
+    for name, present in json.loads(wanted)[FILES].items():
+        if made.get(name, present) != present:
+            raise InputError(
+                f"{folder} was made with another {name} ({made[name]} then, {present} now). For"
+                f" this one, {remedy}"
+            )
+
+
+def fingerprint_of_model(path: str) -> str:
+    """Return a fingerprint of a model folder; of a name on the hub, the name.
+
+    Of large files it reads PROBES parts, so that it takes no time, and so that weights which were
+    trained any further differ.
+    """
+    if not Path(path).is_dir():
+        return path
+    digest, size = xxhash.xxh3_64(), 0
+    for file in sorted(file for file in Path(path).iterdir() if file.is_file()):
+        length = file.stat().st_size
+        size += length
+        digest.update(f"{file.name}\0{length}\0".encode())
+        with file.open("rb") as opened:
+            for probe in range(PROBES):
+                opened.seek(length * probe // PROBES)
+                digest.update(opened.read(PROBE_BYTES))
+    return f"{size} bytes, {digest.hexdigest()}"
 
 
 def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
@@ -100,7 +159,7 @@ def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
         ) from None
     differ = [
         f"{change.name} = {change.before}, not {change.after}"
-        for change in changes(made, json.loads(wanted))
+        for change in changes(made | {FILES: None}, json.loads(wanted) | {FILES: None})
     ]
     if differ:
         shown = "; ".join(differ[:3]) + ("; and more" if len(differ) > 3 else "")

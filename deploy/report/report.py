@@ -1,7 +1,6 @@
 """The report of a run, or of several side by side, drawn from their folders as one page."""
 
 import io
-import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -23,6 +22,7 @@ from deploy.storage.sessions import read_sessions, settings
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
+from queues.runtime import clock
 from queues.runtime.atomic_file import atomic_file
 from weight_sync.announcements import WeightUpdateReport
 
@@ -163,7 +163,7 @@ def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
     status = directory.status()
     summary = directory.summary(*FIGURES)
     if not summary:
-        summary = summarise(record, status=status, now=time.time()) | {"seconds": None}
+        summary = summarise(record, status=status, now=clock.now()) | {"seconds": None}
     return {"status": status, **figures(summary)}
 
 

@@ -6,10 +6,10 @@ optimizer step and before it is acknowledged, so a batch trained again after a r
 
 import json
 import os
-import time
 from collections.abc import Sequence
 
 from queues.records import RolloutGroup
+from queues.runtime import clock
 
 VARIABLE = "HEADWAY_TRAINED_LOG"
 """Environment variable of rank 0 that names the file to append to."""
@@ -21,7 +21,7 @@ def note_trained(groups: Sequence[RolloutGroup], version: int) -> None:
         return
     record = {
         "version": version,
-        "at": time.time(),
+        "at": clock.now(),
         "pid": os.getpid(),
         "groups": [[group.prompt_id, group.group_id, oldest_version(group)] for group in groups],
     }

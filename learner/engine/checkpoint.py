@@ -13,7 +13,6 @@ import json
 import logging
 import random
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from learner.disk_wait import write_text
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
 from learner.model.reference import Reference
-from queues.runtime import folder_checksums
+from queues.runtime import clock, folder_checksums
 from queues.runtime.atomic_file import sync_path, sync_tree
 
 log = logging.getLogger(__name__)
@@ -215,7 +214,7 @@ def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
             log.warning("left alone: %s", error)
         else:
             saved_at[state.version] = state.saved_at
-    now = time.time()
+    now = clock.now()
     for version in expired(saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=now):
         _try(_remove, checkpoint_path(root, version))
 

@@ -1,7 +1,6 @@
 """Rank 0 as the leader: the other ranks take part in each of its operations."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from learner.engine import checkpoint
 from learner.ranks.rank import Rank
 from learner.ranks.ray_calls import call_rank
 from queues.records import Payload
+from queues.runtime import clock
 from queues.schema import to_arrays
 from weight_sync.publish.background_publisher import BackgroundPublisher
 
@@ -77,7 +77,7 @@ class RankZero:
         await self._together(self.call(self.rank.write, temporary), calls)
         state = checkpoint.State(
             version=version,
-            saved_at=time.time(),
+            saved_at=clock.now(),
             optimizer_steps=self.rank.engine.steps_taken,
             ranks=config.ranks,
             zero_stage=config.zero_stage,

@@ -14,6 +14,7 @@ from queues.errors import InputError
 from queues.protocols import BatchQueue
 from queues.readers.accounting import require_balanced
 from queues.records import Batch, BatchRecord
+from queues.runtime import clock
 from queues.state.broker_state import BrokerState
 from queues.state.groups import FILTERED, OVERDUE
 from queues.storage.journal import Location, read_group
@@ -75,7 +76,7 @@ class BrokerBatchQueue(BatchQueue):
             text = json.dumps({**statistics, **broker_statistics(state, statistics)})
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
-        record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))
+        record = BatchRecord(version=version, acked_at=clock.now(), statistics=json.loads(text))
         state.ack(record, now=time.monotonic())
         commits.lease_polls.wake_at(state.patience_ends)
         memory = dict(state.groups.counts)

@@ -12,16 +12,20 @@ from queues.errors import InputError
 from queues.policy.admission import feasible
 from queues.readers.accounting import require_balanced
 from queues.records import BatchRecord, Purpose
+from queues.runtime import clock
 from queues.state.broker_state import BATCHES_KEPT, BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State
 from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
 
+_OF_ANY = f"purpose IN ('{Purpose.TRAIN}', '{Purpose.EVALUATE}')"
+"""With this condition SQLite finds the groups of some states by an index, among millions."""
+
 
 def recover(ledger: Ledger, state: BrokerState) -> None:
     """Fill a new state from the ledger; InputError if the run was begun with other sizes."""
     _check_sizes(ledger, state)
-    ledger.execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
+    ledger.execute(f"UPDATE groups SET state = 'queued' WHERE {_OF_ANY} AND state = 'leased'")
     _read_totals(ledger, state)
     _read_batches(ledger, state)
     _read_evaluations(ledger, state)
@@ -63,21 +67,26 @@ def _read_totals(ledger: Ledger, state: BrokerState) -> None:
     state.groups = Groups(finished={key: n for key, n in states.items() if key[1] in FINAL})
     meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
     state.cursor, state.ended = meta.get("cursor"), "ended" in meta
-    state.accepted, state.late, state.next_number = ledger.execute(
+    state.accepted, late, late_taken, state.next_number = ledger.execute(
         "SELECT (SELECT count(*) FROM results),"
+        " (SELECT count(*) FROM groups WHERE deadline_version < trained_version),"
         " (SELECT count(*) FROM groups JOIN batch_groups USING (group_id)"
-        "  WHERE deadline_version < version),"
+        f"  WHERE {_OF_ANY} AND state = 'taken' AND deadline_version < version),"
         " (SELECT coalesce(max(number), 0) + 1 FROM groups)"
     ).fetchone()
+    state.late = late + late_taken
 
 
 def _read_batches(ledger: Ledger, state: BrokerState) -> None:
+    (state.version,) = ledger.execute(
+        "SELECT count(*) FROM batches WHERE acked_at IS NOT NULL"
+    ).fetchone()
     acked = ledger.execute(
         "SELECT version, acked_at, statistics FROM batches"
-        " WHERE acked_at IS NOT NULL ORDER BY version"
+        " WHERE acked_at IS NOT NULL ORDER BY version DESC LIMIT ?",
+        (BATCHES_KEPT,),
     ).fetchall()
-    state.version = len(acked)
-    for version, acked_at, text in acked[-BATCHES_KEPT:]:
+    for version, acked_at, text in reversed(acked):
         state.add_batch(
             BatchRecord(version=version, acked_at=acked_at, statistics=json.loads(text))
         )
@@ -89,7 +98,7 @@ def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
         " coalesce(sum(reward), 0.0) AS rewards, coalesce(sum(tokens), 0) AS tokens,"
         " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
         " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
-        " GROUP BY name ORDER BY min(number)"
+        f" WHERE purpose = '{Purpose.EVALUATE}' GROUP BY name ORDER BY min(number)"
     )
     for row in runs:
         run = EvaluationRun(**dict(row))
@@ -98,7 +107,7 @@ def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
             state.prompts.open_evaluation(run.name, run.min_version)
     prompts = ledger.execute(
         "SELECT evaluation, groups.prompt_id, max(reward), max(state = 'failed') FROM groups"
-        " LEFT JOIN results USING (group_id) WHERE evaluation IS NOT NULL"
+        f" LEFT JOIN results USING (group_id) WHERE purpose = '{Purpose.EVALUATE}'"
         " GROUP BY evaluation, groups.prompt_id"
     )
     for name, prompt_id, best, incomplete in prompts:
@@ -121,15 +130,15 @@ def _read_selection(ledger: Ledger, state: BrokerState) -> None:
 
 def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
-    issued_anew = set(_train_prompts(ledger, f"reason = '{OVERDUE}'"))
+    issued_anew = set(_train_prompts(ledger, f"state = 'dropped' AND reason = '{OVERDUE}'"))
     oldest_saved = ledger.oldest_partials()
-    to_monotonic = time.monotonic() - time.time()
-    final = ", ".join(f"'{x}'" for x in FINAL)
+    to_monotonic = time.monotonic() - clock.now()
+    live = ", ".join(f"'{x}'" for x in State if x not in FINAL)
     redelivered = []
     for row in ledger.execute(
         "SELECT groups.*, accepted_at, version AS batch FROM groups"
         " LEFT JOIN results USING (group_id) LEFT JOIN batch_groups USING (group_id)"
-        f" WHERE state NOT IN ({final}) ORDER BY batch, position, number"
+        f" WHERE {_OF_ANY} AND state IN ({live}) ORDER BY batch, position, number"
     ):
         group = Group(
             number=row["number"],
@@ -143,7 +152,9 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
             saved=oldest_saved.get(row["group_id"]),
         )
         if group.state is State.READY:
-            group.due, group.ready_at = row["deadline_version"], row["accepted_at"] + to_monotonic
+            # The stamp is of an earlier session, whose clock may have been ahead.
+            ready_at = min(time.monotonic(), row["accepted_at"] + to_monotonic)
+            group.due, group.ready_at = row["deadline_version"], ready_at
             state.results.add(group)
         elif group.state is State.TAKEN:
             group.due = row["batch"]

@@ -11,7 +11,6 @@ The ledger records removed segments (`meta`), which a reader can thus distinguis
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.readers.checkpoints import committed_checkpoints
 from queues.readers.open_run import open_ledger
+from queues.runtime import clock
 from queues.storage.journal import remove_segment, segments
 from queues.storage.ledger_schema import JOURNAL_NAME, REMOVED_SEGMENT
 
@@ -59,7 +59,7 @@ class Retention:
         def record() -> None:
             for segment in unneeded:
                 key = f"{REMOVED_SEGMENT}{segment}"
-                self._commits.ledger.remember(key, f"{time.time():.0f}")
+                self._commits.ledger.remember(key, f"{clock.now():.0f}")
 
         await self._commits.durable(record)
         for segment in unneeded:

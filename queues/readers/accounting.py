@@ -43,9 +43,9 @@ class Accounting:
         return asdict(self)
 
 
-def read_accounting(run_directory: Path) -> Accounting:
-    """Return the accounts of a run, running or not."""
-    with open_ledger(run_directory) as database:
+def read_accounting(run_directory: Path, *, verify: bool = True) -> Accounting:
+    """Return the accounts of a run, running or not; `verify` is that of `open_ledger`."""
+    with open_ledger(run_directory, verify=verify) as database:
         return account(count_rows(database))
 
 

@@ -32,6 +32,6 @@ def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[i
     return {version: folder for version, folder, _ in recorded if folder.is_dir()}
 
 
-def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
+def newest_checkpoint(run_directory: Path, *, verify: bool = True) -> tuple[int, Path] | None:
     """Return version and folder of the newest of `committed_checkpoints`; None without any."""
-    return max(committed_checkpoints(run_directory).items(), default=None)
+    return max(committed_checkpoints(run_directory, verify=verify).items(), default=None)

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from queues.errors import InputError, LedgerError
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, check_schema_version
@@ -33,11 +34,27 @@ def is_open(run_directory: Path) -> bool:
     return False
 
 
+_verified: dict[Path, tuple[Any, ...]] = {}
+"""The files of the ledgers that this process has verified, as `_files` describes them."""
+
+
+def _files(path: Path) -> tuple[Any, ...]:
+    """Return what differs after any write to a ledger."""
+    files = [path, path.with_name(f"{path.name}-wal")]
+    found = [file.stat() for file in files if file.exists()]
+    return tuple(
+        (file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns)
+        for file in found
+        if file.st_size  # readers create and delete empty -wal files
+    )
+
+
 @contextmanager
 def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
     """Open a ledger read-only, as it is at one moment.
 
-    `verify` compares the rows with their checksums first (`queues.storage.row_checksums`).
+    `verify` compares the rows with their checksums first (`queues.storage.row_checksums`), unless
+    this process did so since the files changed last.
     """
     path = run_directory / FILE_NAME
     if not path.is_file():
@@ -47,8 +64,9 @@ def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3
         try:
             check_schema_version(database, path)
             database.execute("BEGIN")
-            if verify:
+            if verify and _verified.get(path) != (files := _files(path)):
                 check(database, path)
+                _verified[path] = files
             yield database
         finally:
             database.close()

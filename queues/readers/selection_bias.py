@@ -138,7 +138,7 @@ def _fates(database: Connection) -> Iterable[Fate]:
         yield Fate(
             name=name,
             age=None if version is None or oldest is None else version - oldest,
-            seconds=ended_at - leased_at,
+            seconds=max(0.0, ended_at - leased_at),  # of two sessions where it was overdue
             tokens=tokens,
             reward=reward,
         )

@@ -1,9 +1,9 @@
 """Running held-out evaluations, which are outside admission and the training accounts."""
 
-import time
 from dataclasses import dataclass, field
 
 from queues.records import Evaluation, Summary
+from queues.runtime import clock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class EvaluationRun:
     def start(self) -> None:
         """Record a lease."""
         if self.started_at is None:
-            self.started_at = time.time()
+            self.started_at = clock.now()
 
     def score(self, result: Summary) -> None:
         """Record the result of one sample."""
         self.scored += 1
-        self.finished_at = time.time()
+        self.finished_at = clock.now()
         self.rewards += result.reward
         best = self.best.get(result.prompt_id, result.reward)
         self.best[result.prompt_id] = max(best, result.reward)
@@ -57,7 +57,7 @@ class EvaluationRun:
         """Record a sample that used up its attempts, or whose version will never come."""
         self.failed += 1
         self.incomplete.add(prompt_id)
-        self.finished_at = time.time()
+        self.finished_at = clock.now()
 
     def outcome(self) -> Evaluation:
         """Return the result of a finished evaluation."""
@@ -73,5 +73,5 @@ class EvaluationRun:
             lowest_version=self.lowest_version,
             highest_version=self.highest_version,
             tokens=self.tokens,
-            seconds=finished_at - (self.started_at or finished_at),
+            seconds=max(0.0, finished_at - (self.started_at or finished_at)),  # of two sessions
         )

@@ -8,13 +8,13 @@ import fcntl
 import json
 import logging
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from queues.errors import InputError, LedgerError
 from queues.records import Lease, Prompt, Purpose, Summary
+from queues.runtime import clock
 from queues.runtime.disk_space import is_full
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
@@ -125,7 +125,7 @@ class Ledger:
 
     def lease(self, engine_id: str, leases: Sequence[Lease]) -> None:
         """Record leases, and the time of the first lease of an evaluation."""
-        now = time.time()
+        now = clock.now()
         self.database.executemany(
             "UPDATE groups SET state = 'leased', attempt = ?, engine_id = ?, start_version = ?,"
             " deadline_version = ?, leased_at = ? WHERE group_id = ?",
@@ -184,7 +184,7 @@ class Ledger:
                 result.reward,
                 result.oldest_version,
                 result.newest_version,
-                time.time(),
+                clock.now(),
             ),
         )
         self.execute(
@@ -203,7 +203,7 @@ class Ledger:
 
     def reissue(self, reissues: Sequence[tuple[Group, Group]], version: int) -> None:
         """Record groups that batch `version` was taken without, and new groups of their prompts."""
-        now = time.time()
+        now = clock.now()
         self.database.executemany(
             "UPDATE groups SET state = ?, reason = ?, dropped_at = ?, dropped_version = ?"
             " WHERE group_id = ?",
@@ -229,7 +229,7 @@ class Ledger:
     def take(self, version: int, group_ids: Sequence[str]) -> list[Location]:
         """Record the composition of a batch; return the locations of its groups."""
         self.execute(
-            "INSERT INTO batches (version, taken_at) VALUES (?, ?)", (version, time.time())
+            "INSERT INTO batches (version, taken_at) VALUES (?, ?)", (version, clock.now())
         )
         self.database.executemany(
             "INSERT INTO batch_groups (version, position, group_id) VALUES (?, ?, ?)",
@@ -252,7 +252,7 @@ class Ledger:
         """Record that a batch is trained; return the counts after it."""
         self.execute(
             "UPDATE batches SET acked_at = ?, statistics = ? WHERE version = ?",
-            (time.time(), statistics, version),
+            (clock.now(), statistics, version),
         )
         self._update_batch("state = 'trained', trained_version = :version", version)
         return kept_counts(self.database, newest=version)
@@ -271,7 +271,7 @@ class Ledger:
     def commit_checkpoint(self, version: int, path: str) -> None:
         """Record a complete checkpoint."""
         self.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, time.time())
+            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, clock.now())
         )
 
     def save_partial(self, group_id: str, oldest_version: int, payload: bytes) -> None:
@@ -323,7 +323,7 @@ class Ledger:
         self.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _insert_groups(self, groups: Sequence[Group], texts: Sequence[str]) -> None:
-        now = time.time()
+        now = clock.now()
         self.database.executemany(
             "INSERT INTO groups (number, group_id, prompt_id, purpose, evaluation, prompt, state,"
             " issued_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",
@@ -341,7 +341,7 @@ class Ledger:
         self.execute(
             "UPDATE evaluations SET finished_at = ?"
             " WHERE name = (SELECT evaluation FROM groups WHERE group_id = ?)",
-            (time.time(), group_id),
+            (clock.now(), group_id),
         )
 
     def _update_batch(self, change: str, version: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from queues.errors import LedgerError
 from queues.storage.row_checksums import protect
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "ledger.sqlite"
 LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""

@@ -6,8 +6,9 @@ integrity_check` detects damage that hides rows. The tables of `queues.storage.s
 sum: they are filled anew whenever a ledger is opened for writing.
 """
 
+import marshal
 import sqlite3
-from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from queues.errors import LedgerError
 _FUNCTION = "headway_row_hash"
 _MASK = 2**62 - 1
 """Sums are modulo 2^62, so that sum + hash − hash never leaves SQLite's integers."""
+_MARSHAL = 2
+"""Version of Python's marshal format, the last in which equal rows are always equal bytes."""
 _SUMS = """
 CREATE TABLE checksums (
     name TEXT PRIMARY KEY,                  -- of a table
@@ -50,12 +53,29 @@ def protect(database: sqlite3.Connection) -> None:
 def check(database: sqlite3.Connection, path: Path) -> None:
     """Read every row, and raise LedgerError if the ledger is damaged.
 
-    It takes about 7 µs a row, so 20 s for the rows of a million groups.
+    It takes about 2 µs a row, and a group has three; SQLite's own check goes on meanwhile.
     """
-    try:
-        (answer,) = database.execute("PRAGMA integrity_check(1)").fetchone()
-        if answer != "ok":
+    with ThreadPoolExecutor(1) as other_thread:
+        integrity = other_thread.submit(_integrity, path)
+        _check_sums(database, path)
+        if (answer := integrity.result()) != "ok":
             raise LedgerError(f"{path}: damaged: {answer}")
+
+
+def _integrity(path: Path) -> str:
+    """Return "ok", or what SQLite finds wrong with a database."""
+    try:
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            return str(database.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        finally:
+            database.close()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        return str(error)
+
+
+def _check_sums(database: sqlite3.Connection, path: Path) -> None:
+    try:
         schema: dict[str, str] = dict(database.execute("SELECT name, sql FROM sqlite_schema"))
         sums = database.execute("SELECT name, columns, value FROM checksums").fetchall()
         for table, columns, value in sums:
@@ -84,10 +104,14 @@ def _triggers(table: str, columns: str) -> dict[str, str]:
 
 
 def _sum(database: sqlite3.Connection, table: str, columns: str) -> int:
-    rows: Iterable[Any] = database.execute(f"SELECT {', '.join(columns.split())} FROM {table}")
-    return sum(_hash(*row) for row in rows) & _MASK
+    cursor = database.cursor()
+    cursor.row_factory = None  # tuples, as `_hash` is given
+    cursor.execute(f"SELECT {', '.join(columns.split())} FROM {table}")
+    digest, dumps, total = xxhash.xxh3_64_intdigest, marshal.dumps, 0
+    for row in cursor:  # as `_hash`, whose call would take as long again
+        total += digest(dumps(row, _MARSHAL)) & _MASK
+    return total & _MASK
 
 
 def _hash(*values: Any) -> int:
-    short = [xxhash.xxh3_64_digest(x) if isinstance(x, bytes) else x for x in values]
-    return int(xxhash.xxh3_64_intdigest(repr(short).encode())) & _MASK
+    return xxhash.xxh3_64_intdigest(marshal.dumps(values, _MARSHAL)) & _MASK

@@ -5,7 +5,6 @@ exports every metric that an actor can have. It generates nothing.
 """
 
 import asyncio
-import time
 
 from actors.metrics import ActorMetrics
 from actors.rollout.actor_statistics import ActorStatistics
@@ -13,6 +12,7 @@ from deploy import session as session
 from deploy.cli import main
 from deploy.run import Run
 from queues.records import PutStatus
+from queues.runtime import clock
 from queues.runtime.prometheus import serve
 from weight_sync.announcements import WeightUpdateReport
 
@@ -47,7 +47,7 @@ class Crowded(Run):
             manifest = await broadcaster.newest(serves, POLL_SECONDS)
             if manifest is None or not await broadcaster.acquire_swap(engine, POLL_SECONDS):
                 continue
-            now, serves = time.time(), manifest.version
+            now, serves = clock.now(), manifest.version
             await broadcaster.report(
                 WeightUpdateReport(
                     engine_id=engine, version=serves, published_at=manifest.created_at,

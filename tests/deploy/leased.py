@@ -1,10 +1,10 @@
 """A run whose groups are leased as early as its bound allows, without processes."""
 
 import asyncio
-import time
 from datetime import UTC, datetime, timedelta
 
 from queues.records import RolloutGroup
+from queues.runtime import clock
 from queues.schema import encode
 from tests.queues.conftest import make_broker, make_prompts, make_rollout
 
@@ -46,9 +46,9 @@ def train_early(directory, *, steps, staleness, row=lambda version: {}):
                 [lease] = await broker.lease("engine-0", 2, 5.0)
                 await broker.put("engine-0", payload(lease, 4 + leased))
                 leased += 1
-            asked = time.time()
+            asked = clock.now()
             await broker.take(version, 5.0)
-            began = time.time()
+            began = clock.now()
             tokens = 2 * (4 + version)
             rows.append(
                 {
@@ -62,7 +62,7 @@ def train_early(directory, *, steps, staleness, row=lambda version: {}):
                     "wait_started_at": asked,
                     "wait_finished_at": began,
                     "step_started_at": began,
-                    "step_finished_at": time.time(),
+                    "step_finished_at": clock.now(),
                     "tokens_trained": tokens,
                     "rollouts_trained": 2,
                 }

@@ -1,6 +1,7 @@
 """The loop: the order of its calls, resuming, stopping, checkpoints."""
 
 import asyncio
+import time
 
 import pytest
 from rollouts import random_groups
@@ -117,8 +118,24 @@ def test_a_timeout_asks_for_the_same_version_again():
     assert [event for event in events if event.startswith("take")] == ["take 0"] * 3
 
 
-def test_statistics_carry_ordered_wall_clock_times():
-    _, queue, *_ = run([BATCH, BATCH])
+class MovedClock(RecordingTrainer):
+    """Sets the machine's clock back by an hour in every update."""
+
+    def __init__(self, events):
+        super().__init__(events)
+        self.true = time.time
+
+    async def update(self, payloads, version):
+        time.time = lambda: self.true() - 3600.0 * (version + 1)
+        return await super().update(payloads, version)
+
+
+@pytest.mark.parametrize("trainer", [RecordingTrainer, MovedClock])
+def test_statistics_carry_ordered_times_whatever_the_clock_of_the_machine_does(
+    monkeypatch, trainer
+):
+    monkeypatch.setattr(time, "time", time.time)  # and back at the end
+    _, queue, *_ = run([BATCH, BATCH], trainer=trainer)
     names = ["wait_started", "wait_finished", "step_started", "step_finished", "published"]
     times = [queue.acknowledged[0][f"{name}_at"] for name in ["session_started", *names]]
     assert times == sorted(times)

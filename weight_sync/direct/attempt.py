@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from weight_sync import clock
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.errors import DeadlineExceeded, LoadFailed, UpdateRefused
 from weight_sync.progress import Progress
@@ -113,7 +114,7 @@ class Attempt:
         self._unanswered: set[EngineLink] = set()
         self._apart = False
         """True while the engines do not depend on each other: before and after the transfer."""
-        now = time.time()
+        now = clock.now()
         report = WeightUpdateReport(
             engine_id="", version=pending.version, published_at=pending.created_at,
             bytes=self._weights.nbytes, full_bytes=self._weights.nbytes, staged_at=now,
@@ -193,7 +194,7 @@ class Attempt:
         begin = time.perf_counter()
         link.call("resume", self._token)
         seconds = time.perf_counter() - begin
-        self._note([link], resume_seconds=seconds, swap_finished_at=time.time())
+        self._note([link], resume_seconds=seconds, swap_finished_at=clock.now())
 
     def _transfer(self, method: str, payloads: Sequence[dict[str, Any] | None]) -> None:
         """See `Transfer`; the first error fails all engines at once."""

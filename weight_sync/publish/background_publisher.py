@@ -8,7 +8,6 @@ publish(v+2, …)         replaces v+1 if that is still waiting: the newest wins
 
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from weight_sync import clock
 from weight_sync.errors import DeadlineExceeded, PublishFailed, VersionOrderError
 from weight_sync.progress import Progress
 from weight_sync.publish.snapshot import Snapshot
@@ -91,7 +91,7 @@ class BackgroundPublisher(ABC):
             PublishFailed: An earlier version failed.
             DeadlineExceeded: An earlier version is still being sent.
         """
-        created_at = time.time()
+        created_at = clock.now()
         if self.version is not None and version <= self.version:
             raise VersionOrderError(
                 f"version {version} cannot follow version {self.version}: versions only grow"

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weight_sync import clock
 from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.errors import (
     DeadlineExceeded,
@@ -155,7 +156,7 @@ class Receiver:
             if self.version is None and isinstance(error, IncompatibleWeights):
                 raise
             return report
-        self._note(staged_at=time.time(), codec=staged.codec, bytes=staged.fetched)
+        self._note(staged_at=clock.now(), codec=staged.codec, bytes=staged.fetched)
         try:
             if resending is None:
                 await self._prepare(staged)
@@ -249,7 +250,7 @@ class Receiver:
         """Pause, load and resume under one deadline, and measure each."""
         version = staged.manifest.version
         deadline = allowance(self._options.timeout, staged.manifest.nbytes)
-        self._note(swap_started_at=time.time())
+        self._note(swap_started_at=clock.now())
         try:
             async with asyncio.timeout(deadline):
                 begin = time.perf_counter()
@@ -274,7 +275,7 @@ class Receiver:
                 f"{show(deadline)} s (paused after {self._attempt.pause_seconds:.3f} s, "
                 f"loading took {self._attempt.load_seconds:.3f} s)"
             ) from error
-        self._note(swap_finished_at=time.time())
+        self._note(swap_finished_at=clock.now())
 
     def _note(self, **changes: Any) -> None:
         self._attempt = replace(self._attempt, **changes)

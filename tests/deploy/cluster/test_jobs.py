@@ -19,7 +19,6 @@ from deploy.cluster.jobs import Jobs, check, command_of, files_of, pack, resumpt
 from deploy.config.loader import load_recipe, read_recipe
 from deploy.errors import InputError, RunFailed
 from queues.readers.checkpoints import newest_checkpoint
-from tests.deploy.conftest import call_main
 
 RECIPE = Path(__file__).parents[1] / "recipe.toml"
 ON_CLUSTER = [
@@ -322,10 +321,3 @@ class TestOnACluster:
         done = headway("attach", "nobody", "--address", cluster.address)
         assert done.returncode == 2, done.stdout + done.stderr
         assert "no job 'nobody' on the cluster" in done.stderr
-
-
-@pytest.mark.ray
-def test_an_address_without_a_cluster_is_refused(tmp_path):
-    done = call_main(["attach", "job", "--address", "http://127.0.0.1:9"], tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "no cluster takes jobs there" in done.stderr

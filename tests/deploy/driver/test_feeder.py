@@ -54,7 +54,7 @@ class Broker:
 
 
 def feeding(broker, source, *, deadline):
-    return feed(broker, source, name="mine:Source", deadline=deadline)
+    return feed(broker, source, name="mine:Source", deadline=deadline, on_change="refuse")
 
 
 @pytest.mark.parametrize("blocking", ["next", "restore"])

@@ -1,7 +1,6 @@
 """Scores of held-out evaluations: the mean of the rollouts, and the best of several of a prompt."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from queues.readers.group_history import last_lease
 from queues.records import Evaluation
+from queues.runtime import clock
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 WAIT = 10.0
@@ -69,9 +69,9 @@ def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> Non
         assert last_lease(tmp_path) is None
         await broker.issue(make_prompts(2), cursor="2")
         await broker.lease("a", 2, WAIT)
-        begin = time.time()
+        begin = clock.now()
         await broker.lease("a", 2, WAIT)
-        end = time.time()
+        end = clock.now()
         await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=0)
         assert len(await broker.lease("a", 1, WAIT)) == 1
         newest = last_lease(tmp_path)

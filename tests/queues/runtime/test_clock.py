@@ -1,0 +1,105 @@
+"""The clock of time stamps: steady, shared by the processes of a command, and the only one used."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import weight_sync.clock
+from queues.runtime import clock
+
+ROOT = Path(__file__).parents[3]
+PRODUCT = ("actors", "deploy", "learner", "queues", "weight_sync")
+CLOCKS = ("queues/runtime/clock.py", "weight_sync/clock.py")
+WALL = {"time": {"time", "time_ns", "CLOCK_REALTIME"}, "datetime": {"now", "utcnow", "today"},
+        "date": {"today"}}  # fmt: skip
+"""Attributes that show what the machine's clock shows; `clock_gettime` takes CLOCK_REALTIME."""
+BY_THE_WALL = {
+    ("deploy/cluster/cleanup.py", "create_time"): "compared with the wall clock's time of a file",
+}
+"""Other uses of the wall clock, each with the reason why it is none of a duration."""
+HOUR = 3600.0
+
+
+def wall_clocks(path):
+    """Yield what reads the wall clock in a source file, with its line."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text if "time" in text or "date" in text else "")):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            if node.attr in WALL.get(name, ()) or node.attr == "create_time":
+                yield node.attr, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            names = {alias.name for alias in node.names} & WALL["time"]
+            yield from ((name, node.lineno) for name in names)
+
+
+def test_nothing_of_the_product_reads_the_wall_clock_but_the_clock_of_time_stamps():
+    uses = {
+        f"{file}:{line}": name
+        for package in PRODUCT
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if (file := str(path.relative_to(ROOT))) not in CLOCKS
+        for name, line in wall_clocks(path)
+        if (file, name) not in BY_THE_WALL
+    }
+    assert uses == {}, "take queues.runtime.clock.now, or time.monotonic for a duration"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\nat = time.time()",
+        "import time\nclock = time.time",
+        "import time\nat = time.time_ns()",
+        "from time import time",
+        "import time\nat = time.clock_gettime(time.CLOCK_REALTIME)",
+        "from datetime import datetime\nat = datetime.now()",
+        "import datetime\nat = datetime.datetime.utcnow()",
+        "import psutil\nat = psutil.Process().create_time()",
+    ],
+)
+def test_the_rule_sees_every_way_to_read_the_wall_clock(tmp_path, code):
+    (tmp_path / "code.py").write_text(code)
+    assert len(list(wall_clocks(tmp_path / "code.py"))) == 1
+
+
+def test_a_moved_clock_moves_no_stamp(monkeypatch):
+    before = clock.now()
+    assert abs(before - time.time()) < 1.0
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() - HOUR)
+    assert 0.0 <= clock.now() - before < 60.0
+    assert abs(weight_sync.clock.now() - clock.now()) < 1.0
+
+
+def test_prometheus_is_given_the_time_of_its_own_clock(monkeypatch):
+    stamp, true = clock.now(), time.time
+    monkeypatch.setattr(time, "time", lambda: true() + HOUR)
+    assert time.time() - clock.wall(stamp) == pytest.approx(0.0, abs=10.0)
+
+
+@pytest.mark.parametrize("module", ["queues.runtime.clock", "weight_sync.clock"])
+def test_a_process_started_after_the_clock_was_moved_shares_its_parents_stamps(module):
+    code = (
+        "import time; true = time.time; time.time = lambda: true() - 3600.0;"
+        f"import {module} as clock; print(clock.now())"
+    )
+    begin = clock.now()
+    child = [sys.executable, "-c", code]
+    shared = float(subprocess.check_output(child, cwd=ROOT, text=True))
+    assert begin <= shared <= clock.now()
+    elsewhere = os.environ | {clock.VARIABLE: "another-boot=5.0"}
+    own = float(subprocess.check_output(child, cwd=ROOT, text=True, env=elsewhere))
+    assert own < begin - HOUR / 2
+
+
+def test_the_start_of_this_process_is_before_now():
+    code = "from queues.runtime import clock; print(clock.now() - clock.process_started())"
+    age = float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True))
+    assert 0.0 <= age < 60.0
