@@ -121,7 +121,7 @@ def ray_cluster() -> Iterator[None]:
     """Provide a Ray cluster in this process, shared by all tests that need one."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -26,7 +26,7 @@ def measure(options: Options) -> Iterator[Record]:
 
     from benchmarks.broker.queue_rates import PROCESSES, compare, soak
 
-    ray.init(num_cpus=PROCESSES + 2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=PROCESSES + 2, include_dashboard=False, log_to_driver=False)
     settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
     rounds: dict[tuple[int, int], list[Record]] = {setting: [] for setting in settings}
     with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name:

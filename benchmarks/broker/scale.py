@@ -106,7 +106,7 @@ def measure(options: Options) -> Iterator[Record]:
 
     from benchmarks.broker.scale_rates import measure_setting
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     settings = []
     with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name:
         for rate in options.rates:

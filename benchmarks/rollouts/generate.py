@@ -53,7 +53,7 @@ def measure(options: Options) -> Iterator[Record]:
     from benchmarks.rollouts.generation_rounds import measure_rounds
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield figures_of(asyncio.run(measure_rounds(options, Path(folder))))

@@ -76,7 +76,7 @@ def gaps(
         the computing after it), and of `publish`, `ack` and `take`, which are parts of the gap;
         its rest is decoding and the updater's own work.
     """
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
             return asyncio.run(_train(rank, clock, groups, batches, Path(folder)))

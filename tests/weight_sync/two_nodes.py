@@ -7,11 +7,10 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
-from ray.exceptions import RayActorError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -61,6 +60,9 @@ class Learner:
         self.manifests: list[Manifest] = []
         self.publisher = StagedPublisher(ObjectStoreTransport(), self.manifests.append, 8192)
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def publish(self, version: int) -> Manifest:
         import torch
 
@@ -75,8 +77,7 @@ def on(node: str, kind: type) -> object:
     return ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote()
 
 
-def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+def play(cluster: Cluster) -> dict[str, object]:
     other = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     here = ray.get_runtime_context().get_node_id()
@@ -106,14 +107,21 @@ def main() -> None:
     results["downloader_recovery_seconds"] = time.monotonic() - begin
 
     third = ray.get(learner.publish.remote(3))
+    process = psutil.Process(ray.get(learner.pid.remote()))
     ray.kill(learner)
-    with suppress(RayActorError):  # until its death is known
-        ray.get(learner.publish.remote(4), timeout=60)
+    process.wait(timeout=60)
     results["after_learner_died"] = ray.get(engines[1].stage.remote(third))
     results["held_after_learner_died"] = ray.get(engines[1].sums.remote())
-    print(json.dumps(results))
-    ray.shutdown()
-    cluster.shutdown()
+    return results
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        print(json.dumps(play(cluster)))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 if __name__ == "__main__":

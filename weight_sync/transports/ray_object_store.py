@@ -176,19 +176,20 @@ class _NodeActor:
         self, kind: type[Uploader | Downloader], timeout: float, *arguments: object
     ) -> None:
         self._kind, self._timeout, self._arguments = kind, timeout, arguments
-        self._known: tuple[str, Any] = "", None
-        """Name and handle of the actor that was called last, by any thread."""
+        self._lock = threading.Lock()
+        self._newest: tuple[str, Any] = "", None
+        """Name and handle of the actor that was called last, by any thread. Ray ends an actor with
+        the handle that created it, whoever else has found it by its name."""
 
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
         """Call a method on a node, again if the actor dies; StagingError if that takes too long."""
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
-        known, actor = self._known
         seconds = _seconds(self._timeout, bucket)
         deadline = time.monotonic() + seconds
+        actor = None
         while True:
             try:
-                if actor is None or known != name:
-                    known, actor = self._known = name, self._get_or_create(name, node)
+                actor = self._other_than(actor, name, node)
                 answer = getattr(actor, method).remote(bucket, location)
                 return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.RayTaskError as error:
@@ -200,8 +201,16 @@ class _NodeActor:
                         f"bucket at {bucket.location} cannot be fetched: {name} did not "
                         f"answer within {show(seconds)} s ({type(error).__name__}: {error})"
                     ) from error
-            actor = None  # it died with its creator
             time.sleep(RETRY_SECONDS)
+
+    def _other_than(self, dead: Any, name: str, node: str) -> Any:
+        """Return the actor of a name, which is made again if it is the dead one."""
+        with self._lock:
+            known, actor = self._newest
+            if known != name or actor is dead:
+                actor = self._get_or_create(name, node)
+                self._newest = name, actor
+            return actor
 
     def _get_or_create(self, name: str, node: str) -> Any:
         remote = ray.remote(self._kind).options(

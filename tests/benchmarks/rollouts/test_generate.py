@@ -62,7 +62,7 @@ def test_variants_that_sampled_different_numbers_are_not_compared():
 
 
 @pytest.mark.vllm
-def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path):
+def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tiny_model):
     from vllm import AsyncEngineArgs
 
     alone, inside = [], []
@@ -77,7 +77,7 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path
     config = ActorsConfig(
         reward=["exact_match"], dtype="float32", float32_head=True, cores=[here], kv_cache_gib=1
     )
-    path = str(tmp_path)
+    path = str(tiny_model)
     with mock.patch.dict(os.environ):
         Offline().start(path, config, 256)
         spec = EngineSpec(

@@ -12,7 +12,6 @@ from deploy.storage.run_directory import RunDirectory
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from tests.deploy.preflight.test_inputs import make_warm_start, write_lines
-from tests.deploy.trained import train
 
 DRAWN = 14
 NEW_EPOCH = 'prompts.on_change="new_epoch"'
@@ -44,9 +43,12 @@ class Begun:
     def config(self, *settings):
         return load_recipe("demo", [*self.recipe, *settings])
 
-    async def issue(self, inputs):
+    def broker(self, session=None):
         spec = RunSpec(groups_per_batch=2, group_size=2, steps=100)
-        broker = Broker(self.directory.path, config=QueuesConfig(), spec=spec)
+        return Broker(self.directory.path, config=QueuesConfig(), spec=spec, session=session)
+
+    async def issue(self, inputs):
+        broker = self.broker()
         await queue_all(broker, inputs.evaluations, inputs.problems)
         self.issued = inputs.source.next(DRAWN)
         await broker.issue(self.issued, cursor=inputs.source.cursor())
@@ -173,7 +175,7 @@ def test_a_new_run_takes_no_warm_start_of_other_examples_or_held_out_problems(tm
 def test_a_model_that_changed_between_two_sessions_is_refused(tmp_path, tiny_model):
     begun = Begun(tmp_path, tiny_model, own_heldout=False)
     row = {"version": 0, "recipe": {}, "models": dict(begun.resume().models)}
-    train(begun.directory, [], session=json.dumps(row))
+    asyncio.run(begun.broker(session=json.dumps(row)).close())
     begun.resume()
     weights = begun.config().warm_start / "model.safetensors"
     content = bytearray(weights.read_bytes())

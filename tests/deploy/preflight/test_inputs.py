@@ -274,7 +274,8 @@ def test_a_source_that_raises_is_named_without_a_model(tmp_path, monkeypatch):
         "class Source:\n"
         "    def __init__(self, **settings): pass\n"
         "    def next(self, count): raise OSError('no rows')\n"
-        "    cursor = restore = next\n"
+        "    def cursor(self): return ''\n"
+        "    def restore(self, cursor): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     config = load_recipe("demo", ["prompts.source=mine_raises:Source", "heldout.source=tiny:twice"])

@@ -128,7 +128,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_balanced_accounts(interrupte
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint_to_its_end(headway, interrupted, resumed):
-    assert "steps = 13, was 12" in resumed.output
+    assert "steps: 12 → 13" in resumed.output
     check_finished(headway, resumed, steps=13, heldout=6)
     _, before, _, _ = interrupted
     after = resumed.summary
