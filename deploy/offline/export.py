@@ -22,7 +22,16 @@ def export_model(directory: RunDirectory, to: Path) -> int:
     checkpoint = newest_checkpoint(directory.path)
     if checkpoint is None:
         raise InputError(f"{directory.path} has no checkpoint yet")
-    version, folder = checkpoint
     with atomic_folder(to, replace=False) as partial:
-        shutil.copytree(folder, partial, ignore=EXCLUDED, dirs_exist_ok=True)
-    return version
+        while True:
+            version, folder = checkpoint
+            try:
+                shutil.copytree(folder, partial, ignore=EXCLUDED, dirs_exist_ok=True)
+            except OSError:
+                newest = newest_checkpoint(directory.path)
+                if newest is None or newest == checkpoint:
+                    raise
+                shutil.rmtree(partial)  # the run has saved another and deleted this one meanwhile
+                checkpoint = newest
+            else:
+                return version

@@ -17,9 +17,8 @@ from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.runtime import machine
+from deploy.storage.atomic_folder import ORIGIN_FILE
 
-ORIGIN_FILE = "origin.json"
-"""File in the folder of a warm start or of reward models with the settings of its making."""
 RENDERING = {
     "environment", "environment_options", "chat_template", "chat_template_options", "stop",
 }  # fmt: skip

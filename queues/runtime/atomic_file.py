@@ -6,6 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from queues.runtime.file_lock import locked
+
+WRITE_SECONDS = 10.0
+"""Longer than a command takes to write a file that another may write too."""
+
 
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
@@ -13,18 +18,19 @@ def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
     If the block raises, `path` stays as it was and the temporary file `.NAME.partial` is removed.
     `durable` syncs the file and its folder, so that the result survives the loss of power.
+
+    Raises:
+        BlockingIOError: Another process has been writing it for `WRITE_SECONDS`.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("wb") as file:
+    with locked(temporary, passing=True, seconds=WRITE_SECONDS) as descriptor:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.truncate()  # what a killed process left
             yield file
             file.flush()
             if durable:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if durable:
         sync_path(path.parent)
 

@@ -10,7 +10,8 @@ from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.preflight.inputs import load_inputs
 from deploy.preflight.models import model_path
-from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
+from deploy.preflight.provenance import warm_start_origin
+from deploy.storage.atomic_folder import ORIGIN_FILE
 
 
 def recipe(tmp_path, *overrides):
