@@ -1,11 +1,14 @@
-"""Ends Ray's workers on this machine, and removes the shared memory that they would leave.
+"""Ends Ray's workers on this machine, and removes the files and the memory that Ray would leave.
 
 Workers that are killed cannot remove named shared memory, such as vLLM's message queues, which
 would then stay until the machine restarts. Python's resource trackers are left to end by
 themselves: they remove the shared memory of processes that are dead already.
 """
 
+import os
 import re
+import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,3 +117,25 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
         return " ".join(process.cmdline())
     return ""
+
+
+def remove_session(folder: Path) -> None:
+    """Remove the session folder of a Ray cluster that has ended, and the links to it beside it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for link in folder.parent.iterdir():
+        with suppress(OSError):
+            if folder in (target := Path(os.readlink(link)), *target.parents):
+                link.unlink()
+
+
+def is_dead_session(folder: Path) -> bool:
+    """Return True for the session folder of a Ray cluster of ours that was killed."""
+    try:
+        ours = folder.lstat().st_uid == os.getuid() and folder.name.startswith("session_")
+        with socket.socket(socket.AF_UNIX) as raylet:
+            raylet.connect(str(folder / "sockets" / "raylet"))
+    except ConnectionRefusedError:
+        return ours
+    except OSError:
+        return False
+    return False

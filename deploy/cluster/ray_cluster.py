@@ -12,13 +12,14 @@ from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster.cleanup import ending_workers
+from deploy.cluster.cleanup import ending_workers, remove_session
+from deploy.cluster.orphans import reaping_orphans
 from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of, unmet
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
-from deploy.cluster.worker_logs import collect_worker_logs
+from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
-from deploy.runtime.signals import deferred
+from deploy.runtime.signals import deferred, without_hangups
 
 VERSIONS_SECONDS = 60.0
 """Deadline of the nodes' answers, which have to start their first process."""
@@ -27,6 +28,8 @@ VERSIONS_SECONDS = 60.0
 @contextmanager
 def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
+
+    Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile.
 
     Yields the folder in which Ray keeps the output of the processes meanwhile; None if the cluster
     was not started here.
@@ -43,7 +46,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     address = config.deploy.ray_address
     local = address == "local"
     try:
-        with deferred(), on_loopback() if local else nullcontext():
+        with deferred(), without_hangups(), on_loopback() if local else nullcontext():
             context = ray.init(
                 address=address,
                 include_dashboard=False if local else None,
@@ -58,16 +61,25 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
         if local:
             raise RunFailed(f"Ray did not start on this machine: {error}") from error
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
-    session = Path(context.address_info["session_dir"]) / "logs"
-    try:
-        _check_nodes(config)
-        yield session if local else None
-    finally:
-        with deferred():
-            with ending_workers():  # only those below this process
-                ray.shutdown()
+    session = Path(context.address_info["session_dir"])
+    own = reaping_orphans() if local else nullcontext()
+    with own:
+        try:
             if local:
-                collect_worker_logs(session, logs)
+                session.chmod(0o700)
+            _check_nodes(config)
+            yield session / "logs" if local else None
+        except Exception:
+            if local:
+                collect_ray_logs(session / "logs", logs)
+            raise
+        finally:
+            with deferred():
+                with ending_workers():  # only those below this process
+                    ray.shutdown()
+                if local:
+                    collect_worker_logs(session / "logs", logs)
+                    remove_session(session)
 
 
 @contextmanager

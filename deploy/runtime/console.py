@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deploy.errors import InputError, Interrupted, exit_code_of
+from deploy.runtime.output import Output
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -37,7 +38,8 @@ def log_to(file: Path) -> Iterator[None]:
     An exception that ends the block is logged with its traceback; that of an interrupt or of bad
     input only with the message that the user sees.
     """
-    root, handler = logging.getLogger(), _LogFile(file)
+    root = logging.getLogger()
+    handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers = [handler] if root.handlers else [handler, logging.lastResort or handler]
     level = log.level
@@ -65,11 +67,11 @@ def log_to(file: Path) -> Iterator[None]:
 class Terminal:
     """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
 
-    It prints to rich's `console`, by default to standard output.
+    It prints to rich's `console`, by default to standard output, whose errors end nothing.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(file=Output(sys.stdout), highlight=False)
         self._started = time.monotonic()
         self._bar: Progress | None = None
         self._total = 0
