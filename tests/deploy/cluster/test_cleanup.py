@@ -1,9 +1,18 @@
 """Cleanup ends workers with their children and removes their shared memory."""
 
 import json
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
+
+from deploy.cluster.cleanup import is_dead_session, remove_session
+from deploy.cluster.worker_logs import end_killed_session
+from deploy.storage.run_directory import RunDirectory
 
 # A worker in Ray's clothes, whose child holds named shared memory as vLLM's processes do.
 CHILD = """
@@ -50,3 +59,52 @@ def test_workers_are_halted_then_killed_with_their_children_and_named_memory_but
     assert seen["alive"] == []
     assert seen["agent"] is None
     assert not (Path("/dev/shm") / seen["name"]).exists()
+
+
+@pytest.fixture
+def session():
+    """Provide a session folder as Ray makes it, whose path is short enough for a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    session = folder / "session_1"
+    (session / "sockets").mkdir(parents=True)
+    (session / "logs").mkdir()
+    yield session
+    shutil.rmtree(folder)
+
+
+def test_a_session_goes_with_the_links_to_it_and_others_stay(session):
+    other = session.with_name("session_2")
+    other.mkdir()
+    session.with_name("session_latest").symlink_to(session)
+    session.with_name("discovery.json").symlink_to(session / "discovery.json")
+    session.with_name("other.json").symlink_to(other / "discovery.json")
+    remove_session(session)
+    assert sorted(path.name for path in session.parent.iterdir()) == ["other.json", "session_2"]
+
+
+def test_only_a_session_that_was_killed_is_a_dead_one(session):
+    assert not is_dead_session(session)  # it has no raylet yet
+    with socket.socket(socket.AF_UNIX) as raylet:
+        raylet.bind(str(session / "sockets" / "raylet"))
+        raylet.listen()
+        assert not is_dead_session(session)
+    assert is_dead_session(session)
+    renamed = session.rename(session.with_name("thesis"))
+    assert not is_dead_session(renamed)
+
+
+def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(session, tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    directory.append("sessions.jsonl", [{"ray_logs": str(session / "logs")}])
+    output = session / "logs" / f"worker-{'0' * 56}-01000000-7.out"
+    output.write_text(":actor_name:actor-0\nserves\n")
+    with socket.socket(socket.AF_UNIX) as raylet:
+        raylet.bind(str(session / "sockets" / "raylet"))
+        raylet.listen()
+        end_killed_session(directory)
+        assert session.exists()
+    end_killed_session(directory)
+    assert not session.exists()
+    assert "serves" in (directory.logs / "actor-0.out").read_text()
+    end_killed_session(directory)
