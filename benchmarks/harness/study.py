@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.subprocesses import run_main
 from deploy.errors import InputError
-from deploy.runtime.output import Output, open_standard_streams
+from deploy.runtime.output import open_standard_streams, tolerant
 from deploy.runtime.signals import raise_interrupts
 from queues.runtime.file_lock import locked
 from queues.runtime.nearest_name import nearest
@@ -115,7 +115,7 @@ class Study:
     def main(self) -> NoReturn:
         """Run the benchmark of the command line and end the process; errors are one message."""
         open_standard_streams()
-        sys.stdout = Output(sys.stdout)
+        sys.stdout = tolerant(sys.stdout)
         raise_interrupts()
         run_main(lambda: self.run(self.parse()))
 

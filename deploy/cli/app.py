@@ -35,7 +35,7 @@ from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted, exit_code_of
-from deploy.runtime.output import Output, open_standard_streams
+from deploy.runtime.output import open_standard_streams, tolerant
 from deploy.runtime.signals import deferred, raise_interrupts
 
 INTERRUPTED = Interrupted.exit_code
@@ -399,5 +399,5 @@ def main() -> Any:
 
 
 def _print_error(message: str) -> None:
-    console = Console(file=Output(sys.stderr), highlight=False)
+    console = Console(file=tolerant(sys.stderr), highlight=False)
     console.print(f"headway: {message}", markup=False, soft_wrap=True)

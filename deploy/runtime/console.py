@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deploy.errors import InputError, Interrupted, exit_code_of
-from deploy.runtime.output import Output
+from deploy.runtime.output import tolerant
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -71,7 +71,7 @@ class Terminal:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=Output(sys.stdout), highlight=False)
+        self.console = console or Console(file=tolerant(sys.stdout), highlight=False)
         self._started = time.monotonic()
         self._bar: Progress | None = None
         self._total = 0

@@ -11,7 +11,7 @@ import select
 import sys
 import threading
 from contextlib import suppress
-from typing import TextIO
+from typing import TextIO, cast
 
 STALL_SECONDS = 0.2
 """How long a writer waits for a reader that does not read, once until it reads again."""
@@ -37,8 +37,13 @@ def open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def tolerant(stream: TextIO) -> TextIO:
+    """Return a stream that writes to another one, and neither raises nor waits for long."""
+    return cast("TextIO", Output(stream))
+
+
 class Output(io.TextIOBase):
-    """A text stream that neither raises nor waits for long."""
+    """The stream that `tolerant` returns."""
 
     # What the base class describes needs no description here.
     # ruff: noqa: D102

@@ -92,8 +92,7 @@ class RunDirectory:
         with ExitStack() as free:
             try:
                 free.enter_context(self._named())
-                if self._replaced.exists() and not self.path.exists():  # after a kill
-                    self._replaced.rename(self.path)
+                self._restore()  # after a kill
                 if self.path.exists():
                     self._check_replaceable(free, replace=replace)
                 shutil.rmtree(partial.path, ignore_errors=True)
@@ -108,9 +107,15 @@ class RunDirectory:
             except BlockingIOError:
                 raise self._going_on() from None
             except OSError as error:
+                self._restore()
                 shutil.rmtree(partial.path, ignore_errors=True)
                 raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
         return descriptor
+
+    def _restore(self) -> None:
+        """Put the run that was to be replaced back into its place, if that is free."""
+        if self._replaced.exists() and not self.path.exists():
+            self._replaced.rename(self.path)
 
     def _named(self) -> AbstractContextManager[int]:
         """Return a lock without which no folder of this name is made, replaced or deleted."""
@@ -138,8 +143,7 @@ class RunDirectory:
                     return
                 shutil.rmtree(doomed, ignore_errors=True)
                 self.path.rename(doomed)
-                if self._replaced.exists():
-                    self._replaced.rename(self.path)
+                self._restore()
             shutil.rmtree(doomed, ignore_errors=True)
             with suppress(OSError):
                 self.path.parent.rmdir()

@@ -1,7 +1,7 @@
 """Plays two commands on one run: one stops before one of its file operations, the other runs whole.
 
-Each command is a process with the command line of Headway. Ray, torch and the models are replaced:
-a session trains with a real broker in its process, and a model is two files of one stamp.
+Each command is a process with the command line of Headway. Ray, torch, models and plots are
+replaced: a session trains with a real broker in its process, a model is two files of one stamp.
 """
 
 import asyncio
@@ -125,9 +125,11 @@ def replace_what_is_slow() -> None:
     inputs = ModuleType("deploy.preflight.inputs")
     inputs.load_inputs = load_inputs
     sys.modules |= {session.__name__: session, inputs.__name__: inputs}
-    from deploy.report import tables
+    from deploy.report import report, tables
 
     tables.show = lambda *_: None
+    report.new_figure = report.draw_timeline = lambda *_: None
+    report.page = lambda title, *_: f"<html>{title}</html>\n"
     sft = ModuleType("deploy.offline.sft")
 
     def warm_start(config, terminal, *, replace):

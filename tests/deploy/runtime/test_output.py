@@ -10,14 +10,14 @@ import time
 import pytest
 
 from deploy.runtime.console import Terminal
-from deploy.runtime.output import WAITING, Output
+from deploy.runtime.output import WAITING, tolerant
 
 
 def speak(stream, lines=3):
     """Print lines and progress as a run does."""
     from rich.console import Console
 
-    terminal = Terminal(Console(file=Output(stream), highlight=False))
+    terminal = Terminal(Console(file=tolerant(stream), highlight=False))
     for number in range(lines):
         terminal.say(f"line {number} · ready")
     with terminal.bar(2, "waiting"):
@@ -68,7 +68,7 @@ def test_characters_that_an_encoding_lacks_are_replaced(tmp_path, encoding):
     file = tmp_path / "printed"
     with file.open("w", encoding=encoding) as stream:
         speak(stream, 1)
-        Output(stream).write("\ud800 ✓\n")
+        tolerant(stream).write("\ud800 ✓\n")
     text = file.read_text(encoding=encoding)
     assert "the end\n" in text
     assert text.endswith("? ?\n")
@@ -88,7 +88,7 @@ def test_text_arrives_in_order_also_through_a_stream_without_a_descriptor():
 def test_a_reader_that_stops_reading_holds_up_nothing_and_gets_the_rest_when_it_goes_on(blocking):
     read, write = os.pipe()
     os.set_blocking(write, blocking)
-    output = Output(os.fdopen(write, "w"))
+    output = tolerant(os.fdopen(write, "w"))
     began = time.monotonic()
     texts = [f"{number:08}\n" * 8192 for number in range(5)]  # of 72 KiB; a pipe holds 64
     for text in texts:
