@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.errors import InputError
 from deploy.runtime.signals import deferred
-from queues.runtime.file_lock import locked
+from queues.runtime.file_lock import is_held, locked
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making; who uses
@@ -37,8 +37,7 @@ def atomic_folder(folder: Path, *, replace: bool, private: bool = False) -> Iter
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     with ExitStack() as hold:
         try:
-            file = folder.with_name(f".{folder.name}.lock")
-            hold.enter_context(locked(file, passing=True, parents=True))
+            hold.enter_context(locked(_lock(folder), passing=True, parents=True))
         except BlockingIOError:
             raise InputError(
                 f"another command is making {folder}; wait for its end, or choose another name"
@@ -72,7 +71,7 @@ def in_use(folders: Iterable[Path]) -> Iterator[None]:
     """Keep other commands from replacing folders during the block; there may be none.
 
     Raises:
-        InputError: Another command is replacing one of them.
+        InputError: Another command is making or replacing one of them.
     """
     with ExitStack() as hold:
         for folder in folders:
@@ -83,5 +82,10 @@ def in_use(folders: Iterable[Path]) -> Iterator[None]:
                     f"another command is replacing {folder}; wait for its end"
                 ) from None
             except (FileNotFoundError, NotADirectoryError):
-                pass
+                if is_held(_lock(folder)):
+                    raise InputError(f"another command is making {folder}") from None
         yield
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from queues.runtime.file_lock import locked
 
-WRITE_SECONDS = 10.0
+WRITE_SECONDS = 5.0
 """Longer than a command takes to write a file that another may write too."""
 
 
@@ -23,7 +23,11 @@ def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         BlockingIOError: Another process has been writing it for `WRITE_SECONDS`.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    with locked(temporary, passing=True, seconds=WRITE_SECONDS) as descriptor:
+    with ExitStack() as hold:
+        try:
+            descriptor = hold.enter_context(locked(temporary, passing=True, seconds=WRITE_SECONDS))
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, "another process is writing it", str(path)) from None
         with open(descriptor, "wb", closefd=False) as file:
             file.truncate()  # what a killed process left
             yield file

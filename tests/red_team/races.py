@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
@@ -114,7 +115,8 @@ def run_session(config, inputs, directory, terminal):
     status = "done" if record.version == config.steps else "interrupted"
     summary = summarise(record, status=status, now=time.time())
     directory.write_summary(summary)
-    draw(record, directory)
+    with suppress(BlockingIOError):  # as `deploy.session`: a run does not fail for its page
+        draw(record, directory)
     return summary
 
 

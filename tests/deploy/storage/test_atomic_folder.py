@@ -97,6 +97,17 @@ def test_one_that_a_run_uses_is_not_replaced_and_one_that_is_replaced_is_not_use
     assert [path.name for path in folder.iterdir()] == [ORIGIN_FILE]
 
 
+def test_one_that_is_being_made_is_not_used_and_one_that_nobody_makes_may_be_missing(folder):
+    with (
+        atomic_folder(folder, replace=False),
+        pytest.raises(InputError, match="another command is making"),
+        in_use([folder]),
+    ):
+        pass
+    with in_use([folder.with_name("none")]):
+        pass
+
+
 @pytest.mark.parametrize(("private", "mode"), [(True, 0o700), (False, 0o755)])
 def test_a_private_one_is_read_by_its_owner_alone(folder, private, mode):
     before = os.umask(0o022)

@@ -1,6 +1,8 @@
 """A file is replaced whole or stays as it was."""
 
+import itertools
 import threading
+import time
 
 import pytest
 
@@ -54,4 +56,16 @@ def test_two_writers_take_turns_and_each_content_is_whole(tmp_path):
     other.join(60)
     assert seen == [b"the first"]
     assert path.read_bytes() == b"two"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_one_that_another_keeps_writing_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=1000).__next__)
+    with (
+        atomic_file(path),
+        pytest.raises(BlockingIOError, match=r"another process is writing it: '.*report.html'"),
+        atomic_file(path),
+    ):
+        pass
     assert [*tmp_path.iterdir()] == [path]
