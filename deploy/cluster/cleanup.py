@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,9 @@ TRACKER = "multiprocessing.resource_tracker"
 """Part of the command line of Python's resource trackers, which remove leaked shared memory."""
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """Inode of a shared memory file in a line of /proc/<pid>/maps."""
+
+PRIVATE = "headway-"
+"""Beginning of the names of private folders."""
 
 HALT_SECONDS = 5.0
 """Deadline for processes to stop; until then they could create another file."""
@@ -119,23 +123,29 @@ def _command(process: psutil.Process) -> str:
     return ""
 
 
-def remove_session(folder: Path) -> None:
-    """Remove the session folder of a Ray cluster that has ended, and the links to it beside it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for link in folder.parent.iterdir():
-        with suppress(OSError):
-            if folder in (target := Path(os.readlink(link)), *target.parents):
-                link.unlink()
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Make a folder for Ray's files that only this user may enter, and remove it after the block.
 
-
-def is_dead_session(folder: Path) -> bool:
-    """Return True for the session folder of a Ray cluster of ours that was killed."""
+    Ray lets everybody write to the folders that it makes itself. Paths of sockets must be short.
+    """
+    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
     try:
-        ours = folder.lstat().st_uid == os.getuid() and folder.name.startswith("session_")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def private_folder_of(session: Path) -> Path | None:
+    """Return the private folder of a session folder of Ray's that was killed; else None."""
+    folder = session.parent.parent
+    try:
+        ours = folder.name.startswith(PRIVATE) and folder.lstat().st_uid == os.getuid()
         with socket.socket(socket.AF_UNIX) as raylet:
-            raylet.connect(str(folder / "sockets" / "raylet"))
+            raylet.connect(str(session / "sockets" / "raylet"))
     except ConnectionRefusedError:
-        return ours
+        return folder if ours else None
     except OSError:
-        return False
-    return False
+        return None
+    return None

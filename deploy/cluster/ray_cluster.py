@@ -4,15 +4,16 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster.cleanup import ending_workers, remove_session
+from deploy.cluster.cleanup import ending_workers, private_folder
 from deploy.cluster.orphans import reaping_orphans
 from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of, unmet
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
@@ -45,41 +46,39 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     address = config.deploy.ray_address
     local = address == "local"
-    try:
-        with deferred(), without_hangups(), on_loopback() if local else nullcontext():
-            context = ray.init(
-                address=address,
-                include_dashboard=False if local else None,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-    except KeyboardInterrupt:
-        ray.shutdown()
-        raise
-    except Exception as error:  # Ray raises bare Exceptions too
-        ray.shutdown()
+    with ExitStack() as own:
+        options: dict[str, Any] = {}
         if local:
-            raise RunFailed(f"Ray did not start on this machine: {error}") from error
-        raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
-    session = Path(context.address_info["session_dir"])
-    own = reaping_orphans() if local else nullcontext()
-    with own:
+            own.enter_context(reaping_orphans())
+            folder = own.enter_context(private_folder())
+            options = {"include_dashboard": False, "_temp_dir": str(folder / "ray")}
         try:
+            with deferred(), without_hangups(), on_loopback() if local else nullcontext():
+                context = ray.init(
+                    address=address, log_to_driver=False, logging_level=logging.ERROR, **options
+                )
+        except KeyboardInterrupt:
+            ray.shutdown()
+            raise
+        except Exception as error:  # Ray raises bare Exceptions too
+            ray.shutdown()
             if local:
-                session.chmod(0o700)
+                raise RunFailed(f"Ray did not start on this machine: {error}") from error
+            raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
+        output = Path(context.address_info["session_dir"]) / "logs"
+        try:
             _check_nodes(config)
-            yield session / "logs" if local else None
+            yield output if local else None
         except Exception:
             if local:
-                collect_ray_logs(session / "logs", logs)
+                collect_ray_logs(output, logs)
             raise
         finally:
             with deferred():
                 with ending_workers():  # only those below this process
                     ray.shutdown()
                 if local:
-                    collect_worker_logs(session / "logs", logs)
-                    remove_session(session)
+                    collect_worker_logs(output, logs)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deploy.cluster.cleanup import is_dead_session, remove_session
+from deploy.cluster.cleanup import private_folder_of
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import FILE
 
@@ -56,9 +56,9 @@ def end_killed_session(directory: RunDirectory) -> None:
     """Collect the output of a run's last session if it was killed, and remove its Ray's folder."""
     sessions = directory.rows(FILE)
     source = sessions[-1].get("ray_logs") if sessions else None
-    if source is not None and is_dead_session(Path(source).parent):
+    if source is not None and (folder := private_folder_of(Path(source).parent)) is not None:
         collect_worker_logs(Path(source), directory.logs)
-        remove_session(Path(source).parent)
+        shutil.rmtree(folder)
 
 
 def logs_of(directory: RunDirectory) -> list[tuple[str, Path]]:

@@ -1,8 +1,8 @@
 """Cleanup ends workers with their children and removes their shared memory."""
 
 import json
-import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.cleanup import is_dead_session, remove_session
+from deploy.cluster.cleanup import private_folder, private_folder_of
 from deploy.cluster.worker_logs import end_killed_session
 from deploy.storage.run_directory import RunDirectory
 
@@ -62,35 +62,38 @@ def test_workers_are_halted_then_killed_with_their_children_and_named_memory_but
 
 
 @pytest.fixture
-def session():
+def session(monkeypatch):
     """Provide a session folder as Ray makes it, whose path is short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    session = folder / "session_1"
-    (session / "sockets").mkdir(parents=True)
-    (session / "logs").mkdir()
-    yield session
-    shutil.rmtree(folder)
+    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(base))
+    with private_folder() as folder:
+        session = folder / "ray" / "session_1"
+        for name in ("sockets", "logs"):
+            (session / name).mkdir(parents=True)
+        yield session
+    assert list(base.iterdir()) == []
+    base.rmdir()
 
 
-def test_a_session_goes_with_the_links_to_it_and_others_stay(session):
-    other = session.with_name("session_2")
-    other.mkdir()
-    session.with_name("session_latest").symlink_to(session)
-    session.with_name("discovery.json").symlink_to(session / "discovery.json")
-    session.with_name("other.json").symlink_to(other / "discovery.json")
-    remove_session(session)
-    assert sorted(path.name for path in session.parent.iterdir()) == ["other.json", "session_2"]
+def listening(session):
+    raylet = socket.socket(socket.AF_UNIX)
+    raylet.bind(str(session / "sockets" / "raylet"))
+    raylet.listen()
+    return raylet
 
 
-def test_only_a_session_that_was_killed_is_a_dead_one(session):
-    assert not is_dead_session(session)  # it has no raylet yet
-    with socket.socket(socket.AF_UNIX) as raylet:
-        raylet.bind(str(session / "sockets" / "raylet"))
-        raylet.listen()
-        assert not is_dead_session(session)
-    assert is_dead_session(session)
-    renamed = session.rename(session.with_name("thesis"))
-    assert not is_dead_session(renamed)
+def test_only_this_user_may_enter_the_folder_of_ray(session):
+    assert stat.S_IMODE(session.parent.parent.stat().st_mode) == 0o700
+
+
+def test_the_folder_of_a_session_that_lives_or_is_not_ours_stays(session):
+    assert private_folder_of(session) is None  # it has no raylet yet
+    with listening(session):
+        assert private_folder_of(session) is None
+    assert private_folder_of(session) == session.parent.parent
+    elsewhere = session.parent.parent / "thesis" / "ray" / "session_1"
+    elsewhere.parent.mkdir(parents=True)
+    assert private_folder_of(session.rename(elsewhere)) is None
 
 
 def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(session, tmp_path):
@@ -99,12 +102,10 @@ def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(sessio
     directory.append("sessions.jsonl", [{"ray_logs": str(session / "logs")}])
     output = session / "logs" / f"worker-{'0' * 56}-01000000-7.out"
     output.write_text(":actor_name:actor-0\nserves\n")
-    with socket.socket(socket.AF_UNIX) as raylet:
-        raylet.bind(str(session / "sockets" / "raylet"))
-        raylet.listen()
+    with listening(session):
         end_killed_session(directory)
         assert session.exists()
     end_killed_session(directory)
-    assert not session.exists()
+    assert not session.parent.parent.exists()
     assert "serves" in (directory.logs / "actor-0.out").read_text()
     end_killed_session(directory)
