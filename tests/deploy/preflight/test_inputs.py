@@ -108,8 +108,8 @@ def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, messag
 
 
 def test_a_limit_of_open_files_is_raised_or_named(tmp_path, monkeypatch):
-    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "actors.count=3"])
-    needed, raised = DESCRIPTORS + 4 * DESCRIPTORS_OF_PEER, []
+    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}"])
+    needed, raised = DESCRIPTORS + 2 * DESCRIPTORS_OF_PEER, []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     infinite = resource.RLIM_INFINITY
     for soft, hard in ((needed, needed), (infinite, infinite), (20, needed), (20, infinite)):

@@ -88,10 +88,10 @@ def test_a_run_whose_reader_is_gone_ends_well_and_leaves_neither_zombie_nor_fold
         cwd=headway.folder, env={**headway.environment, "PYTHONIOENCODING": "ascii"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert "checking the recipe" in process.stdout.readline()
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.wait(60)
+    with process:
+        assert "checking the recipe" in process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
     assert json.loads(report.read_text()) == {"code": 0, "zombies": []}, errors
     run = headway.run_folder("unread")
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
