@@ -52,7 +52,9 @@ def test_a_lost_terminal_saves_a_checkpoint_and_the_run_goes_on_from_it(headway,
                 return
 
     process = subprocess.Popen(
-        headway.arguments("run", "name=hangs-up", "sft.name=small", "steps=400"),
+        headway.arguments(
+            "run", "name=hangs-up", "steps=60", "heldout.every=60", "deploy.checkpoint_seconds=120"
+        ),
         stdin=terminal, stdout=terminal, stderr=terminal, cwd=headway.folder,
         env={**headway.environment, "PYTHONIOENCODING": "ascii"}, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -66,15 +68,16 @@ def test_a_lost_terminal_saves_a_checkpoint_and_the_run_goes_on_from_it(headway,
     os.killpg(process.pid, signal.SIGHUP)  # what a shell does when its terminal is lost
     os.close(master)
     os.killpg(process.pid, signal.SIGHUP)
-    assert process.wait(120) == 130
+    assert process.wait(300) == 130
     assert list(ray_folder.iterdir()) == []
     run = headway.run_folder("hangs-up")
     assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
     version, _ = newest_checkpoint(run)
     assert version >= 3
     assert headway.accounting("hangs-up")["balanced"]
-    done = headway("resume", "hangs-up", "--set", f"steps={version + 402}")
+    done = headway("resume", "hangs-up")
     assert done.returncode == 0, done.stderr
+    assert headway.accounting("hangs-up")["trained"] == 120
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a process 1 of its own")
@@ -84,7 +87,7 @@ def test_a_run_whose_reader_is_gone_ends_well_and_leaves_neither_zombie_nor_fold
     report = tmp_path / "report.json"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PROCESS_1]
     process = subprocess.Popen(
-        [*command, report, *headway.arguments("run", "name=unread", "sft.name=small")],
+        [*command, report, *headway.arguments("run", "name=unread")],
         cwd=headway.folder, env={**headway.environment, "PYTHONIOENCODING": "ascii"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -103,7 +106,7 @@ def test_a_run_whose_reader_is_gone_ends_well_and_leaves_neither_zombie_nor_fold
 def test_too_few_open_files_are_told_before_anything_is_written(headway):
     limited = ["prlimit", "--nofile=200:200"]
     done = subprocess.run(
-        [*limited, *headway.arguments("run", "name=limited", "sft.name=small")],
+        [*limited, *headway.arguments("run", "name=limited")],
         cwd=headway.folder, env=headway.environment, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
