@@ -6,6 +6,7 @@ from typing import Any
 
 from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster, status_command
+from deploy.cluster.worker_logs import end_killed_session
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
@@ -47,6 +48,7 @@ def run(
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
     status = "failed"
     try:
+        end_killed_session(directory)
         console.say("starting Ray")
         with cluster(config, directory.logs) as ray_logs:
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")

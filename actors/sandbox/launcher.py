@@ -11,7 +11,8 @@ after all. Every step must succeed before the next: no program runs with an inco
 Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
 namespaces; a read-only root of the standard library and what a recipe names; one small writable
 folder; limits of memory, time, file size, files and threads; no capabilities; a list of allowed
-system calls. When the launcher dies, the kernel ends init and with it all the rest.
+system calls. On SIGTERM the launcher ends init, and with it all the rest, and leaves no zombie of
+it to process 1; when the launcher is killed, the kernel ends init.
 """
 
 import ctypes
@@ -229,7 +230,7 @@ def main() -> None:
         with open(int(sys.argv[1]), encoding="utf-8", errors="surrogatepass") as file:
             config = json.load(file)
         os.set_inheritable(status, False)
-        prctl("die with the caller", PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl("end with the caller", PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != config["parent"]:
             return
         root = os.geteuid() == 0
@@ -239,7 +240,13 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             run_init(config, install, status)
-        signal.setitimer(signal.ITIMER_REAL, config["seconds"] + 5)  # which ends it, and so init
+
+        def end(*_: object) -> None:
+            os.kill(child, signal.SIGKILL)  # init, whose end `waitpid` takes note of
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, config["seconds"] + 5)
         os.waitpid(child, 0)
     except BaseException as error:  # noqa: BLE001  (reported as status)
         report(status, {"error": str(error)})

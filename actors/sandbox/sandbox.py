@@ -127,8 +127,11 @@ class Sandbox:
             try:
                 stopped, outputs = self._collect(process, pipe.fileno(), status)
             finally:
-                process.kill()  # which ends init, and so everything in the sandbox
-            process.wait(self.start_seconds)
+                process.terminate()  # which ends init, and so everything in the sandbox
+            try:
+                process.wait(self.start_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
         texts = [output.decode(errors="replace") for output in outputs]
         reported = status.reported
         if "started" not in reported:

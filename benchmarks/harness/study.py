@@ -7,9 +7,9 @@ that an interrupted benchmark leaves what it has measured. Needs nothing but Pyt
 import argparse
 import math
 import shutil
-import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,9 @@ from typing import Any, NoReturn
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.subprocesses import run_main
 from deploy.errors import InputError
+from deploy.runtime.output import open_standard_streams, tolerant
+from deploy.runtime.signals import raise_interrupts
+from queues.runtime.file_lock import locked
 from queues.runtime.nearest_name import nearest
 
 Record = dict[str, Any]
@@ -111,8 +114,9 @@ class Study:
 
     def main(self) -> NoReturn:
         """Run the benchmark of the command line and end the process; errors are one message."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        open_standard_streams()
+        sys.stdout = tolerant(sys.stdout)
+        raise_interrupts()
         run_main(lambda: self.run(self.parse()))
 
     def parser(self) -> argparse.ArgumentParser:
@@ -156,10 +160,13 @@ class Study:
         if self.check is not None:
             self.check(options)
         file = self.record_file(options)
-        if self.in_folder and not self.continued:
-            check_empty(file.parent)
         record = environment() | {"arguments": self._arguments(options)}
-        with refused_without_trace(file.parent) if self.in_folder else nullcontext():
+        with ExitStack() as block:
+            block.enter_context(alone(file.parent if self.in_folder else file))
+            if self.in_folder and not self.continued:
+                check_empty(file.parent)
+            if self.in_folder:
+                block.enter_context(refused_without_trace(file.parent))
             reserve(file)
             for part in self.measure(options):
                 record |= part
@@ -203,12 +210,39 @@ def check_empty(folder: Path) -> None:
 
 
 @contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other benchmarks from writing to a file or folder during the block.
+
+    Of the parent folders that are missing, those that are empty after the block are deleted.
+
+    Raises:
+        InputError: Another one writes to it, or the parent folder cannot be written.
+    """
+    made = [parent for parent in path.parents if not parent.exists()]
+    with ExitStack() as block:
+        try:
+            lock = path.with_name(f".{path.name}.lock")
+            block.enter_context(locked(lock, passing=True, parents=True))
+        except BlockingIOError:
+            raise InputError(f"another benchmark writes to {path}; choose another --out") from None
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            yield
+        finally:
+            block.close()
+            with suppress(OSError):
+                for parent in made:
+                    parent.rmdir()
+
+
+@contextmanager
 def refused_without_trace(folder: Path) -> Iterator[None]:
     """Delete a folder that the block has made if the block refuses its input.
 
-    A folder where a batch was trained stays, and so do parent folders that hold anything else.
+    A folder where a batch was trained stays.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = not folder.exists()
     try:
         yield
     except Exception as error:
@@ -216,9 +250,6 @@ def refused_without_trace(folder: Path) -> Iterator[None]:
         trained = any(file.stat().st_size for file in folder.glob("*/metrics.jsonl"))
         if refused and made and not trained:
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):
-                for path in made[1:]:
-                    path.rmdir()
         raise
 
 

@@ -22,9 +22,10 @@ from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.models import model_path
-from deploy.preflight.provenance import ORIGIN_FILE, refuse_another_origin, warm_start_origin
+from deploy.preflight.provenance import refuse_another_origin, warm_start_origin
 from deploy.report.summary import WARM_UP
 from deploy.runtime.console import Terminal
+from deploy.storage.atomic_folder import ORIGIN_FILE
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
 from queues.runtime.cpu_affinity import usable_cores
@@ -162,6 +163,7 @@ class TrainingRuns:
         if finished(variant.directory, variant.config):
             self._done += 1
             return
+        variant.directory.check_at_rest()  # its process outlives a benchmark that is killed
         shutil.rmtree(variant.directory.path, ignore_errors=True)
         module, *arguments = variant.worker or ("benchmarks.loop.run_worker", "train")
         label = f"seed {variant.seed} · {variant.name}"

@@ -146,14 +146,14 @@ def main() -> None:
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
-    directory.create(config, replace=False)
-    match kind:
-        case "train":  # without evaluations: checkpoints are scored afterwards
-            run(config, replace(inputs, evaluations=[]), directory, Terminal())
-        case "actors":
-            actors_alone(config, inputs, directory)
-        case "learner":
-            learner_alone(config, inputs, directory, Path(recorded[0]))
+    with directory.created(config, replace=False):
+        match kind:
+            case "train":  # without evaluations: checkpoints are scored afterwards
+                run(config, replace(inputs, evaluations=[]), directory, Terminal())
+            case "actors":
+                actors_alone(config, inputs, directory)
+            case "learner":
+                learner_alone(config, inputs, directory, Path(recorded[0]))
 
 
 if __name__ == "__main__":

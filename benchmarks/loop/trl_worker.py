@@ -23,7 +23,7 @@ from actors.rewards.answers import last_answer
 from benchmarks.harness.subprocesses import run_main
 from benchmarks.loop.versus_trl import SETTINGS
 from deploy.config.run_config import RunConfig
-from deploy.preflight.inputs import load_inputs
+from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.storage.run_directory import RunDirectory
 from learner.engine.lr_schedule import rate_factor
 from queues.records import FinishReason
@@ -126,7 +126,14 @@ def main() -> None:
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
-    directory.create(config, replace=False)
+    with directory.created(config, replace=False):
+        train(config, inputs, directory, int(micro), generation)
+
+
+def train(
+    config: RunConfig, inputs: Inputs, directory: RunDirectory, micro: int, generation: str
+) -> None:
+    """Train the recipe with TRL to its end."""
     tokenizer = AutoTokenizer.from_pretrained(inputs.model_path)
     log = BatchLog(directory, config.learner.checkpoint_every, tokenizer)
 
@@ -150,7 +157,7 @@ def main() -> None:
 
         return asyncio.run(score_all())
 
-    stated = settings(config, directory, int(micro), generation)
+    stated = settings(config, directory, micro, generation)
     write_settings(stated, directory.path / SETTINGS)
     rows = inputs.source.next(config.steps * config.prompts.groups_per_batch)
     data = Dataset.from_list([{"prompt": row.text, "answer": row.answer} for row in rows])

@@ -54,9 +54,9 @@ def measure(options: Options) -> Iterator[Record]:
         else:
             warm_start.symlink_to((options.runs_dir / warm_start.name).absolute())
         directory = RunDirectory.of(config)
-        directory.create(config, replace=False)
         vars(session)["Run"] = MeasuredRun
-        session.run(config, load_inputs(config), directory, Terminal())
+        with directory.created(config, replace=False):
+            session.run(config, load_inputs(config), directory, Terminal())
     interval = float(prometheus["scrape_interval"].rstrip("s"))
     about = {"interval_seconds": interval, "look_seconds": LOOK_SECONDS}
     yield {**about, **MeasuredRun.figures}

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.study import Options, Record, Study, number, option, text_table
+from benchmarks.harness.study import Options, Record, Study, alone, number, option, text_table
 from benchmarks.reliability.chaos_run import END_SECONDS, ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 
@@ -186,6 +186,12 @@ def table(record: Record) -> str:
     )
 
 
+def measure(options: Options) -> Iterator[Record]:
+    """Yield the record of kills and verdicts whenever it has grown."""
+    with alone(options.work.absolute()):
+        yield from Chaos(options).measure()
+
+
 STUDY = Study(
     name="chaos",
     about=__doc__,
@@ -197,7 +203,7 @@ STUDY = Study(
     ),
     in_folder=True,
     file="chaos.json",
-    measure=lambda options: Chaos(options).measure(),
+    measure=measure,
     conclude=lambda record: {
         "verdict": conclude(record["kills"], record["runs"], record["arguments"]["kills"])
     },

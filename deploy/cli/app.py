@@ -35,6 +35,7 @@ from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted, exit_code_of
+from deploy.runtime.output import open_standard_streams, tolerant
 from deploy.runtime.signals import deferred, raise_interrupts
 
 INTERRUPTED = Interrupted.exit_code
@@ -294,6 +295,7 @@ def bench(
 def main() -> Any:
     """Run the command line; print expected errors as one message and exit with their code."""
     try:
+        open_standard_streams()
         raise_interrupts()
         if not only_informs(sys.argv[1:]):
             check_not_shadowed()
@@ -313,5 +315,5 @@ def main() -> Any:
 
 
 def _print_error(message: str) -> None:
-    console = Console(stderr=True, highlight=False)
+    console = Console(file=tolerant(sys.stderr), highlight=False)
     console.print(f"headway: {message}", markup=False, soft_wrap=True)

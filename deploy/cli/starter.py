@@ -28,7 +28,8 @@ def init(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for target in targets:
-            target.write_text((files("deploy") / "starter" / target.name).read_text())
+            with target.open("x") as file:
+                file.write((files("deploy") / "starter" / target.name).read_text())
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error}") from None
     typer.echo(NEXT_STEPS.format(files=" and ".join(map(str, targets)), folder=folder))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
-from deploy.errors import InputError, RunFailed, exit_code_of
+from deploy.errors import InputError, RunFailed
 from deploy.runtime.signals import deferred
 
 if TYPE_CHECKING:
@@ -29,23 +29,13 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
     with deferred():
         from deploy import session  # noqa: F401  (here, so that the folder is held once it is made)
         from deploy.preflight.inputs import load_inputs
+        from deploy.storage.atomic_folder import in_use
         from deploy.storage.run_directory import RunDirectory
-    inputs = load_inputs(config)
     directory = RunDirectory.of(config)
-    try:
-        with deferred():
-            directory.create(config, replace=replace)
-    except KeyboardInterrupt:
-        directory.discard()
-        raise
-    try:
-        _train(config, inputs, directory, terminal)
-    except BaseException as error:
-        if exit_code_of(error) == InputError.exit_code and directory.trained_nothing():
-            directory.discard()
-        raise
-    finally:
-        directory.settle()
+    with in_use((config.warm_start, config.reward_models)):
+        inputs = load_inputs(config)
+        with directory.created(config, replace=replace):
+            _train(config, inputs, directory, terminal)
 
 
 def resume(
@@ -60,11 +50,16 @@ def resume(
     """
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
-    from deploy.storage.sessions import resumed_recipe
 
     terminal = Terminal()
     directory = RunDirectory.open(run, runs_dir)
-    directory.check_at_rest()
+    with directory.held():
+        _resume(directory, overrides, terminal)
+
+
+def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal") -> None:
+    from deploy.storage.sessions import resumed_recipe
+
     config, changes = resumed_recipe(directory, overrides)
     asks_for_more = any(change.name == "steps" for change in changes)
     if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
@@ -79,11 +74,12 @@ def resume(
     terminal.say(f"{config.name}: {CHECKING}")
     with deferred():
         from deploy.preflight.inputs import load_inputs
-    inputs = load_inputs(config, resumed=directory)
-    if overrides:
-        with directory.held():
+        from deploy.storage.atomic_folder import in_use
+    with in_use((config.warm_start, config.reward_models)):
+        inputs = load_inputs(config, resumed=directory)
+        if overrides:
             directory.store_recipe(config)
-    _train(config, inputs, directory, terminal)
+        _train(config, inputs, directory, terminal)
 
 
 def _trained_when_done(directory: "RunDirectory") -> int | None:
@@ -106,7 +102,7 @@ def _train(
         from weight_sync.transports.filesystem import claim
     directory.logs.mkdir(exist_ok=True)
     try:
-        with directory.held(), log_to(directory.logs / "driver.log"):
+        with log_to(directory.logs / "driver.log"):
             shared = config.weight_sync.folder
             if config.weight_sync.transport == "filesystem" and shared is not None:
                 claim(Path(shared), str(directory.path))

@@ -1,11 +1,15 @@
-"""Ends Ray's workers on this machine, and removes the shared memory that they would leave.
+"""Ends Ray's workers on this machine, and removes the files and the memory that Ray would leave.
 
 Workers that are killed cannot remove named shared memory, such as vLLM's message queues, which
 would then stay until the machine restarts. Python's resource trackers are left to end by
 themselves: they remove the shared memory of processes that are dead already.
 """
 
+import os
 import re
+import shutil
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +25,9 @@ TRACKER = "multiprocessing.resource_tracker"
 """Part of the command line of Python's resource trackers, which remove leaked shared memory."""
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """Inode of a shared memory file in a line of /proc/<pid>/maps."""
+
+PRIVATE = "headway-"
+"""Beginning of the names of private folders."""
 
 HALT_SECONDS = 5.0
 """Deadline for processes to stop; until then they could create another file."""
@@ -114,3 +121,31 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
         return " ".join(process.cmdline())
     return ""
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Make a folder for Ray's files that only this user may enter, and remove it after the block.
+
+    Ray lets everybody write to the folders that it makes itself. Paths of sockets must be short.
+    """
+    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def private_folder_of(session: Path) -> Path | None:
+    """Return the private folder of a session folder of Ray's that was killed; else None."""
+    folder = session.parent.parent
+    try:
+        ours = folder.name.startswith(PRIVATE) and folder.lstat().st_uid == os.getuid()
+        with socket.socket(socket.AF_UNIX) as raylet:
+            raylet.connect(str(session / "sockets" / "raylet"))
+    except ConnectionRefusedError:
+        return folder if ours else None
+    except OSError:
+        return None
+    return None

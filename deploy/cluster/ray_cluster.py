@@ -4,8 +4,9 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._private import ray_constants
@@ -13,13 +14,14 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.cluster.assignment import lacking
-from deploy.cluster.cleanup import ending_workers
+from deploy.cluster.cleanup import ending_workers, private_folder
+from deploy.cluster.orphans import reaping_orphans
 from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
-from deploy.cluster.worker_logs import collect_worker_logs
+from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
-from deploy.runtime.signals import deferred
+from deploy.runtime.signals import deferred, without_hangups
 
 VERSIONS_SECONDS = 60.0
 """Deadline of the nodes' answers, which have to start their first process."""
@@ -28,6 +30,8 @@ VERSIONS_SECONDS = 60.0
 @contextmanager
 def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
+
+    Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile.
 
     Yields the folder in which Ray keeps the output of the processes meanwhile; None if the cluster
     was not started here.
@@ -43,32 +47,39 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     address = config.deploy.ray_address
     local = address == "local"
-    try:
-        with deferred(), on_loopback() if local else nullcontext():
-            context = ray.init(
-                address=address,
-                include_dashboard=False if local else None,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-    except KeyboardInterrupt:
-        ray.shutdown()
-        raise
-    except Exception as error:  # Ray raises bare Exceptions too
-        ray.shutdown()
+    with ExitStack() as own:
+        options: dict[str, Any] = {}
         if local:
-            raise RunFailed(f"Ray did not start on this machine: {error}") from error
-        raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
-    session = Path(context.address_info["session_dir"]) / "logs"
-    try:
-        _check_nodes(config)
-        yield session if local else None
-    finally:
-        with deferred():
-            with ending_workers():  # only those below this process
-                ray.shutdown()
+            own.enter_context(reaping_orphans())
+            folder = own.enter_context(private_folder())
+            options = {"include_dashboard": False, "_temp_dir": str(folder / "ray")}
+        try:
+            with deferred(), without_hangups(), on_loopback() if local else nullcontext():
+                context = ray.init(
+                    address=address, log_to_driver=False, logging_level=logging.ERROR, **options
+                )
+        except KeyboardInterrupt:
+            ray.shutdown()
+            raise
+        except Exception as error:  # Ray raises bare Exceptions too
+            ray.shutdown()
             if local:
-                collect_worker_logs(session, logs)
+                raise RunFailed(f"Ray did not start on this machine: {error}") from error
+            raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
+        output = Path(context.address_info["session_dir"]) / "logs"
+        try:
+            _check_nodes(config)
+            yield output if local else None
+        except Exception:
+            if local:
+                collect_ray_logs(output, logs)
+            raise
+        finally:
+            with deferred():
+                with ending_workers():  # only those below this process
+                    ray.shutdown()
+                if local:
+                    collect_worker_logs(output, logs)
 
 
 @contextmanager

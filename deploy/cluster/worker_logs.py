@@ -5,10 +5,13 @@ them, with the `repr` of the actor, when an actor is made.
 """
 
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from deploy.cluster.cleanup import private_folder_of
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import FILE
 
@@ -40,6 +43,22 @@ def collect_worker_logs(source: Path, target: Path) -> None:
         with (target / name).open("ab") as opened:
             opened.write(f"--- {describe(file)}\n".encode())
             opened.writelines(_lines(file))
+
+
+def collect_ray_logs(source: Path, target: Path) -> None:
+    """Copy what Ray's own processes printed, such as `ray-raylet.out`, which tells of failures."""
+    for name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
+        with suppress(FileNotFoundError):
+            shutil.copy(source / name, target / f"ray-{name}")
+
+
+def end_killed_session(directory: RunDirectory) -> None:
+    """Collect the output of a run's last session if it was killed, and remove its Ray's folder."""
+    sessions = directory.rows(FILE)
+    source = sessions[-1].get("ray_logs") if sessions else None
+    if source is not None and (folder := private_folder_of(Path(source).parent)) is not None:
+        collect_worker_logs(Path(source), directory.logs)
+        shutil.rmtree(folder)
 
 
 def logs_of(directory: RunDirectory) -> list[tuple[str, Path]]:

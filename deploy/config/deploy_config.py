@@ -85,6 +85,9 @@ class DeployConfig(BaseModel):
     unless MLFLOW_TRACKING_URI is set); each is an extra of the same name."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
+    private: bool = True
+    """Only you may read the folders that are made: of the run, of its warm start and of its reward
+    models. False leaves it to the umask."""
     start_timeout_seconds: float = Field(default=600, gt=0)
     """Deadline for every process to have loaded the model."""
     watchdog_seconds: float = Field(default=300, gt=0)

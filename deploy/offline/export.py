@@ -7,6 +7,7 @@ from deploy.errors import InputError
 from deploy.storage.atomic_folder import atomic_folder
 from deploy.storage.recovery import examine
 from deploy.storage.run_directory import RunDirectory
+from queues.readers.checkpoints import newest_checkpoint
 from queues.runtime.folder_checksums import FILE_NAME
 
 EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json", FILE_NAME)
@@ -20,15 +21,32 @@ def export_model(directory: RunDirectory, to: Path) -> int:
     """
     if to.exists():
         raise InputError(f"{to} exists; name a folder that does not")
-    checkpoint = next(examine(directory), None)
-    if checkpoint is None:
-        raise InputError(f"{directory.path} has no checkpoint yet")
-    version, folder, damage = checkpoint
-    if damage is not None:
-        raise InputError(
-            f"checkpoint {version} is damaged: {damage}; put it back from a copy, or go back to "
-            f"the last one that is whole: headway salvage {directory.path}"
-        )
+    version, folder = _newest(directory)
     with atomic_folder(to, replace=False) as partial:
-        shutil.copytree(folder, partial, ignore=EXCLUDED, dirs_exist_ok=True)
-    return version
+        while True:
+            try:
+                shutil.copytree(folder, partial, ignore=EXCLUDED, dirs_exist_ok=True)
+            except OSError:
+                copied, (version, folder) = version, _newest(directory)
+                if version == copied:
+                    raise
+                shutil.rmtree(partial)  # the run has saved another and deleted this one meanwhile
+            else:
+                return version
+
+
+def _newest(directory: RunDirectory) -> tuple[int, Path]:
+    """Return version and folder of the newest checkpoint, even while the run saves others."""
+    while True:
+        checkpoint = next(examine(directory), None)
+        if checkpoint is None:
+            raise InputError(f"{directory.path} has no checkpoint yet")
+        version, folder, damage = checkpoint
+        if damage is None:
+            return version, folder
+        newest = newest_checkpoint(directory.path)
+        if newest is None or newest[0] == version:
+            raise InputError(
+                f"checkpoint {version} is damaged: {damage}; put it back from a copy, or go back "
+                f"to the last one that is whole: headway salvage {directory.path}"
+            )

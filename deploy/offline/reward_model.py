@@ -23,9 +23,9 @@ from deploy.errors import InputError, RunFailed
 from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
 from deploy.preflight.models import find_model, model_path
-from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
+from deploy.preflight.provenance import reward_model_origin
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import atomic_folder, check_absent
+from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from learner.config.supervised import RewardTrainingConfig
 from queues.runtime.cpu_affinity import usable_cores
 
@@ -108,7 +108,7 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
     pairs = PreferencePairs(config, section, reader)
     for member in range(section.members):
         list(islice(pairs.training(member), CHECKED))
-    with atomic_folder(folder, replace=replace) as partial:
+    with atomic_folder(folder, replace=replace, private=config.deploy.private) as partial:
         terminal.say("loading torch and DeepSpeed")
         _train_all(config, section, path, pairs, partial, terminal)
     return folder

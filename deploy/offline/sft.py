@@ -25,9 +25,9 @@ from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
 from deploy.preflight.models import find_model
-from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
+from deploy.preflight.provenance import warm_start_origin
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import atomic_folder, check_absent
+from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from learner.config.supervised import SftConfig
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from queues.records import Prompt
@@ -65,7 +65,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     rendered = map(Demonstrations(config, path).render, pairs)
     first = list(islice(rendered, CHECKED))
     try:
-        with atomic_folder(folder, replace=replace) as partial:
+        with atomic_folder(folder, replace=replace, private=config.deploy.private) as partial:
             terminal.say("loading torch and DeepSpeed")
             train_model(config, config.sft, chain(first, rendered), terminal, partial, path)
     except BaseException:

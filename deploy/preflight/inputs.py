@@ -1,6 +1,7 @@
 """Loads and checks what a run is made from, before anything is written: model, prompts, rewards."""
 
 import os
+import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,10 @@ from queues.readers.issued_prompts import heldout_problems, stored_cursor
 from queues.records import Prompt
 from queues.runtime.cpu_affinity import parse_cores
 
+DESCRIPTORS = 256
+"""Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
+DESCRIPTORS_OF_PEER = 8
+"""The same for each actor and each rank that it talks to."""
 CONNECT_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
 
@@ -248,9 +253,10 @@ def check_code(config: RunConfig) -> None:
 
 
 def _check_machine(config: RunConfig) -> None:
-    """Check the folder of runs, cores, devices, addresses and trackers."""
+    """Check the folder of runs, open files, cores, devices, addresses and trackers."""
     deploy = config.deploy
     check_runs_dir(config)
+    check_descriptors(config)
     _check_cores(config)
     check_gpus(config, visible_gpus())
     check_devices(config.weight_sync, deploy.ray_address)
@@ -258,6 +264,26 @@ def _check_machine(config: RunConfig) -> None:
     if deploy.metrics:
         check_address(deploy.metrics_host, deploy.metrics_port)
     trackers.check(deploy.trackers)
+
+
+def check_descriptors(config: RunConfig) -> None:
+    """Raise the limit of open files of this process, and so of all that it starts, if it must be.
+
+    Raises:
+        InputError: The run needs more than this user is allowed.
+    """
+    needed = DESCRIPTORS + DESCRIPTORS_OF_PEER * (config.actors.count + config.learner.ranks)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"this machine lets a process open {hard} files (ulimit -Hn), and those of the run "
+            f"need {needed}, by actors.count = {config.actors.count} and learner.ranks = "
+            f"{config.learner.ranks}; raise the limit (LimitNOFILE= of systemd, "
+            "/etc/security/limits.conf, --ulimit nofile= of docker)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _check_objective(config: RunConfig) -> None:

@@ -19,12 +19,11 @@ from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.runtime import machine
+from deploy.storage.atomic_folder import ORIGIN_FILE
 from queues.runtime import clock
 
-ORIGIN_FILE = "origin.json"
-"""File in the folder of a warm start or of reward models with the settings of its making."""
 FILES = "files"
-"""Key in it of the fingerprints of files that the settings name."""
+"""Key in `ORIGIN_FILE` of the fingerprints of files that the settings name."""
 PROBES = 64
 PROBE_BYTES = 2**16
 RENDERING = {

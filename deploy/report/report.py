@@ -82,8 +82,9 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
             )
         records.append(record)
     file = directory.path / "compare.html" if others else directory.page
+    text = _page(records, directories)
     with atomic_file(file) as opened:
-        opened.write(_page(records, directories).encode())
+        opened.write(text.encode())
     return file
 
 
@@ -108,8 +109,9 @@ def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
 def draw(record: Record, directory: RunDirectory) -> None:
     """Write the page of a run, unless it has trained no batch."""
     if record.batches:
+        text = _page([record], [directory])
         with atomic_file(directory.page) as file:
-            file.write(_page([record], [directory]).encode())
+            file.write(text.encode())
 
 
 def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str:

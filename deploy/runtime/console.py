@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deploy.errors import InputError, Interrupted, exit_code_of
+from deploy.runtime.output import tolerant
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 class _LogFile(QueueHandler):
     """Appends to a file in a thread of its own, so that a disk that hangs stops nobody else.
 
-    Lines that a full disk does not take are dropped.
+    Lines that the disk does not take are dropped.
     """
 
     def __init__(self, file: Path) -> None:
@@ -46,10 +47,9 @@ class _LogFile(QueueHandler):
         self._thread.join(FINISH_SECONDS)
 
     def _write(self, file: Path) -> None:
-        with suppress(OSError), file.open("ab", buffering=0) as output:
-            for record in iter(self.queue.get, None):
-                with suppress(OSError):
-                    output.write(f"{record.getMessage()}\n".encode(errors="backslashreplace"))
+        for record in iter(self.queue.get, None):
+            with suppress(OSError), file.open("ab", buffering=0) as output:
+                output.write(f"{record.getMessage()}\n".encode(errors="backslashreplace"))
 
 
 @contextmanager
@@ -85,11 +85,11 @@ def log_to(file: Path) -> Iterator[None]:
 class Terminal:
     """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
 
-    It prints to rich's `console`, by default to standard output.
+    It prints to rich's `console`, by default to standard output, whose errors end nothing.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(file=tolerant(sys.stdout), highlight=False)
         self._started = time.monotonic()
         self._bar: Progress | None = None
         self._total = 0

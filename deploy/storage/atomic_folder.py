@@ -1,15 +1,18 @@
 """Creates a folder atomically: it is written to a temporary sibling, which is then renamed."""
 
-import fcntl
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from deploy.errors import InputError
 from deploy.runtime.signals import deferred
 from queues.runtime.atomic_file import sync_path, sync_tree
+from queues.runtime.file_lock import is_held, locked
+
+ORIGIN_FILE = "origin.json"
+"""File in the folder of a warm start or of reward models with the settings of its making; who uses
+the folder holds its lock."""
 
 
 def check_absent(folder: Path, *, replace: bool) -> None:
@@ -23,26 +26,38 @@ def check_absent(folder: Path, *, replace: bool) -> None:
 
 
 @contextmanager
-def atomic_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
+def atomic_folder(folder: Path, *, replace: bool, private: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `folder` at the end of the block.
 
     The temporary folder is deleted if the block raises. What it has is synced before it is renamed.
+    Only this user may read a `private` one.
 
     Raises:
-        InputError: Another command is making `folder`, or it exists and may not be replaced.
+        InputError: Another command is making `folder`, or it exists and may not be replaced, or
+            is in use.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY)
-    try:
-        _lock(descriptor, partial, folder)
+    partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
+    with ExitStack() as hold:
         try:
-            check_absent(folder, replace=replace)  # by another command
-            for leftover in partial.iterdir():
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            hold.enter_context(locked(_lock(folder), passing=True, parents=True))
+        except BlockingIOError:
+            raise InputError(
+                f"another command is making {folder}; wait for its end, or choose another name"
+            ) from None
+        check_absent(folder, replace=replace)
+        if (folder / ORIGIN_FILE).exists():
+            try:
+                hold.enter_context(locked(folder / ORIGIN_FILE))
+            except BlockingIOError:
+                raise InputError(
+                    f"{folder} is in use by another command; wait for its end, or choose another "
+                    "name"
+                ) from None
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700 if private else 0o777)
+        try:
             yield partial
             sync_tree(partial)
-            old = folder.with_name(f".{folder.name}.old")
             with deferred():
                 shutil.rmtree(old, ignore_errors=True)
                 if folder.exists():
@@ -53,18 +68,28 @@ def atomic_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    finally:
-        os.close(descriptor)
 
 
-def _lock(descriptor: int, partial: Path, folder: Path) -> None:
-    """Lock the open folder, which must still be at `partial`."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = partial.exists() and partial.stat().st_ino == os.fstat(descriptor).st_ino
-    except BlockingIOError:
-        locked = False
-    if not locked:
-        raise InputError(
-            f"another command is making {folder}; wait for its end, or choose another name"
-        )
+@contextmanager
+def in_use(folders: Iterable[Path]) -> Iterator[None]:
+    """Keep other commands from replacing folders during the block; there may be none.
+
+    Raises:
+        InputError: Another command is making or replacing one of them.
+    """
+    with ExitStack() as hold:
+        for folder in folders:
+            try:
+                hold.enter_context(locked(folder / ORIGIN_FILE, shared=True))
+            except BlockingIOError:
+                raise InputError(
+                    f"another command is replacing {folder}; wait for its end"
+                ) from None
+            except (FileNotFoundError, NotADirectoryError):
+                if is_held(_lock(folder)):
+                    raise InputError(f"another command is making {folder}") from None
+        yield
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")

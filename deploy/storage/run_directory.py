@@ -9,13 +9,11 @@ summary.json      figures of the run           drift.jsonl     engines that drif
 logs/             output of every process      report.html     the figures as a page of plots
 """
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,18 @@ import xxhash
 from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
+from deploy.errors import InputError, exit_code_of
+from deploy.runtime.signals import deferred
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file, sync_path
+from queues.runtime.file_lock import is_at, is_held, locked
 from queues.runtime.nearest_name import nearest
 
 CHECKSUM = "checksum"
 """Key of `summary.json` with the checksum of the others."""
-LOCK_TRIES = 5
-"""Attempts at a lock, since a command that only tests it holds it for a moment."""
-LOCK_SECONDS = 0.05
-"""Wait between two attempts."""
+NAMING_SECONDS = 2.0
+"""Longer than a command takes to create a folder, or to delete one."""
 
 
 class RunMissing(InputError):
@@ -55,6 +53,7 @@ class RunDirectory:
         self.summary_file = path / "summary.json"
         self.page = path / "report.html"
         self._lock = path / "driver.lock"
+        """Held by the command that works on the run."""
         self._replaced = path.with_name(f".{path.name}.replaced")
 
     @classmethod
@@ -62,53 +61,97 @@ class RunDirectory:
         """Return the folder of a recipe's run, which need not exist."""
         return cls((config.deploy.runs_dir / config.name).absolute())
 
-    def create(self, config: RunConfig, *, replace: bool) -> None:
-        """Create the folder and store the resolved recipe in it.
+    @contextmanager
+    def created(self, config: RunConfig, *, replace: bool) -> Iterator[None]:
+        """Create the folder with the resolved recipe in it, and hold it during the block.
 
         A run of the same name is replaced with `replace`, or if it ended before its first batch.
+        If the block ends by an InputError before anything is trained, the folder is deleted, with
+        its parent folder if that is then empty, and a run that it was to replace is restored.
 
         Raises:
             InputError: A run of that name exists or is going on, or the folder cannot be written.
         """
-        self.check_at_rest()
-        replace = replace or self.trained_nothing()
-        if self.recipe_file.exists() and not replace:
-            raise InputError(
-                f"a run named {config.name!r} exists in {self.path.parent}; go on with it by "
-                f"`headway resume {config.name}`, choose another name (--set name=…), or delete it "
-                "with --replace"
-            )
-        if self.path.exists() and not self.recipe_file.exists():
-            raise InputError(f"{self.path} exists and is not a run folder; choose another name")
-        partial = RunDirectory(self.path.with_name(f".{config.name}.partial"))
-        try:
-            shutil.rmtree(partial.path, ignore_errors=True)
-            for folder in (partial.path, partial.checkpoints, partial.logs):
-                folder.mkdir(parents=True)
-            partial.store_recipe(config.with_model_names())
-            if replace and self.path.exists():
+        descriptor: int | None = None
+        with ExitStack() as hold:
+            try:
+                with deferred():
+                    descriptor = self._create(config, hold, replace=replace)
+            except KeyboardInterrupt:
+                if descriptor is not None:
+                    self._discard(descriptor)
+                raise
+            try:
+                yield
+            except BaseException as error:
+                if exit_code_of(error) == InputError.exit_code and self.trained_nothing():
+                    self._discard(descriptor)
+                raise
+            finally:
                 shutil.rmtree(self._replaced, ignore_errors=True)
-                self.path.rename(self._replaced)
-            partial.path.rename(self.path)
-            sync_path(self.path.parent)
-        except OSError as error:
-            shutil.rmtree(partial.path, ignore_errors=True)
-            raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
 
-    def discard(self) -> None:
-        """Delete the folder of a run that trained nothing, and its parent folder if now empty.
+    def _create(self, config: RunConfig, hold: ExitStack, *, replace: bool) -> int:
+        """Create the folder, and return the descriptor of its lock, which `hold` keeps."""
+        partial = RunDirectory(self.path.with_name(f".{self.path.name}.partial"))
+        with ExitStack() as free:
+            try:
+                free.enter_context(self._named())
+                self._restore()  # after a kill
+                if self.path.exists():
+                    self._check_replaceable(free, replace=replace)
+                shutil.rmtree(partial.path, ignore_errors=True)
+                for folder in (partial.path, partial.checkpoints, partial.logs):
+                    folder.mkdir(mode=0o700 if config.deploy.private else 0o777)
+                partial.store_recipe(config.with_model_names())
+                descriptor = hold.enter_context(locked(partial._lock))
+                if self.path.exists():
+                    shutil.rmtree(self._replaced, ignore_errors=True)
+                    self.path.rename(self._replaced)
+                partial.path.rename(self.path)
+                sync_path(self.path.parent)
+            except BlockingIOError:
+                raise self._going_on() from None
+            except OSError as error:
+                self._restore()
+                shutil.rmtree(partial.path, ignore_errors=True)
+                raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
+        return descriptor
 
-        A run that it was to replace is restored.
-        """
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._replaced.exists():
+    def _restore(self) -> None:
+        """Put the run that was to be replaced back into its place, if that is free."""
+        if self._replaced.exists() and not self.path.exists():
             self._replaced.rename(self.path)
-        with suppress(OSError):
-            self.path.parent.rmdir()
 
-    def settle(self) -> None:
-        """Delete the run that this one replaced, once this one has begun."""
-        shutil.rmtree(self._replaced, ignore_errors=True)
+    def _named(self) -> AbstractContextManager[int]:
+        """Return a lock without which no folder of this name is made, replaced or deleted."""
+        file = self.path.with_name(f".{self.path.name}.lock")
+        return locked(file, passing=True, parents=True, seconds=NAMING_SECONDS)
+
+    def _check_replaceable(self, free: ExitStack, *, replace: bool) -> None:
+        """Refuse a folder that may not be replaced; `free` holds the run in it meanwhile."""
+        if not self.recipe_file.exists():
+            raise InputError(f"{self.path} exists and is not a run folder; choose another name")
+        free.enter_context(self.held())
+        if not (replace or self.trained_nothing()):
+            raise InputError(
+                f"a run named {self.path.name!r} exists in {self.path.parent}; go on with it by "
+                f"`headway resume {self.path.name}`, choose another name (--set name=…), or delete "
+                "it with --replace"
+            )
+
+    def _discard(self, descriptor: int) -> None:
+        """Delete the folder whose lock is open, if it is still here; restore what it replaced."""
+        doomed = self.path.with_name(f".{self.path.name}.discarded")
+        with deferred():
+            with self._named():
+                if not is_at(descriptor, self._lock):
+                    return
+                shutil.rmtree(doomed, ignore_errors=True)
+                self.path.rename(doomed)
+                self._restore()
+            shutil.rmtree(doomed, ignore_errors=True)
+            with suppress(OSError):
+                self.path.parent.rmdir()
 
     @classmethod
     def open(
@@ -150,15 +193,16 @@ class RunDirectory:
         """Keep other commands out of the run during the block.
 
         Raises:
-            InputError: Another command works on the run.
+            InputError: Another command works on the run, or has deleted it.
         """
-        with self._lock.open("w") as file:
-            for _ in range(LOCK_TRIES):
-                with suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(LOCK_SECONDS)
-            else:
+        with ExitStack() as hold:
+            try:
+                hold.enter_context(locked(self._lock))
+            except BlockingIOError:
+                raise self._going_on() from None
+            except FileNotFoundError:
+                raise RunMissing(f"there is no run in {self.path} any more") from None
+            if is_open(self.path):
                 raise self._going_on()
             yield
 
@@ -213,14 +257,7 @@ class RunDirectory:
 
     def rests(self) -> bool:
         """Return True if no process works on the run."""
-        try:
-            with self._lock.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        return not is_open(self.path)
+        return not (is_held(self._lock) or is_open(self.path))
 
     def trained_nothing(self) -> bool:
         """Return True if there is a run that ended before it had any result to train."""

@@ -4,7 +4,6 @@ The run may be running. Every function of `queues.readers` that takes a run's fo
 InputError if it holds no run, and LedgerError if its ledger cannot be read.
 """
 
-import fcntl
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,26 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from queues.errors import InputError, LedgerError
+from queues.runtime.file_lock import is_held
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, check_schema_version
 from queues.storage.row_checksums import check
 
 
 def is_open(run_directory: Path) -> bool:
-    """Return True if a living broker holds the run; False if there is no broker or no folder.
-
-    The lock is taken for an instant: a broker that opens the run at that moment is refused.
-    """
+    """Return True if a living broker holds the run; False if there is no broker or no folder."""
     path = run_directory / LOCK_NAME
     try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        return is_held(path)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be tried: {error}") from error
-    return False
 
 
 _verified: dict[Path, tuple[Any, ...]] = {}

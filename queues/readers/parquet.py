@@ -25,8 +25,7 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     Removed rollouts are left out; `removed_groups` counts them. Raises InputError if the file
     exists or cannot be written, and JournalError if a group cannot be read back.
     """
-    if file.exists():
-        raise InputError(f"{file} exists; name a file that does not")
+    _check_absent(file)
     journal = run_directory / JOURNAL_NAME
     with open_ledger(run_directory) as database:
         removed = removed_segments(database)
@@ -41,6 +40,12 @@ def export_parquet(run_directory: Path, file: Path) -> int:
         )
         try:
             with atomic_file(file) as opened:
+                _check_absent(file)  # another command may have written it
                 return write_parquet(groups, opened)
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error}") from error
+
+
+def _check_absent(file: Path) -> None:
+    if file.exists():
+        raise InputError(f"{file} exists; name a file that does not")

@@ -2,9 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from queues.runtime.file_lock import locked
+
+WRITE_SECONDS = 5.0
+"""Longer than a command takes to write a file that another may write too."""
 
 
 @contextmanager
@@ -13,18 +18,23 @@ def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
     If the block raises, `path` stays as it was and the temporary file `.NAME.partial` is removed.
     `durable` syncs the file and its folder, so that the result survives the loss of power.
+
+    Raises:
+        BlockingIOError: Another process has been writing it for `WRITE_SECONDS`.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("wb") as file:
+    with ExitStack() as hold:
+        try:
+            descriptor = hold.enter_context(locked(temporary, passing=True, seconds=WRITE_SECONDS))
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, "another process is writing it", str(path)) from None
+        with open(descriptor, "wb", closefd=False) as file:
+            file.truncate()  # what a killed process left
             yield file
             file.flush()
             if durable:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if durable:
         sync_path(path.parent)
 

@@ -4,7 +4,6 @@ All methods block and belong to one thread (`queues.storage.group_commit`), whic
 commits; only recovery and closing work outside a transaction.
 """
 
-import fcntl
 import json
 import logging
 import sqlite3
@@ -16,6 +15,7 @@ from queues.errors import InputError, LedgerError
 from queues.records import Lease, Prompt, Purpose, Summary
 from queues.runtime import clock
 from queues.runtime.disk_space import is_full
+from queues.runtime.file_lock import take
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
 from queues.storage.journal import Location
@@ -54,7 +54,7 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"{path}: cannot be opened: {error}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(self._lock.fileno())
             self.database.row_factory = sqlite3.Row
             self.execute("PRAGMA journal_mode = WAL")
             self.execute(f"PRAGMA synchronous = {synchronous.upper()}")

@@ -108,6 +108,7 @@ def existing_run(folder: Path) -> None:
     run = RunDirectory(folder / "runs" / "bad")
     run.path.mkdir(parents=True)
     run.recipe_file.write_text("")
+    (run.path / "driver.lock").touch()
     train(run, [{}, {}])
 
 

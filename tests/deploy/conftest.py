@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 from deploy.cli import main
+from deploy.runtime.signals import interrupts
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 HEADWAY = Path(sys.executable).parent / "headway"
@@ -31,7 +32,7 @@ def score(prompt, completion, answer, metadata):
 def call_main(arguments, folder):
     """Call `headway` in this process, with `folder` as its working directory."""
     output, errors = io.StringIO(), io.StringIO()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in interrupts()}
     code = 0
     try:
         with (

@@ -72,6 +72,7 @@ TEMPLATE = table(
         containers=lists(CONTAINER),
         volumes=lists(VOLUME),
         securityContext=SECURITY,
+        shareProcessNamespace=TRUTH,
     ),
 )
 RELABELINGS = lists(

@@ -94,7 +94,8 @@ def runs(tmp_path_factory):
     directory = RunDirectory.of(config)
 
     def play_whole(moments=()):
-        directory.create(config, replace=directory.path.exists())
+        with directory.created(config, replace=directory.path.exists()):
+            pass
         row = begin(directory, version=0)
         return play(patch, directory.path, moments, session=row, segment_bytes=SEGMENT_BYTES)
 

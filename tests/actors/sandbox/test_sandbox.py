@@ -375,3 +375,36 @@ def test_another_machine_is_refused_in_one_message(monkeypatch):
     monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
     with pytest.raises(InputError, match="it needs Linux on x86_64"):
         check_sandbox.__wrapped__()
+
+
+@needs_sandbox
+@pytest.mark.parametrize("end", ["the program's time", "too much output", "its caller is killed"])
+def test_it_leaves_no_zombie_of_init_to_process_1(end):
+    program = "while True: print('x' * 10_000)" if end == "too much output" else "while True: pass"
+    seconds = 600 if end == "its caller is killed" else 1
+    starter = (
+        "from actors.sandbox import Sandbox\n"
+        f"Sandbox(seconds={seconds}, output_kib=1).run({program!r})\n"
+    )
+    adopter = (
+        "import ctypes, os, subprocess, sys, time, psutil\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # orphans become children of this process
+        f"caller = subprocess.Popen([sys.executable, '-c', {starter!r}])\n"
+        f"if {end == 'its caller is killed'}:\n"
+        "    while len(psutil.Process(caller.pid).children(recursive=True)) < 3:\n"
+        "        assert caller.poll() is None\n"
+        "        time.sleep(0.01)\n"
+        "    caller.kill()\n"
+        "caller.wait()\n"
+        "adopted = psutil.Process().children()\n"
+        "psutil.wait_procs(adopted, timeout=30)\n"
+        "left = psutil.Process().children()\n"
+        "print(len(adopted), [child.name() for child in left])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", adopter], capture_output=True, text=True, timeout=120, check=False
+    )
+    # psutil reaps children of its process: what is adopted must be the launcher at most.
+    assert done.stdout in ("0 []\n", "1 []\n"), done
+    if end != "its caller is killed":
+        assert done.stdout == "0 []\n"

@@ -172,3 +172,30 @@ def test_an_option_that_is_not_known_is_answered_with_the_one_that_is_meant(caps
         study(values).parse(["--vaules", "3"])
     assert ended.value.code == 2
     assert "unrecognized arguments: --vaules 3; did you mean 'values'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_two_at_once_do_not_write_to_one_place(tmp_path, in_folder):
+    out = tmp_path / "new" / "figures"
+    refused = study(values, in_folder=in_folder)
+    seen = []
+
+    def measure(options):
+        with pytest.raises(InputError, match="another benchmark writes to"):
+            run(refused, out)
+        seen.append(sorted(path.name for path in out.parent.iterdir()))
+        yield {"values": [1]}
+
+    assert run(study(measure, in_folder=in_folder), out) == 0
+    assert seen == [[".figures.lock", *(["figures"] if in_folder else [])]]
+    assert [path.name for path in out.parent.iterdir()] == ["figures"]
+
+
+def test_a_benchmark_that_is_refused_leaves_nothing_that_it_has_made(tmp_path):
+    def refuses(options):
+        raise InputError("no cores")
+        yield {}
+
+    with pytest.raises(InputError, match="no cores"):
+        run(study(refuses, in_folder=True), tmp_path / "new" / "folder")
+    assert [*tmp_path.iterdir()] == []

@@ -20,7 +20,8 @@ from benchmarks.harness.training_runs import (
 )
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
+from deploy.preflight.provenance import warm_start_origin
+from deploy.storage.atomic_folder import ORIGIN_FILE
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import RECIPE
 
@@ -166,7 +167,8 @@ def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
     config = recipe(tmp_path)
     directory = RunDirectory.of(config)
     assert not finished(directory, config)
-    directory.create(config, replace=False)
+    with directory.created(config, replace=False):
+        pass
     directory.write_summary({"status": "failed"})
     assert not finished(directory, config)
     directory.write_summary({"status": "done"})

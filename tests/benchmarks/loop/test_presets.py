@@ -7,7 +7,8 @@ import pytest
 from benchmarks.loop import presets
 from benchmarks.loop.presets import figures, markdown, prepare
 from deploy.config.loader import load_recipe
-from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
+from deploy.preflight.provenance import warm_start_origin
+from deploy.storage.atomic_folder import ORIGIN_FILE
 
 
 def written(folder, rows, **changes):

@@ -238,7 +238,8 @@ def trained_variant(folder, *, steps, **late):
     """
     config = load_recipe(str(RECIPE), [f"deploy.runs_dir={folder}", "name=eta2-seed0"])
     directory = RunDirectory.of(config)
-    directory.create(config, replace=False)
+    with directory.created(config, replace=False):
+        pass
     fresh = {"lag_mean": 0.0, "max_lag": 0}
     rows = train_early(
         directory,
@@ -319,7 +320,8 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
     (variants,) = checked(tmp_path, "--bounds", "0,1", "--corrections", "", "--seeds", "0").variants
     for variant in variants:
         directory = variant.directory
-        directory.create(variant.config, replace=False)
+        with directory.created(variant.config, replace=False):
+            pass
         if variant is variants[0]:
             train_early(directory, steps=12, staleness=2)
         directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})

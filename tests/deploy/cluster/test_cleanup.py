@@ -1,9 +1,18 @@
 """Cleanup ends workers with their children and removes their shared memory."""
 
 import json
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
+
+from deploy.cluster.cleanup import private_folder, private_folder_of
+from deploy.cluster.worker_logs import end_killed_session
+from deploy.storage.run_directory import RunDirectory
 
 # A worker in Ray's clothes, whose child holds named shared memory as vLLM's processes do.
 CHILD = """
@@ -50,3 +59,53 @@ def test_workers_are_halted_then_killed_with_their_children_and_named_memory_but
     assert seen["alive"] == []
     assert seen["agent"] is None
     assert not (Path("/dev/shm") / seen["name"]).exists()
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """Provide a session folder as Ray makes it, whose path is short enough for a socket."""
+    base = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(base))
+    with private_folder() as folder:
+        session = folder / "ray" / "session_1"
+        for name in ("sockets", "logs"):
+            (session / name).mkdir(parents=True)
+        yield session
+    assert list(base.iterdir()) == []
+    base.rmdir()
+
+
+def listening(session):
+    raylet = socket.socket(socket.AF_UNIX)
+    raylet.bind(str(session / "sockets" / "raylet"))
+    raylet.listen()
+    return raylet
+
+
+def test_only_this_user_may_enter_the_folder_of_ray(session):
+    assert stat.S_IMODE(session.parent.parent.stat().st_mode) == 0o700
+
+
+def test_the_folder_of_a_session_that_lives_or_is_not_ours_stays(session):
+    assert private_folder_of(session) is None  # it has no raylet yet
+    with listening(session):
+        assert private_folder_of(session) is None
+    assert private_folder_of(session) == session.parent.parent
+    elsewhere = session.parent.parent / "thesis" / "ray" / "session_1"
+    elsewhere.parent.mkdir(parents=True)
+    assert private_folder_of(session.rename(elsewhere)) is None
+
+
+def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(session, tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    directory.append("sessions.jsonl", [{"ray_logs": str(session / "logs")}])
+    output = session / "logs" / f"worker-{'0' * 56}-01000000-7.out"
+    output.write_text(":actor_name:actor-0\nserves\n")
+    with listening(session):
+        end_killed_session(directory)
+        assert session.exists()
+    end_killed_session(directory)
+    assert not session.parent.parent.exists()
+    assert "serves" in (directory.logs / "actor-0.out").read_text()
+    end_killed_session(directory)

@@ -173,6 +173,13 @@ def test_stacks_may_be_read_in_every_pod():
         assert 'setcap cap_sys_ptrace+ep "$(command -v py-spy)"' in path.read_text()
 
 
+def test_process_1_reaps_orphans_in_every_pod_and_image():
+    assert all(pod["shareProcessNamespace"] for pod in PODS)
+    for path in DOCKERFILES:
+        assert ("ENTRYPOINT", '["tini", "--"]') in instructions(path)
+        assert " tini " in path.read_text()
+
+
 def test_prometheus_asks_the_head_where_ray_and_runs_show_metrics():
     name = CLUSTER["metadata"]["name"]
     [container] = HEAD["template"]["spec"]["containers"]
@@ -194,7 +201,8 @@ def test_a_dockerfile_pins_its_base_copies_what_there_is_and_leaves_root(path):
     lines = instructions(path)
     assert lines[0][0] == "FROM"
     assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", lines[0][1])
-    assert {name for name, _ in lines} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER"}
+    known = {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT", "CMD"}
+    assert {name for name, _ in lines} <= known
     for name, arguments in lines:
         if name == "COPY":
             *sources, _ = arguments.split()

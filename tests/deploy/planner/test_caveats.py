@@ -93,7 +93,8 @@ def test_models_that_are_here_are_told_apart_by_their_sizes(tmp_path):
 def test_another_model_is_refused_before_the_run_is_measured(tmp_path):
     theirs = recipe(f"deploy.runs_dir={tmp_path}", "model.tiny.layers=2")
     run = RunDirectory.of(theirs)
-    run.create(theirs, replace=False)
+    with run.created(theirs, replace=False):
+        pass
     with pytest.raises(InputError, match="num_hidden_layers = 2"):
         plan(recipe(), run=run, given=NOTHING, bounds=[1], devices=2)
 

@@ -35,7 +35,8 @@ class Begun:
         ]
         make_warm_start(self.config(), tiny_model)
         self.directory = RunDirectory.of(self.config())
-        self.directory.create(self.config(), replace=False)
+        with self.directory.created(self.config(), replace=False):
+            pass
         inputs = load_inputs(self.config())
         self.problems = inputs.problems
         asyncio.run(self.issue(inputs))

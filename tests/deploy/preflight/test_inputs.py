@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 
 import pytest
@@ -9,9 +10,16 @@ import pytest
 from actors.errors import InputError as ActorsInputError
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.inputs import check_code, load_inputs
+from deploy.preflight.inputs import (
+    DESCRIPTORS,
+    DESCRIPTORS_OF_PEER,
+    check_code,
+    check_descriptors,
+    load_inputs,
+)
 from deploy.preflight.models import model_path
-from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
+from deploy.preflight.provenance import warm_start_origin
+from deploy.storage.atomic_folder import ORIGIN_FILE
 
 
 def recipe(tmp_path, *overrides):
@@ -104,6 +112,20 @@ def test_what_cannot_be_loaded_is_named(tmp_path, tiny_model, override, expected
 def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, message):
     with pytest.raises(InputError, match=re.escape(message)):
         load_inputs(recipe(tmp_path, "actors.reward=['reward_model']", cores))
+
+
+def test_a_limit_of_open_files_is_raised_or_named(tmp_path, monkeypatch):
+    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}"])
+    needed, raised = DESCRIPTORS + 2 * DESCRIPTORS_OF_PEER, []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    infinite = resource.RLIM_INFINITY
+    for soft, hard in ((needed, needed), (infinite, infinite), (20, needed), (20, infinite)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=(soft, hard): limits)
+        check_descriptors(config)
+    assert raised == [(needed, needed), (needed, infinite)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, needed - 1))
+    with pytest.raises(InputError, match=f"open {needed - 1} files .* need {needed}, by actors.c"):
+        load_inputs(config)
 
 
 def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_model):

@@ -3,16 +3,18 @@
 import asyncio
 import os
 import signal
+import subprocess
 
 import pytest
 
-from deploy.runtime.signals import Interrupts, deferred, raise_interrupts
+from deploy.runtime.signals import Interrupts, deferred, raise_interrupts, without_hangups
 
 
 @pytest.fixture(autouse=True)
 def handlers():
     """Restore the signal handlers of the test runner."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     raise_interrupts()
     yield
     for number, handler in before.items():
@@ -23,7 +25,7 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_is_raised_at_once_or_behind_the_block_that_defers_it(number):
     with pytest.raises(KeyboardInterrupt):
         send(number)
@@ -52,3 +54,35 @@ def test_in_an_event_loop_the_first_interrupt_asks_and_the_second_insists():
         await asyncio.wait_for(interrupts.insisted.wait(), 5)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_lost_terminal_asks_however_often_it_tells_and_does_not_insist(first):
+    async def main():
+        interrupts = Interrupts()
+        send(first)
+        await asyncio.wait_for(interrupts.asked.wait(), 5)
+        for number in (signal.SIGHUP, signal.SIGHUP):
+            send(number)
+        await asyncio.sleep(0)
+        if first == signal.SIGHUP:
+            send(signal.SIGTERM)  # as where a session ends
+            await asyncio.sleep(0)
+        assert not interrupts.insisted.is_set()
+        send(signal.SIGTERM)
+        await asyncio.wait_for(interrupts.insisted.wait(), 5)
+
+    asyncio.run(main())
+
+
+def test_a_hangup_is_ignored_where_it_was_and_never_reaches_what_a_block_starts():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise_interrupts()
+    with deferred():
+        send(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with without_hangups():
+        started = subprocess.Popen(["sleep", "600"])
+    started.send_signal(signal.SIGHUP)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(60) == -signal.SIGTERM

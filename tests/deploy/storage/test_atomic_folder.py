@@ -1,12 +1,13 @@
 """A folder that appears as a whole: never half of one, never two commands at once."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import InputError
-from deploy.storage.atomic_folder import atomic_folder
+from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, in_use
 
 
 def make(folder, text="new", *, replace=False, ends=None):
@@ -94,3 +95,40 @@ def test_two_at_once_are_refused(folder):
         with pytest.raises(InputError, match="another command is making"):
             make(folder)
     assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+def test_one_that_a_run_uses_is_not_replaced_and_one_that_is_replaced_is_not_used(folder):
+    make(folder, "old")
+    (folder / ORIGIN_FILE).write_text("{}")
+    with in_use([folder, folder.with_name("none")]), in_use([folder]):
+        with pytest.raises(InputError, match="is in use by another command"):
+            make(folder, replace=True)
+        assert names(folder) == ["v1.2-rm"]
+    with atomic_folder(folder, replace=True) as partial:
+        (partial / ORIGIN_FILE).write_text("{}")
+        with pytest.raises(InputError, match="another command is replacing"), in_use([folder]):
+            pass
+    assert names(folder) == ["v1.2-rm"]
+    assert [path.name for path in folder.iterdir()] == [ORIGIN_FILE]
+
+
+def test_one_that_is_being_made_is_not_used_and_one_that_nobody_makes_may_be_missing(folder):
+    with (
+        atomic_folder(folder, replace=False),
+        pytest.raises(InputError, match="another command is making"),
+        in_use([folder]),
+    ):
+        pass
+    with in_use([folder.with_name("none")]):
+        pass
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o700), (False, 0o755)])
+def test_a_private_one_is_read_by_its_owner_alone(folder, private, mode):
+    before = os.umask(0o022)
+    try:
+        with atomic_folder(folder, replace=False, private=private):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == mode

@@ -22,7 +22,8 @@ def directory(tmp_path):
     """Provide a run of 4 batches with checkpoints of versions 2, 3 and 4."""
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}", "name=mine"])
     made = RunDirectory.of(config)
-    made.create(config, replace=False)
+    with made.created(config, replace=False):
+        pass
     row = begin_session(made, made.config(), {"started_at": 1.0}, version=0)
     rows = [{"loss": 0.5, "weights_checksum": f"w{version + 1}"} for version in range(4)]
     train(made, rows, session=row, saved=(2, 3, 4))

@@ -20,7 +20,8 @@ UPDATE = WeightUpdateReport(engine_id="engine-0", version=0, published_at=1.0, b
 def run(tmp_path):
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "name=first", "steps=9"])
     directory = RunDirectory.of(config)
-    directory.create(config, replace=False)
+    with directory.created(config, replace=False):
+        pass
     return config, directory
 
 

@@ -1,23 +1,22 @@
 """Run folders: made once, replaced on request, found by name or path."""
 
 import errno
-import fcntl
 import os
+import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
-from deploy.storage import run_directory
-from deploy.storage.run_directory import RunDirectory
+from deploy.errors import InputError, RunFailed
+from deploy.storage.run_directory import RunDirectory, RunMissing
 from tests.deploy.trained import train
 
 
 def create(config, *, replace):
     directory = RunDirectory.of(config)
-    directory.create(config, replace=replace)
+    with directory.created(config, replace=replace):
+        pass
     return directory
 
 
@@ -107,8 +106,7 @@ def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config
 
 
 def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
-    directory = RunDirectory.of(config)
-    directory.create(config, replace=False)
+    directory = create(config, replace=False)
     for _ in range(2):
         with directory.held():
             assert directory.status() == "running"
@@ -118,35 +116,76 @@ def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
     assert directory.status() == "failed"
 
 
-def test_a_lock_that_was_just_given_up_is_taken_and_not_done_without(config, monkeypatch):
-    directory = create(config, replace=False)
-    tries = []
+def test_a_run_to_be_replaced_is_back_if_the_new_one_is_refused_and_gone_otherwise(config):
+    create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
+    back = RunDirectory.of(config)
+    with pytest.raises(InputError, match="no cores"), back.created(config, replace=True):  # noqa: PT012
+        assert back.rows("metrics.jsonl") == []
+        raise InputError("no cores")
+    assert back.rows("metrics.jsonl") == [{"version": 0}]
+    with pytest.raises(RunFailed), back.created(config, replace=True):
+        raise RunFailed("a rank died")
+    assert back.rows("metrics.jsonl") == []
+    assert names(config) == ["first"]
 
-    def taken_once(file, operation):
-        tries.append(operation)
-        if len(tries) == 1:
-            raise BlockingIOError
-        fcntl.flock(file, operation)
 
-    names = {name: getattr(fcntl, name) for name in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
-    monkeypatch.setattr(run_directory, "fcntl", SimpleNamespace(flock=taken_once, **names))
-    with directory.held():
-        assert len(tries) == 2
-        with pytest.raises(InputError, match="is going on"):
-            directory.check_at_rest()
+def names(config):
+    return [path.name for path in config.deploy.runs_dir.iterdir()]
+
+
+def test_a_run_that_is_refused_leaves_nothing_not_even_the_folder_of_runs(tmp_path):
+    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'new' / 'runs'}"])
+    with pytest.raises(InputError), RunDirectory.of(config).created(config, replace=False):
+        raise InputError("no cores")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new"]
+
+
+def test_a_run_that_was_being_replaced_when_the_command_was_killed_is_back(config, tmp_path):
+    train(create(config, replace=False), [{"loss": 1.0}])
+    (tmp_path / "first").rename(tmp_path / ".first.replaced")
+    with pytest.raises(InputError, match="a run named 'first' exists"):
+        create(config, replace=False)
+    assert names(config) == ["first"]
+
+
+def test_a_run_that_is_being_made_is_held_from_its_beginning(config):
+    directory = RunDirectory.of(config)
+    with directory.created(config, replace=False):
+        for replace in (False, True):
+            with pytest.raises(InputError, match="is going on"):
+                create(config, replace=replace)
+        with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
+            pass
+        assert directory.rows("metrics.jsonl") == []
     directory.check_at_rest()
 
 
-def test_a_run_to_be_replaced_is_back_if_the_new_one_is_discarded_and_gone_once_it_has_begun(
-    config,
-):
-    create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
-    create(config, replace=True).discard()
-    back = RunDirectory.open("first", config.deploy.runs_dir)
-    assert back.rows("metrics.jsonl") == [{"version": 0}]
-    create(config, replace=True).settle()
-    assert back.rows("metrics.jsonl") == []
-    assert [path.name for path in config.deploy.runs_dir.iterdir()] == ["first"]
+def test_what_another_has_put_in_the_place_of_a_refused_run_stays(config, tmp_path):
+    directory = RunDirectory.of(config)
+    with pytest.raises(InputError, match="late"), directory.created(config, replace=False):  # noqa: PT012
+        directory.path.rename(tmp_path / "moved")  # by hand
+        create(config, replace=False)
+        raise InputError("late")
+    assert sorted(names(config)) == ["first", "moved"]
+
+
+def test_a_run_that_is_gone_is_not_made_by_those_who_would_go_on_with_it(config, tmp_path):
+    directory = create(config, replace=False)
+    directory.path.rename(tmp_path / "moved")
+    with pytest.raises(RunMissing), directory.held():
+        pass
+    assert names(config) == ["moved"]
+
+
+@pytest.mark.parametrize(("private", "mode"), [("true", 0o700), ("false", 0o755)])
+def test_a_run_is_private_unless_asked(tmp_path, private, mode):
+    before = os.umask(0o022)
+    try:
+        settings = [f"deploy.runs_dir={tmp_path}", f"deploy.private={private}"]
+        directory = create(load_recipe("demo", settings), replace=False)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(directory.path.stat().st_mode) == mode
 
 
 def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):

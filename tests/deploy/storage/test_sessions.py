@@ -21,7 +21,8 @@ def directory(tmp_path):
     """Provide a run that ended after 2 of 2 steps."""
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}", "name=mine", "steps=2"])
     made = RunDirectory.of(config)
-    made.create(config, replace=False)
+    with made.created(config, replace=False):
+        pass
     row = begin_session(made, made.config(), {"started_at": 1.0}, version=0)
     train(made, [{"loss": 0.5}, {"loss": 0.25}], session=row)
     made.write_summary({"status": "done", "version": 2})

@@ -1,5 +1,9 @@
 """A file is replaced whole or stays as it was."""
 
+import itertools
+import threading
+import time
+
 import pytest
 
 from queues.runtime.atomic_file import atomic_file
@@ -29,4 +33,39 @@ def test_a_block_that_raises_leaves_the_file_as_it_was(tmp_path):
     with pytest.raises(OSError, match="full"):
         write_half()
     assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_two_writers_take_turns_and_each_content_is_whole(tmp_path):
+    path = tmp_path / "report.html"
+    path.with_name(".report.html.partial").write_bytes(b"of a process that was killed")
+    begun, seen = threading.Event(), []
+
+    def second():
+        begun.set()
+        with atomic_file(path) as file:
+            seen.append(path.read_bytes())
+            file.write(b"two")
+
+    with atomic_file(path) as file:
+        file.write(b"the")
+        other = threading.Thread(target=second)
+        other.start()
+        begun.wait()
+        file.write(b" first")
+    other.join(60)
+    assert seen == [b"the first"]
+    assert path.read_bytes() == b"two"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_one_that_another_keeps_writing_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=1000).__next__)
+    with (
+        atomic_file(path),
+        pytest.raises(BlockingIOError, match=r"another process is writing it: '.*report.html'"),
+        atomic_file(path),
+    ):
+        pass
     assert [*tmp_path.iterdir()] == [path]
