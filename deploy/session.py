@@ -25,6 +25,7 @@ from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 from queues.runtime.cpu_affinity import usable_cores
+from queues.runtime.output_limits import limited_output
 
 
 def run(
@@ -46,7 +47,10 @@ def run(
     status = "failed"
     try:
         console.say("starting Ray")
-        with cluster(config, directory.logs) as ray_logs:
+        with (
+            limited_output("sources and libraries"),
+            cluster(config, directory.logs) as ray_logs,
+        ):
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {**environment(), "ray_logs": ray_logs and str(ray_logs)}
             begin_session(directory, config, about, version=record.version)

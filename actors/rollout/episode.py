@@ -36,6 +36,10 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import Stops, load_stops
 from actors.user_code import call, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout
+from queues.runtime.clean_text import without_known_secrets
+
+LONGEST_TOKEN = 200
+"""Characters for which an environment may need one token; more text is not even tokenised."""
 
 
 @dataclass(slots=True)
@@ -133,8 +137,8 @@ class EpisodeRunner:
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
         created_at = saved.created_at if saved else datetime.now(UTC)
         environment = await self._environment(lease)
-        opening = Turn(await self._ask(lease, environment.reset, lease.prompt), None, done=False)
-        self._check_turn(lease, opening)
+        messages = await self._ask(lease, environment.reset, lease.prompt)
+        opening = self._checked(lease, Turn(messages, None, done=False))
         transcript, prompt_length = self._opening(lease, opening, saved)
         environment_reward, turns, began, left_out = 0.0, 0, prompt_length, 0
         turn_rewards: list[tuple[int, float]] = []
@@ -150,8 +154,8 @@ class EpisodeRunner:
             if finish_reason is FinishReason.ABORTED:
                 return self._unscored(transcript, sample_index, prompt_length, created_at)
             reply = self.stops.text(transcript.token_ids[began:])
-            turn = await self._ask(lease, environment.step, Message("assistant", reply))
-            self._check_turn(lease, turn)
+            answer = await self._ask(lease, environment.step, Message("assistant", reply))
+            turn = self._checked(lease, answer)
             if turn.reward is not None:
                 environment_reward += float(turn.reward)
                 turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
@@ -241,7 +245,12 @@ class EpisodeRunner:
         environment: Environment = await self._ask(lease, self.new_environment)
         return environment
 
-    def _check_turn(self, lease: Lease, turn: Any) -> None:
+    def _checked(self, lease: Lease, turn: Any) -> Turn:
+        """Return an answer of the environment, with the secrets of this process hidden in it.
+
+        Raises:
+            EnvironmentFailed: It is not a Turn, or has far more text than fits into a rollout.
+        """
         valid = (
             isinstance(turn, Turn)
             and (turn.reward is None or is_finite(turn.reward))
@@ -259,6 +268,18 @@ class EpisodeRunner:
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward, or "
                 "None for no reward"
             )
+        length = sum(len(message.content) + 1 for message in turn.messages)
+        if length > (most := LONGEST_TOKEN * self.max_model_len):
+            raise EnvironmentFailed(
+                f"environment {self.config.environment!r} answered with {length} characters on "
+                f"prompt {lease.prompt.prompt_id!r}, must be at most {most}, {LONGEST_TOKEN} for "
+                "each token of actors.max_model_len"
+            )
+        messages = [
+            Message(message.role, without_known_secrets(message.content))
+            for message in turn.messages
+        ]
+        return replace(turn, messages=messages)
 
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
         """Return how many tokens may still be sampled after a reply of the environment."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from deploy.cli.bench import BENCHMARKS, BenchCommand, start
 from deploy.cli.options import (
@@ -35,6 +34,7 @@ from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted, exit_code_of
+from deploy.runtime.safe_console import SafeConsole, echo, print_uncaught
 from deploy.runtime.signals import deferred, raise_interrupts
 
 INTERRUPTED = Interrupted.exit_code
@@ -103,7 +103,7 @@ def submit(
     modules = files_of(config, module, Path.cwd())
     file = Path(recipe) if Path(recipe).exists() else None
     job = Jobs(address).submit(config, command, modules, file)
-    typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
+    echo(f"job {job}; follow it by: headway attach {job} --address {address}")
     if wait:
         attach(job, address)
 
@@ -113,7 +113,7 @@ def attach(job: Job, address: Address) -> None:
     """Follow the log of a job and exit with its exit code; Ctrl-C does not stop the job."""
     from deploy.cluster.jobs import Jobs
 
-    raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
+    raise typer.Exit(Jobs(address).follow(job, lambda text: echo(text, nl=False)))
 
 
 @app.command(cls=Command)
@@ -121,7 +121,7 @@ def cancel(job: Job, address: Address) -> None:
     """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
     from deploy.cluster.jobs import Jobs
 
-    typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
+    echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
 @app.command(cls=Command)
@@ -198,7 +198,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        plan_command.show(document, Console())
+        plan_command.show(document, SafeConsole())
 
 
 @app.command(name="try", cls=Command)
@@ -214,9 +214,9 @@ def try_recipe(
         from deploy.offline.try_recipe import before_warm_start, try_recipe
         from deploy.preflight.inputs import load_inputs
     made = config.sft is None or config.warm_start.exists()
-    with nullcontext(config) if made else before_warm_start(config, typer.echo) as tried:
-        try_recipe(tried, load_inputs(tried), prompts, typer.echo)
-    typer.echo(next_command("run" if made else "sft", recipe, overrides))
+    with nullcontext(config) if made else before_warm_start(config, echo) as tried:
+        try_recipe(tried, load_inputs(tried), prompts, echo)
+    echo(next_command("run" if made else "sft", recipe, overrides))
 
 
 @app.command(cls=Command)
@@ -271,10 +271,10 @@ def inspect(
         more = {"failed_prompts": [asdict(prompt) for prompt in failed], "bias": bias.to_dict()}
         typer.echo(json.dumps({**accounts.to_dict(), **more}))
     else:
-        show_accounting(accounts, Console())
-        show_failed(failed, Console())
-        show_bias(bias, Console())
-        show_changes(directory.rows(SESSIONS), Console())
+        show_accounting(accounts, SafeConsole())
+        show_failed(failed, SafeConsole())
+        show_bias(bias, SafeConsole())
+        show_changes(directory.rows(SESSIONS), SafeConsole())
 
 
 @app.command(cls=Command)
@@ -325,7 +325,7 @@ def top(
     """Watch a live run, on this machine or another."""
     from deploy.observability.run_client import RunEnded, show
 
-    console = Console(highlight=False)
+    console = SafeConsole()
     try:
         show(run, runs_dir, interval=interval, once=once, console=console)
     except RunEnded as ended:
@@ -379,6 +379,7 @@ def main() -> Any:
     """Run the command line; print expected errors as one message and exit with their code."""
     try:
         raise_interrupts()
+        sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):
             check_not_shadowed()
         sys.path.append(os.getcwd())
@@ -397,5 +398,4 @@ def main() -> Any:
 
 
 def _print_error(message: str) -> None:
-    console = Console(stderr=True, highlight=False)
-    console.print(f"headway: {message}", markup=False, soft_wrap=True)
+    SafeConsole(stderr=True).print(f"headway: {message}", soft_wrap=True)

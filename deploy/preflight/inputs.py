@@ -30,7 +30,7 @@ from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
 from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
-from deploy.observability.exporter import check_address
+from deploy.observability.exporter import check_address, metrics_access
 from deploy.preflight.disk_space import check_free_space, check_runs_dir
 from deploy.preflight.models import model_path, reward_model_paths
 from queues.policy.prompt_retirement import split
@@ -188,6 +188,7 @@ def _check_machine(config: RunConfig) -> None:
     check_devices(config.weight_sync, deploy.ray_address)
     _check_address(deploy.ray_address)
     if deploy.metrics:
+        metrics_access(deploy)
         check_address(deploy.metrics_host, deploy.metrics_port)
     trackers.check(deploy.trackers)
 

@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from deploy.errors import InputError, Interrupted, exit_code_of
+from deploy.runtime.safe_console import CleanFormatter, SafeConsole
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -38,7 +39,7 @@ def log_to(file: Path) -> Iterator[None]:
     input only with the message that the user sees.
     """
     root, handler = logging.getLogger(), _LogFile(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
     handlers = [handler] if root.handlers else [handler, logging.lastResort or handler]
     level = log.level
     for added in handlers:
@@ -65,11 +66,11 @@ def log_to(file: Path) -> Iterator[None]:
 class Terminal:
     """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
 
-    It prints to rich's `console`, by default to standard output.
+    It prints to rich's `console`, by default a `SafeConsole` of the standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or SafeConsole()
         self._started = time.monotonic()
         self._bar: Progress | None = None
         self._total = 0
@@ -82,7 +83,8 @@ class Terminal:
 
     def _print(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {escape(text)}", soft_wrap=True)
+        line = Text.assemble((f"{elapsed:6.1f} s", "dim"), "  ", text)
+        self.console.print(line, soft_wrap=True)
 
     @contextmanager
     def bar(self, total: int, waiting_for: str) -> Iterator[None]:

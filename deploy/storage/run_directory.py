@@ -26,6 +26,7 @@ from deploy.errors import InputError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file
+from queues.runtime.clean_text import without_secrets_in
 from queues.runtime.nearest_name import nearest
 
 LOCK_TRIES = 5
@@ -219,7 +220,7 @@ class RunDirectory:
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.writelines(json.dumps(without_secrets_in(row)) + "\n" for row in rows)
         except OSError:
             with suppress(OSError):
                 os.truncate(path, before)
@@ -251,4 +252,4 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json` atomically."""
         with atomic_file(self.summary_file) as file:
-            file.write(json.dumps(summary, indent=2).encode())
+            file.write(json.dumps(without_secrets_in(summary), indent=2).encode())
