@@ -72,8 +72,8 @@ def limited_output(origin: str) -> Iterator[None]:
     """Limit what is printed in the block, by `origin`, to the standard output and error."""
     limit = RateLimit(origin)
     with (
-        redirect_stdout(LimitedStream(sys.stdout, limit)),  # type: ignore[type-var]
-        redirect_stderr(LimitedStream(sys.stderr, limit)),  # type: ignore[type-var]
+        redirect_stdout(LimitedStream(sys.stdout, limit)),
+        redirect_stderr(LimitedStream(sys.stderr, limit)),
     ):
         yield
 
