@@ -268,7 +268,7 @@ class EpisodeRunner:
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward, or "
                 "None for no reward"
             )
-        length = sum(len(message.content) + 1 for message in turn.messages)
+        length = sum(str.__len__(message.content) + 1 for message in turn.messages)
         if length > (most := LONGEST_TOKEN * self.max_model_len):
             raise EnvironmentFailed(
                 f"environment {self.config.environment!r} answered with {length} characters on "
@@ -279,7 +279,8 @@ class EpisodeRunner:
             Message(message.role, without_known_secrets(message.content))
             for message in turn.messages
         ]
-        return replace(turn, messages=messages)
+        checked: Turn = replace(turn, messages=messages)
+        return checked
 
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
         """Return how many tokens may still be sampled after a reply of the environment."""

@@ -1,5 +1,6 @@
 """Limits of what foreign code prints: a rate where it is passed on, a size in log files."""
 
+import fcntl
 import os
 import stat
 import sys
@@ -81,12 +82,13 @@ def limited_output(origin: str) -> Iterator[None]:
 def keep_logs_small() -> None:
     """Keep the files that this process and its children print to small, and free of its secrets.
 
-    A thread looks at them every LOOK_SECONDS; pipes and terminals are left as they are. Files have
-    to be open for appending.
+    A thread looks at them every LOOK_SECONDS; pipes, terminals and files that are not open for
+    appending are left as they are.
     """
     for number in (1, 2):
         with suppress(OSError):
-            if stat.S_ISREG(os.fstat(number).st_mode):
+            appends = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND
+            if appends and stat.S_ISREG(os.fstat(number).st_mode):
                 file = LogFile(f"/proc/self/fd/{number}")
                 threading.Thread(target=file.follow, name="log-limit", daemon=True).start()
 
