@@ -50,7 +50,7 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors foreign_text options user_code registry config engines sandbox environments "
+        "errors bounded_http foreign_text options user_code registry config engines sandbox environments "
         "rewards rollout reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
