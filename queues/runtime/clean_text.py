@@ -24,6 +24,7 @@ ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD")
 """Words, and ends of words, by which the name of a variable says that it holds a secret."""
 PLACES = frozenset(["PATH", "FILE", "DIR", "MODE", "SOCK", "TYPE", "VARIABLE"])
 """Last words of names whose variables do not hold the secret itself."""
+WORKING_FOLDERS = ("PWD", "OLDPWD")
 SHORTEST = 6
 """Characters of a secret; a shorter value would be found in any text."""
 HIDDEN = "[hidden]"
@@ -80,7 +81,7 @@ def is_secret(name: str) -> bool:
         [True, True, False, False]
     """
     words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
-    if not words or words[-1] in PLACES:
+    if not words or words[-1] in PLACES or name in WORKING_FOLDERS:
         return name in _registered
     return name in _registered or any(word in WORDS or word.endswith(ENDS) for word in words)
 

@@ -224,7 +224,7 @@ def model_of_texts(folder, headway):
     warm = headway.folder / "runs" / "small-sft" / "model"
     shutil.copytree(warm, folder)
     tokenizer = json.loads((warm / "tokenizer.json").read_text())
-    characters = [chr(code) for code in (10, *range(32, 127))]
+    characters = [*map(chr, (10, *range(32, 127))), "∫"]
     tokens = [*tokenizer["model"]["vocab"], *characters, *TEXTS]
     tokenizer["model"]["vocab"] = {token: n for n, token in enumerate(dict.fromkeys(tokens))}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -42,6 +42,7 @@ def held(monkeypatch):
         ("PGPASSWORD", True), ("MYSQL_PWD", True), ("AWS_SECRET_ACCESS_KEY", True),
         ("AWS_ACCESS_KEY_ID", True), ("HEADWAY_METRICS_TOKEN", True), ("SENTRY_DSN", True),
         ("GITHUB_PAT", True), ("SSH_AUTH_SOCK", False), ("RAY_AUTH_MODE", False), ("PATH", False),
+        ("PWD", False), ("OLDPWD", False),
         ("RAY_AUTH_TOKEN_PATH", False), ("TOKENIZERS_PARALLELISM", False), ("MAX_TOKENS", False),
         ("HOME", False), ("", False), ("PATHS", False),
     ],
