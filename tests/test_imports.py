@@ -50,8 +50,9 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors bounded_http foreign_text options user_code registry config engines sandbox environments "
-        "rewards rollout reward_models sources metrics assembly ray_actor ray_reward_model"
+        "errors bounded_http foreign_text options user_code registry config engines sandbox "
+        "environments rewards rollout reward_models sources metrics assembly ray_actor "
+        "ray_reward_model"
     ),
     "deploy": (
         "starter errors runtime config storage observability report preflight cluster planner "

@@ -36,6 +36,7 @@ from deploy.preflight.models import model_path, reward_model_paths
 from queues.policy.prompt_retirement import split
 from queues.records import Prompt
 from queues.runtime.cpu_affinity import parse_cores
+from queues.runtime.output_limits import limited_output
 
 CONNECT_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
@@ -54,6 +55,7 @@ class Inputs:
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
 
 
+@limited_output("sources and libraries")
 def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     """Find the models, open the sources, and check that they fit together.
 
@@ -159,6 +161,7 @@ def _settings_named(section: str, source: str) -> Iterator[None]:
         raise InputError(f"{section}.source = {source!r}: {error}") from error
 
 
+@limited_output("sources and libraries")
 def check_code(config: RunConfig) -> None:
     """Check what a recipe names and no model is needed for: `headway validate --strict`.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.conftest import HEADWAY, RECIPE
 from tests.red_team import hostile_user
 from tests.red_team.cases import COMPLETIONS, MARK, SECRET
 from tests.red_team.hostile_user import COROUTINES, ENVIRONMENT, KINDS, REWARD
@@ -37,6 +38,18 @@ LOG_MIB = 40
 """Most that all logs of the run may have together."""
 
 
+def arguments(headway, model, *settings):
+    """Return a command that trains a model folder by the small recipe, without a warm start."""
+    recipe = headway.folder / "no-warm-start.toml"
+    recipe.write_text(re.sub(r"(?s)\[sft\].*?\n(?=\[)", "", RECIPE.read_text()))
+    parts = [part for setting in settings for part in ("--set", setting)]
+    return [HEADWAY, "run", recipe, "--set", f"model={{path='{model}'}}", *parts]
+
+
+def small_model(headway):
+    return headway.folder / "runs" / "small-sft" / "model"
+
+
 class Hostile:
     """A run that has ended, with what it and its ports showed meanwhile."""
 
@@ -51,8 +64,9 @@ class Hostile:
             " attempts=1, instruction='kind={answer};'}"
         )
         kinds = [name.removeprefix("judge: ") for name in JUDGE]
-        return self.headway.arguments(
-            "run", "name=hostile", "sft.name=small", f"steps={STEPS}",
+        return arguments(
+            self.headway, small_model(self.headway),
+            "name=hostile", f"steps={STEPS}",
             f"prompts.groups_per_batch={GROUPS}", "prompts.source=hostile_user:Source",
             f"prompts.source_options.judge={json.dumps(kinds)}", "heldout.every=100",
             "actors.environment=hostile_user:Environment", "actors.max_turns=2",
@@ -221,7 +235,7 @@ def model_of_texts(folder, headway):
     from tokenizers import Tokenizer
     from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
-    warm = headway.folder / "runs" / "small-sft" / "model"
+    warm = small_model(headway)
     shutil.copytree(warm, folder)
     tokenizer = json.loads((warm / "tokenizer.json").read_text())
     characters = [*map(chr, (10, *range(32, 127))), "∫"]
@@ -245,7 +259,7 @@ def reader(headway):
     rewards = ["reasoning_gym", "regex", "json_schema", "similarity", "numeric_match", "tags",
                "math_verify", "last_answer"]  # fmt: skip
     settings = (
-        "name=reader", f"model={{path='{model}'}}", "steps=12", "prompts.source=mixture",
+        "name=reader", "steps=12", "prompts.source=mixture",
         f"prompts.source_options={{parts={toml(parts)}}}", "prompts.groups_per_batch=4",
         "prompts.group_size=12", "heldout.every=100", "heldout.source=lettered_chain_sum",
         "actors.heldout_reward=['tags']", f"actors.reward={rewards}", "actors.max_new_tokens=1",
@@ -256,7 +270,7 @@ def reader(headway):
     )  # fmt: skip
     environment = {**headway.environment, SECRET: "rt-77aa01c4"}
     done = subprocess.run(
-        headway.arguments("run", *settings), cwd=headway.folder, env=environment,
+        arguments(headway, model, *settings), cwd=headway.folder, env=environment,
         capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     return headway, done
