@@ -56,7 +56,8 @@ class LimitedStream:
         """Write as much of a text as is allowed now; return the length of all of it."""
         allowed, note = self._limit.allow(len(text))
         if note or allowed:
-            self._stream.write(note + without_secrets(text[:allowed]))
+            end = "\n" if allowed < len(text) else ""
+            self._stream.write(note + without_secrets(text[:allowed]) + end)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

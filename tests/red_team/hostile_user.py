@@ -176,8 +176,8 @@ COROUTINES = (
 """Kinds of the environment that are played by a coroutine too."""
 
 
-def names(count, name="{}"):
-    return lambda: {name.format(number): 1.0 for number in range(count)}
+def names(count, name=""):
+    return lambda: {f"{name}{number}": 1.0 for number in range(count)}
 
 
 def _is_open(number):
@@ -199,7 +199,7 @@ REWARD = {
     "text": (lambda: "\x1b[2J", "reward"),
     "a thousand parts": (names(1000), "reward"),
     "long names": (names(1, "x" * 1000), "reward"),
-    "names of control": (names(3, MARKUP + "{}"), "fine"),
+    "names of control": (names(3, MARKUP), "fine"),
     "lone surrogate": (names(1, "\ud800"), "reward"),
     "prints": (lambda: [print("z" * (1 << 20)) for _ in range(40)] and 1.0, "fine"),
     "raises markup": (raises(ValueError(MARKUP)), "reward"),

@@ -145,8 +145,8 @@ ANSWERS = {
 def hostile_server(behaviour_of, fails=None):
     """Serve on a free port; yield the port and what clients have sent as `Authorization`.
 
-    `behaviour_of` names the behaviour for a request's text. A behaviour answers `fails` requests,
-    if given, and others get a mark.
+    `behaviour_of` names the behaviour for a request's text. As a server that is down, it answers
+    `fails` requests, if given, and others get a mark.
     """
     keys, counts = set(), Counter()
 
@@ -160,7 +160,7 @@ def hostile_server(behaviour_of, fails=None):
                 keys.add(authorization)
                 name = behaviour_of(text.decode("latin-1"))
                 counts[name] += 1
-                if fails is not None and counts[name] > fails:
+                if fails is not None and ANSWERS[name][1] == "lost" and counts[name] > fails:
                     name = "mark"
                 ANSWERS[name][0](self.request, authorization)
 

@@ -172,7 +172,8 @@ def test_processes_of_another_host_are_shown_or_refused(
     assert all(url.endswith(("/targets", ":1/metrics")) and "@" not in url for url in asked)
 
 
-@pytest.mark.parametrize("name", marked(name for name in ANSWERS if name != "mark"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "mark"])
 def test_a_host_that_breaks_http_is_refused_in_time(
     outcomes, memory, tmp_path, monkeypatch, capsys, name
 ):
@@ -281,6 +282,7 @@ CLIENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_hostile_client_stops_no_other(outcomes, exporter, name, capfd):
     open_connections = [connect(exporter.port) for _ in range(2 * prometheus.CONNECTIONS)]

@@ -20,7 +20,7 @@ from tests.red_team.cases import COMPLETIONS, MARK, SECRET
 from tests.red_team.hostile_user import COROUTINES, ENVIRONMENT, KINDS, REWARD
 from tests.red_team.servers import ANSWERS, KEY, connect, hostile_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(1800)]
 
 METRICS_TOKEN = "mt-5f0e11d2c3"
 SECRETS = {
@@ -33,7 +33,7 @@ SECRETS = {
 PARTS = ("ab12cd34ef56", "7e1c'", "90ab", METRICS_TOKEN, "hunter2hunter")
 """Texts that show one of them."""
 JUDGE = [f"judge: {name}" for name in ANSWERS if name != "text"]
-STEPS, GROUPS = 16, 4
+STEPS, GROUPS = 12, 4
 LOG_MIB = 40
 """Most that all logs of the run may have together."""
 
@@ -60,7 +60,7 @@ class Hostile:
 
     def arguments(self, port):
         judge = (
-            f"{{url='http://127.0.0.1:{port}/v1', model='m', key_variable='JUDGE_KEY', seconds=1.5,"
+            f"{{url='http://127.0.0.1:{port}/v1', model='m', key_variable='JUDGE_KEY', seconds=4,"
             " attempts=1, instruction='kind={answer};'}"
         )
         kinds = [name.removeprefix("judge: ") for name in JUDGE]
@@ -72,8 +72,8 @@ class Hostile:
             "actors.environment=hostile_user:Environment", "actors.max_turns=2",
             "actors.reward=['llm_judge', 'hostile_user:score']",
             "actors.heldout_reward=['tags']",
-            f"actors.reward_options.llm_judge={judge}", "actors.reward_timeout_seconds=10",
-            "actors.reward_memory_gib=1", "actors.environment_timeout_seconds=4",
+            f"actors.reward_options.llm_judge={judge}", "actors.reward_timeout_seconds=15",
+            "actors.reward_memory_gib=1", "actors.environment_timeout_seconds=15",
             "actors.scripted_options={median_length = 8, length_sigma = 0.3}",
             "actors.max_concurrent_rollouts=16", "queues.max_attempts=1", "queues.retry_seconds=0",
             "deploy.max_failed_groups=100000", "deploy.metrics_token=true",
