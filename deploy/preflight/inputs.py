@@ -55,7 +55,19 @@ class Inputs:
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
 
 
-@limited_output("sources and libraries")
+@contextmanager
+def _foreign_code() -> Iterator[None]:
+    """Limit what sources and libraries print, and refuse those that would end the command."""
+    try:
+        with limited_output("sources and libraries"):
+            yield
+    except SystemExit as error:
+        raise InputError(
+            f"code that the recipe names ended by {error!r}, which would end the command"
+        ) from error
+
+
+@_foreign_code()
 def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     """Find the models, open the sources, and check that they fit together.
 
@@ -161,7 +173,7 @@ def _settings_named(section: str, source: str) -> Iterator[None]:
         raise InputError(f"{section}.source = {source!r}: {error}") from error
 
 
-@limited_output("sources and libraries")
+@_foreign_code()
 def check_code(config: RunConfig) -> None:
     """Check what a recipe names and no model is needed for: `headway validate --strict`.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
-from queues.runtime.clean_text import without_secrets
+from queues.runtime.clean_text import printable, without_secrets
 
 LIMIT_BYTES = 64 << 10
 """Most bytes that pass in `LIMIT_SECONDS`."""
@@ -47,7 +47,7 @@ class RateLimit:
 
 
 class LimitedStream:
-    """A text stream that passes on what is printed, up to a limit and without secrets."""
+    """A text stream that passes on what is printed, up to a limit, cleaned."""
 
     def __init__(self, stream: TextIO, limit: RateLimit) -> None:
         self._stream, self._limit = stream, limit
@@ -57,7 +57,8 @@ class LimitedStream:
         allowed, note = self._limit.allow(len(text))
         if note or allowed:
             end = "\n" if allowed < len(text) else ""
-            self._stream.write(note + without_secrets(text[:allowed]) + end)
+            lines = without_secrets(text[:allowed]).split("\r")  # progress bars return to its start
+            self._stream.write(note + "\r".join(map(printable, lines)) + end)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

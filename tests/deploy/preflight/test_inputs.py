@@ -8,7 +8,7 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.inputs import load_inputs
+from deploy.preflight.inputs import check_code, load_inputs
 from deploy.preflight.models import model_path
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
@@ -246,3 +246,22 @@ def test_a_checkpoint_weighs_what_it_holds():
     assert parameter_bytes(LearnerConfig(**critic)) == 32
     assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 16
     assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 20
+
+
+LEAVING = """
+class Source:
+    def __init__(self, *, options, seed, split="train", heldout_size=0):
+        print("s" * 1_000_000)
+        raise SystemExit(0)
+"""
+
+
+def test_a_source_that_would_end_the_command_is_refused_and_prints_little(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = recipe(tmp_path, "prompts.source=leaving:Source", "heldout.source=lettered_chain_sum")
+    with pytest.raises(InputError, match="SystemExit"):
+        check_code(config)
+    assert len(capsys.readouterr().out) < 70_000
