@@ -23,6 +23,7 @@ SIZE = (4.4, 2.8)
 COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
 """Colours of runs, in order."""
 GREY = "#8a939c"
+LONGEST_LABEL = 60
 MOST_PARTS = 32
 """Curves of parts of the reward."""
 WINDOW = 15
@@ -380,4 +381,6 @@ def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False
 
 def plain(label: str) -> str:
     """Return a name from outside without formulas and characters that SVG forbids."""
-    return printable(label).replace("\n", " ").replace("$", r"\$")
+    label = printable(label).replace("\n", " ")
+    short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+    return short.replace("$", r"\$")
