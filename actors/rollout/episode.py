@@ -156,6 +156,7 @@ class EpisodeRunner:
             reply = self.stops.text(transcript.token_ids[began:])
             answer = await self._ask(lease, environment.step, Message("assistant", reply))
             turn = self._checked(lease, answer)
+            self._check_length(lease, turn)
             if turn.reward is not None:
                 environment_reward += float(turn.reward)
                 turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
@@ -249,7 +250,7 @@ class EpisodeRunner:
         """Return an answer of the environment, with the secrets of this process hidden in it.
 
         Raises:
-            EnvironmentFailed: It is not a Turn, or has far more text than fits into a rollout.
+            EnvironmentFailed: It is not a Turn.
         """
         valid = (
             isinstance(turn, Turn)
@@ -268,6 +269,15 @@ class EpisodeRunner:
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward, or "
                 "None for no reward"
             )
+        messages = [
+            Message(message.role, without_known_secrets(message.content))
+            for message in turn.messages
+        ]
+        checked: Turn = replace(turn, messages=messages)
+        return checked
+
+    def _check_length(self, lease: Lease, turn: Turn) -> None:
+        """Raise EnvironmentFailed for far more text than fits into a rollout."""
         length = sum(str.__len__(message.content) + 1 for message in turn.messages)
         if length > (most := LONGEST_TOKEN * self.max_model_len):
             raise EnvironmentFailed(
@@ -275,12 +285,6 @@ class EpisodeRunner:
                 f"prompt {lease.prompt.prompt_id!r}, must be at most {most}, {LONGEST_TOKEN} for "
                 "each token of actors.max_model_len"
             )
-        messages = [
-            Message(message.role, without_known_secrets(message.content))
-            for message in turn.messages
-        ]
-        checked: Turn = replace(turn, messages=messages)
-        return checked
 
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
         """Return how many tokens may still be sampled after a reply of the environment."""

@@ -233,7 +233,7 @@ class Source:
             metadata = {"kind": kind, MARKUP: [MARKUP, {"\u202e": None}]}
             prompts.append(
                 Prompt(
-                    prompt_id=f"{self.split}/0/{self.position}", text=f"{self.position}+1=",
+                    prompt_id=f"{self.split}/0/{self.position}", text=f"{self.position}+{1 if self.split == 'train' else 2}=",
                     answer=kind, metadata=metadata,
                 )
             )  # fmt: skip

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ class Hostile:
         self.folder = headway.run_folder("hostile")
         self.headway = headway
         self.seen = Counter()
+        self.open = None
+        """A connection with half a request."""
 
     def arguments(self, port):
         judge = (
@@ -100,6 +103,10 @@ class Hostile:
         self.code, self.output = process.returncode, log.read_text()
         return self
 
+    @cached_property
+    def rollouts(self):
+        return self.headway.rollouts("hostile")
+
     def look(self, log):
         """Ask the run's own port, with a token, without, and as no client should."""
         address = re.search(r"http://(127\.0\.0\.1:\d+)/targets", log.read_text())
@@ -111,9 +118,10 @@ class Hostile:
         ):  # fmt: skip
             self.seen[path, token, status_of(address[1], path, token)] += 1
         with suppress(OSError):
-            connection = connect(int(address[1].rpartition(":")[2]))
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nA: ")
-            self.open = connection  # the one before is closed half-way
+            if self.open is not None:
+                self.open.close()  # half-way
+            self.open = connect(int(address[1].rpartition(":")[2]))
+            self.open.sendall(b"GET /metrics HTTP/1.1\r\nA: ")
 
 
 def status_of(address, path, token):
@@ -154,11 +162,11 @@ class TestHostileRun:
         assert accounts["balanced"]
         assert accounts["trained"] == STEPS * GROUPS
         summary = json.loads((run.folder / "summary.json").read_text())
-        assert summary["restarts"] == {}
+        assert sum(summary["restarts"].values()) == 0
 
     def test_every_case_fails_alone_or_is_fine(self, run, outcomes):
         accounts = run.headway.accounting("hostile")
-        trained = {row["prompt_id"] for row in run.headway.rollouts("hostile")}
+        trained = {row["prompt_id"] for row in run.rollouts}
         failed = {prompt["prompt_id"]: prompt for prompt in accounts["failed_prompts"]}
         wrong = {}
         for number, kind in enumerate([*KINDS, *JUDGE]):
@@ -184,7 +192,7 @@ class TestHostileRun:
 
     def test_the_reward_saw_no_secret(self, run):
         prompt = f"train/0/{KINDS.index('reward: reads the secret')}"
-        rows = [row for row in run.headway.rollouts("hostile") if row["prompt_id"] == prompt]
+        rows = [row for row in run.rollouts if row["prompt_id"] == prompt]
         assert {dict(row["reward_parts"])["hostile_user:score"] for row in rows} == {0.0}
 
     def test_logs_stay_small(self, run):
