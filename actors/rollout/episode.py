@@ -39,7 +39,7 @@ from queues.records import FinishReason, Lease, Purpose, Rollout
 from queues.runtime.clean_text import without_known_secrets
 
 LONGEST_TOKEN = 200
-"""Characters for which an environment may need one token; more text is not even tokenised."""
+"""Characters of a token at most, for an answer of an environment to be tokenised at all."""
 
 
 @dataclass(slots=True)
@@ -156,11 +156,13 @@ class EpisodeRunner:
             reply = self.stops.text(transcript.token_ids[began:])
             answer = await self._ask(lease, environment.step, Message("assistant", reply))
             turn = self._checked(lease, answer)
-            self._check_length(lease, turn)
             if turn.reward is not None:
                 environment_reward += float(turn.reward)
                 turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
             if turn.done or finish_reason is FinishReason.LENGTH:
+                break
+            if _characters(turn) > LONGEST_TOKEN * self.max_model_len:
+                finish_reason, left_out = FinishReason.LENGTH, self.max_model_len
                 break
             last = transcript.token_ids[-1]
             reply_ids = self._render(lease, self.renderer.continuation, turn.messages, last)
@@ -276,16 +278,6 @@ class EpisodeRunner:
         checked: Turn = replace(turn, messages=messages)
         return checked
 
-    def _check_length(self, lease: Lease, turn: Turn) -> None:
-        """Raise EnvironmentFailed for far more text than fits into a rollout."""
-        length = sum(str.__len__(message.content) + 1 for message in turn.messages)
-        if length > (most := LONGEST_TOKEN * self.max_model_len):
-            raise EnvironmentFailed(
-                f"environment {self.config.environment!r} answered with {length} characters on "
-                f"prompt {lease.prompt.prompt_id!r}, must be at most {most}, {LONGEST_TOKEN} for "
-                "each token of actors.max_model_len"
-            )
-
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
         """Return how many tokens may still be sampled after a reply of the environment."""
         return min(
@@ -336,3 +328,7 @@ class EpisodeRunner:
                 f"environment {self.config.environment!r} {problem} on prompt "
                 f"{lease.prompt.prompt_id!r}{where}"
             ) from error
+
+
+def _characters(turn: Turn) -> int:
+    return sum(str.__len__(message.content) + 1 for message in turn.messages)

@@ -142,9 +142,9 @@ ENVIRONMENT = {
     "message as a dict": (lambda: Turn([{"role": "user"}], 0.0, done=False), "environment"),
     "messages as a generator": (
         lambda: Turn((Message("user", "7") for _ in "ab"), 0.0, done=False), "environment"),
-    "50 MB": (says("7" * 50_000_000), "environment"),
+    "50 MB": (says("7" * 50_000_000), "fine"),
     "a million messages": (
-        lambda: Turn([Message("user", "7")] * 1_000_000, 0.0, done=False), "environment"),
+        lambda: Turn([Message("user", "7")] * 1_000_000, 0.0, done=False), "fine"),
     "lone surrogate": (says("a\ud800b"), "prompt"),
     "NUL": (says("a\0b"), "prompt"),
     "markup": (says(MARKUP), "prompt"),
@@ -233,7 +233,8 @@ class Source:
             metadata = {"kind": kind, MARKUP: [MARKUP, {"\u202e": None}]}
             prompts.append(
                 Prompt(
-                    prompt_id=f"{self.split}/0/{self.position}", text=f"{self.position}+{1 if self.split == 'train' else 2}=",
+                    prompt_id=f"{self.split}/0/{self.position}",
+                    text=f"{self.position}+{len(self.split)}=",
                     answer=kind, metadata=metadata,
                 )
             )  # fmt: skip
