@@ -54,7 +54,7 @@ trl: setup  ## Install TRL beside the environment, for `make test-trl` and `head
 test-trl: trl  ## Compare losses with TRL's own code
 	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/losses/test_losses_trl.py
 
-red-team: setup  ## Hostile completions, texts, signals, damaged files; ends with tables of outcomes
+red-team: setup  ## Hostile completions, texts, networks, signals, whole runs, damaged files, races; ends with tables
 	RED_TEAM_TABLE=$(VENV)/red-team.txt $(PYTEST) -q -m "slow or not slow" tests/red_team
 	@grep -v '^[ {}]' $(VENV)/red-team.txt; cat $(VENV)/red-team.txt.damage
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from queues.runtime.clean_text import without_secrets
+
 LONGEST = 4000
 """Most characters of an error of user code, and of its traceback."""
 
@@ -16,9 +18,10 @@ def shown(value: Any) -> str:
     return cut(text)
 
 
-def cut(text: str) -> str:
-    """Cut a text off at `LONGEST` characters, saying so."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+def cut(text: str, longest: int = LONGEST) -> str:
+    """Hide the secrets in a text, and cut it off at `longest` characters, saying so."""
+    text = without_secrets(text)
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
 
 
 def describe_error(error: BaseException) -> str:

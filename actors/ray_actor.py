@@ -25,6 +25,8 @@ from actors.rollout.rollout_worker import RolloutWorker
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from queues.records import Purpose, rollouts_at_once
+from queues.runtime.output_limits import keep_logs_small
+from queues.runtime.prometheus import MetricsAccess, public_address, serve
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
@@ -49,8 +51,8 @@ class ActorSpec(EngineSpec):
     """A client that can be sent to other processes."""
     reward_model_client: TextScorer | None = None
     """The reward models of the reward `reward_model`; can be sent to other processes."""
-    metrics_host: str | None = None
-    """Address of its node to serve metrics at; None serves none."""
+    metrics: MetricsAccess | None = None
+    """Where it serves its metrics, and to whom; None serves none."""
     purpose: Purpose | None = None
     """Purpose of its leases; None leases for either. An actor that only evaluates takes no new
     version while there is anything left to evaluate at its own."""
@@ -117,6 +119,7 @@ class RolloutActor:
             InputError: A setting, the model, or user code cannot be used.
             EngineDied: The engine did not start.
         """
+        keep_logs_small()
         self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
         self._serve_metrics()
         parts = await asyncio.to_thread(self._build)
@@ -193,15 +196,14 @@ class RolloutActor:
             await self.parts.worker.left.wait()
 
     def _serve_metrics(self) -> None:
-        host = self._spec.metrics_host
-        if host is None:
+        access = self._spec.metrics
+        if access is None:
             return
         from actors.metrics import ActorMetrics, EngineMetrics
-        from queues.runtime.prometheus import public_address, serve
 
         engine = [EngineMetrics()] if self._spec.engine_metrics else []
-        port = serve([ActorMetrics(self._statistics), *engine], host=host)
-        self._statistics.metrics = public_address(host, port, ray.util.get_node_ip_address())
+        port = serve([ActorMetrics(self._statistics), *engine], access)
+        self._statistics.metrics = public_address(access.host, port, ray.util.get_node_ip_address())
 
     def _build(self) -> ActorParts:
         """Build everything but the running engine; blocks while it reads the model folder."""

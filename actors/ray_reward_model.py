@@ -15,6 +15,7 @@ from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
 from actors.errors import ActorsError, RewardFailed, RewardModelLost
 from actors.reward_models.scoring import RewardModels, load_reward_models
+from queues.runtime.output_limits import keep_logs_small
 
 NAME = "reward-model"
 MAX_CONCURRENCY = 10_000
@@ -56,6 +57,7 @@ class RewardModelActor:
         config: RewardModelConfig,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
+        keep_logs_small()
         self._arguments = paths, config, template_options
         self._loading = asyncio.Lock()
         self._models: RewardModels | None = None

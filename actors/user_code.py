@@ -1,5 +1,6 @@
 """Imports, checks and calls functions and classes that users name in a recipe."""
 
+import asyncio
 import importlib
 import inspect
 import traceback
@@ -100,9 +101,26 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
 async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a coroutine function, or of a plain one that runs in a daemon thread.
 
-    If this call is cancelled, the thread goes on and its result is dropped.
+    If this call is cancelled, the thread goes on and its result is dropped. An exception that would
+    end the event loop or the caller's task, such as SystemExit, is raised in a RuntimeError.
     """
-    if is_coroutine(function):
-        return await function(*arguments)
-    result = await run_in_daemon_thread(partial(function, *arguments), name=f"call-{function!r}")
-    return await result if inspect.isawaitable(result) else result
+    try:
+        if is_coroutine(function):
+            return await function(*arguments)
+        result = await run_in_daemon_thread(partial(function, *arguments), name="user-code")
+        return await result if inspect.isawaitable(result) else result
+    except Exception:
+        raise
+    except BaseException as error:
+        if _is_cancelled():
+            raise
+        raise RuntimeError(f"ended by {error!r}") from error
+
+
+def _is_cancelled() -> bool:
+    """Return True if the running task is being cancelled, or its event loop has ended."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return True
+    return task is None or task.cancelling() > 0

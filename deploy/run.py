@@ -28,7 +28,7 @@ from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.errors import RunFailed
-from deploy.observability.exporter import Exporter
+from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
@@ -50,13 +50,17 @@ class Run:
         self.processes = Processes(context)
         self.watchdog = self._create_watchdog()
         self.targets = ScrapeTargets(
-            self.processes, config.deploy.metrics_host, self.watchdog.node_of
+            self.processes, metrics_access(config.deploy), self.watchdog.node_of
         )
+        self.starting = {"the run"}
+        """Processes that have not started yet, and the run itself until its loop begins."""
         metrics = RunMetrics(context.record, directory.path, lambda: self.watchdog.overdue)
         self.exporter: Exporter | None = None
         if config.deploy.metrics:
             reachable, node = self.targets.reachable, ray.util.get_node_ip_address()
-            self.exporter = Exporter(config, directory.path, metrics, reachable, node)
+            self.exporter = Exporter(
+                config, directory.path, metrics, reachable, node, self.waits_for
+            )
         self.trackers = Trackers(config, directory.path, context.console.say)
         self.recorder = Recorder(context, self.processes, self.trackers)
 
@@ -76,6 +80,11 @@ class Run:
                 write=self.context.jsonl.write,
             ),
         )
+
+    def waits_for(self) -> list[str]:
+        """Return what the run waits for instead of training; it may be called in any thread."""
+        overdue = [f"{wait.who} waits on {wait.on}" for wait in self.watchdog.overdue]
+        return [*sorted(self.starting), *overdue]
 
     async def run(self) -> None:
         """Train until the end, a failure, or the user's interrupt.
@@ -121,6 +130,7 @@ class Run:
         self.learning = named(
             "learner", processes.learner.run(processes.broker, processes.broadcaster)
         )
+        self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):
             await all_or_first_error(
                 [
@@ -153,6 +163,7 @@ class Run:
             **{models.name: models.start() for models in self.processes.reward_models},
             **{actor.name: actor.start() for actor in self.processes.actors},
         }
+        self.starting = {*loading, "the run"}
         tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
         if self.exporter is not None:
             console.say(f"metrics: http://{self.exporter.address}/targets")
@@ -174,7 +185,9 @@ class Run:
 
     async def announce(self, name: str, ready: Awaitable[object]) -> None:
         """Print a line when a process is ready; an actor that was given up answers False."""
-        if await ready is not False:
+        answer = await ready
+        self.starting.discard(name)
+        if answer is not False:
             self.context.console.say(f"{name} is ready")
 
     async def feed(self) -> None:

@@ -26,6 +26,7 @@ from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 from queues.runtime import clock
 from queues.runtime.cpu_affinity import usable_cores
+from queues.runtime.output_limits import limited_output
 
 
 def run(
@@ -50,7 +51,10 @@ def run(
     try:
         end_killed_session(directory)
         console.say("starting Ray")
-        with cluster(config, directory.logs) as ray_logs:
+        with (
+            limited_output("sources and libraries"),
+            cluster(config, directory.logs) as ray_logs,
+        ):
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {
                 **environment(),

@@ -14,9 +14,12 @@ from prometheus_client.registry import Collector
 
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from queues.runtime import clock
+from queues.runtime.clean_text import printable
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""
+MOST_SERIES = 256
+"""Of one metric by engine or by part of the reward."""
 COUNTS = {
     "tokens_trained": "Sampled tokens that were trained, neither masked out nor dropped.",
     "rollouts_trained": "Rollouts with a token that was trained.",
@@ -148,9 +151,9 @@ def _figures(report: BatchReport | None) -> Iterator[Metric]:
         (fractions, report.fractions if report is not None else {}),
         (parts, (report.reward_parts if report is not None else None) or {}),
     ):
-        for label, value in values.items():
+        for label, value in sorted(values.items())[:MOST_SERIES]:
             if value is not None:
-                family.add_metric([label], value)
+                family.add_metric([printable(label)], value)
         yield family
 
 

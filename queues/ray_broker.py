@@ -23,6 +23,8 @@ from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
 from queues.records import Batch, PutStatus
+from queues.runtime.output_limits import keep_logs_small
+from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
 from queues.storage.ledger_schema import FILE_NAME
 
@@ -86,6 +88,7 @@ class BrokerActor(Broker):
     """The broker in a process of its own; `opened` raises the error of its constructor."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        keep_logs_small()
         self._error: QueuesError | None = None
         try:
             super().__init__(*args, **options)
@@ -109,7 +112,7 @@ class BrokerActor(Broker):
         batch = await super().take(version, timeout)
         return batch and replace(batch, payloads=to_arrays(batch.payloads))
 
-    async def serve_metrics(self, host: str) -> str:
+    async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve `BrokerMetrics` until the process ends; return its host:port."""
         from queues.broker.metrics import BrokerMetrics
         from queues.runtime.prometheus import public_address, serve
@@ -119,8 +122,8 @@ class BrokerActor(Broker):
         def status() -> BrokerStatus:
             return asyncio.run_coroutine_threadsafe(self.status(), loop).result(SCRAPE_SECONDS)
 
-        port = serve([BrokerMetrics(status)], host=host)
-        return public_address(host, port, ray.util.get_node_ip_address())
+        port = serve([BrokerMetrics(status)], access)
+        return public_address(access.host, port, ray.util.get_node_ip_address())
 
 
 def _remote(

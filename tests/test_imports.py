@@ -50,8 +50,8 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors foreign_text options user_code registry vllm_options config engines sandbox "
-        "environments rewards rollout reward_models sources metrics assembly ray_actor "
+        "errors bounded_http foreign_text options user_code registry vllm_options config engines "
+        "sandbox environments rewards rollout reward_models sources metrics assembly ray_actor "
         "ray_reward_model"
     ),
     "deploy": (

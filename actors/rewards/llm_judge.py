@@ -5,6 +5,8 @@ be reached does not count against the completion. All calls count against a budg
 """
 
 import asyncio
+import json
+import math
 import os
 import random
 import re
@@ -14,9 +16,11 @@ import httpx
 import regex
 from pydantic import Field, PrivateAttr, field_validator
 
+from actors.bounded_http import Answer, BadAnswer, NoAnswer, ask
 from actors.errors import RewardFailed, RewardModelLost
 from actors.options import Options
 from actors.rewards.registry import Metadata
+from queues.runtime.clean_text import register, without_secrets
 
 INSTRUCTION = """You mark answers. Read the question, the answer, and the reference where there is \
 one. Reply with one number from 0, useless, to {largest}, perfect, and nothing else.
@@ -42,6 +46,8 @@ OWN_FIELDS = frozenset({"model", "messages", "temperature", "max_tokens"})
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which another attempt may succeed."""
 LONGEST_WAIT = 30.0
+LARGEST_ANSWER = 4 << 20
+"""Bytes of an answer of the server, its reasoning included."""
 LONGEST_REPLY = 20_000
 """Characters of a reply that are searched for the mark."""
 PATTERN_SECONDS = 0.2
@@ -86,7 +92,6 @@ class LlmJudge(Options):
     """Of the library regex, whose searches can be limited in time."""
     _slots: asyncio.Semaphore = PrivateAttr()
     _calls: int = PrivateAttr()
-    _key: str | None = PrivateAttr()
     _connection: dict[str, Any] = PrivateAttr()
 
     @field_validator("body")
@@ -103,8 +108,9 @@ class LlmJudge(Options):
         self._pattern = regex.compile(chosen.pattern, chosen.flags & ~re.UNICODE)
         self._slots = asyncio.Semaphore(self.at_once)
         self._calls = 0
-        self._key = os.environ.get(self.key_variable)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        register([self.key_variable])
+        key = os.environ.get(self.key_variable, "").strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._connection = {"headers": headers, "verify": httpx.create_ssl_context()}
 
     async def __call__(
@@ -155,27 +161,28 @@ class LlmJudge(Options):
             }
             url = f"{self.url.rstrip('/')}/chat/completions"
             try:  # one client for each call: nothing would close a lasting one
-                async with httpx.AsyncClient(timeout=self.seconds, **self._connection) as client:
-                    response = await client.post(url, json=body)
-            except httpx.HTTPError as error:
-                lost = RewardModelLost(f"{self.url} does not answer: {error!r}")
-                raise _TryAgain(lost) from error
-        return self._content(response)
+                async with httpx.AsyncClient(timeout=None, **self._connection) as client:
+                    answer = await ask(
+                        client, url, json=body, seconds=self.seconds, most_bytes=LARGEST_ANSWER
+                    )
+            except NoAnswer as error:
+                lost = RewardModelLost(f"{self.url} does not answer: {error}")
+                raise _TryAgain(lost) from None
+            except BadAnswer as error:
+                raise RewardFailed(f"{self.url} gave {error}") from None
+        return self._content(answer)
 
-    def _content(self, response: httpx.Response) -> str:
-        text = self._without_key(response.text)
-        answered = f"{self.url} answered {response.status_code}: {text[:200]!r}"
-        if response.status_code in TRANSIENT:
-            raise _TryAgain(
-                RewardModelLost(answered), _seconds(response.headers.get("Retry-After"))
-            )
-        if not response.is_success:
+    def _content(self, answer: Answer) -> str:
+        answered = f"{self.url} answered {answer.status}: {answer.text[:200]!r}"
+        if answer.status in TRANSIENT:
+            raise _TryAgain(RewardModelLost(answered), _seconds(answer.headers.get("retry-after")))
+        if not 200 <= answer.status < 300:
             raise RewardFailed(answered)
         try:
-            choice = response.json()["choices"][0]
+            choice = json.loads(answer.text)["choices"][0]
             content, ended = choice["message"]["content"], choice.get("finish_reason")
-            content = self._without_key(content) if isinstance(content, str) else ""
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            content = without_secrets(content) if isinstance(content, str) else ""
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise RewardFailed(answered) from None
         if ended == "length":
             raise _TryAgain(
@@ -185,10 +192,6 @@ class LlmJudge(Options):
                 )
             )
         return content
-
-    def _without_key(self, text: str) -> str:
-        """Return a text of the server, which may repeat the key, without it."""
-        return text.replace(self._key, "[key]") if self._key else text
 
     def _mark(self, reply: str) -> float:
         group = min(self._pattern.groups, 1)
@@ -219,8 +222,9 @@ class _TryAgain(Exception):
 
 
 def _seconds(header: str | None) -> float:
-    """Parse the seconds of `Retry-After`; a date counts as 0."""
+    """Parse the seconds of `Retry-After`; a date counts as 0, and so does what is no number."""
     try:
-        return float(header or 0)
+        seconds = float(header or 0)
     except ValueError:
         return 0.0
+    return seconds if math.isfinite(seconds) else 0.0

@@ -21,6 +21,7 @@ from typing import Any
 
 from actors.errors import RewardFailed
 from actors.rewards.process import Output, ProcessEnded, RewardProcess, Unanswered, scrubbed
+from queues.runtime.clean_text import register
 
 LOG = logging.getLogger("headway.rewards")
 
@@ -58,6 +59,8 @@ class RewardPool:
     ) -> None:
         self._memory = int(memory_gib * 2**30)
         self._cores = os.sched_getaffinity(0)
+        variables = tuple(variables)
+        register(variables)
         self._environment = scrubbed(os.environ, variables)
         self._verifier_environment = {**scrubbed(os.environ), **ONE_THREAD}
         self._verifier_seconds = verifier_seconds

@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+
+from queues.runtime.clean_text import is_secret, without_secrets
+from queues.runtime.output_limits import RateLimit
 
 VARIABLES = """
 PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX
@@ -29,9 +31,6 @@ OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
 names."""
 LONGEST_ANSWER = 1 << 20
 """Most bytes of an answer."""
-OUTPUT_BYTES = 64 << 10
-"""Most bytes of output that are forwarded in `OUTPUT_SECONDS`."""
-OUTPUT_SECONDS = 60.0
 
 
 def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[str, str]:
@@ -39,7 +38,7 @@ def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[
     kept = {*VARIABLES.split(), *names}
 
     def is_kept(name: str) -> bool:
-        return name in kept or name.startswith(("LC_", "HEADWAY_"))
+        return name in kept or (name.startswith(("LC_", "HEADWAY_")) and not is_secret(name))
 
     return {name: value for name, value in environment.items() if is_kept(name)}
 
@@ -48,22 +47,14 @@ class Output:
     """Forwards what processes print to the standard error of this one, up to a limit."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._began, self._forwarded, self._dropped = time.monotonic(), 0, 0
+        self._limit = RateLimit("rewards")
 
     def write(self, block: bytes) -> None:
         """Forward a block, or as much of it as is allowed now."""
-        with self._lock:
-            if time.monotonic() - self._began > OUTPUT_SECONDS:
-                if self._dropped:
-                    note = f"[{self._dropped} more bytes that rewards printed are left out]\n"
-                    os.write(2, note.encode())
-                self._began, self._forwarded, self._dropped = time.monotonic(), 0, 0
-            allowed = block[: OUTPUT_BYTES - self._forwarded]
-            self._forwarded += len(allowed)
-            self._dropped += len(block) - len(allowed)
-            if allowed:
-                os.write(2, allowed)
+        allowed, note = self._limit.allow(len(block))
+        if note or allowed:
+            text = block[:allowed].decode(errors="surrogateescape")
+            os.write(2, note.encode() + without_secrets(text).encode(errors="surrogateescape"))
 
 
 class ProcessEnded(Exception):

@@ -37,6 +37,10 @@ from actors.rollout.stops import Stops, load_stops
 from actors.user_code import call, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout
 from queues.runtime import clock
+from queues.runtime.clean_text import without_known_secrets
+
+LONGEST_TOKEN = 200
+"""Characters of a token at most, for an answer of an environment to be tokenised at all."""
 
 
 @dataclass(slots=True)
@@ -134,8 +138,8 @@ class EpisodeRunner:
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
         created_at = saved.created_at if saved else datetime.fromtimestamp(clock.now(), UTC)
         environment = await self._environment(lease)
-        opening = Turn(await self._ask(lease, environment.reset, lease.prompt), None, done=False)
-        self._check_turn(lease, opening)
+        messages = await self._ask(lease, environment.reset, lease.prompt)
+        opening = self._checked(lease, Turn(messages, None, done=False))
         transcript, prompt_length = self._opening(lease, opening, saved)
         environment_reward, turns, began, left_out = 0.0, 0, prompt_length, 0
         turn_rewards: list[tuple[int, float]] = []
@@ -151,12 +155,15 @@ class EpisodeRunner:
             if finish_reason is FinishReason.ABORTED:
                 return self._unscored(transcript, sample_index, prompt_length, created_at)
             reply = self.stops.text(transcript.token_ids[began:])
-            turn = await self._ask(lease, environment.step, Message("assistant", reply))
-            self._check_turn(lease, turn)
+            answer = await self._ask(lease, environment.step, Message("assistant", reply))
+            turn = self._checked(lease, answer)
             if turn.reward is not None:
                 environment_reward += float(turn.reward)
                 turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
             if turn.done or finish_reason is FinishReason.LENGTH:
+                break
+            if _characters(turn) > LONGEST_TOKEN * self.max_model_len:
+                finish_reason, left_out = FinishReason.LENGTH, self.max_model_len
                 break
             last = transcript.token_ids[-1]
             reply_ids = self._render(lease, self.renderer.continuation, turn.messages, last)
@@ -242,7 +249,12 @@ class EpisodeRunner:
         environment: Environment = await self._ask(lease, self.new_environment)
         return environment
 
-    def _check_turn(self, lease: Lease, turn: Any) -> None:
+    def _checked(self, lease: Lease, turn: Any) -> Turn:
+        """Return an answer of the environment, with the secrets of this process hidden in it.
+
+        Raises:
+            EnvironmentFailed: It is not a Turn.
+        """
         valid = (
             isinstance(turn, Turn)
             and (turn.reward is None or is_finite(turn.reward))
@@ -260,6 +272,12 @@ class EpisodeRunner:
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward, or "
                 "None for no reward"
             )
+        messages = [
+            Message(message.role, without_known_secrets(message.content))
+            for message in turn.messages
+        ]
+        checked: Turn = replace(turn, messages=messages)
+        return checked
 
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
         """Return how many tokens may still be sampled after a reply of the environment."""
@@ -311,3 +329,7 @@ class EpisodeRunner:
                 f"environment {self.config.environment!r} {problem} on prompt "
                 f"{lease.prompt.prompt_id!r}{where}"
             ) from error
+
+
+def _characters(turn: Turn) -> int:
+    return sum(str.__len__(message.content) + 1 for message in turn.messages)

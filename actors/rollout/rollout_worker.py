@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 
 from actors.errors import ActorsError, InputError, RolloutFailed, root_error
+from actors.foreign_text import cut
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.partial_group import PartialGroup
 from queues.errors import QueueClosed, SchemaError
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Longest wait for a lease before `stop` and the capacity are checked again."""
+LONGEST_ERROR = 12_000
+"""Characters that are kept of the error of a group."""
 HAND_OVER_SECONDS = 5.0
 """Time for interrupted rollouts to be saved, and for rollouts that just end to be put."""
 
@@ -223,8 +226,9 @@ class RolloutWorker:
                 return
             reason = error.reason if isinstance(error, RolloutFailed) else "schema"
             self.statistics.groups["failed"] += 1
+            message = cut(str(error), LONGEST_ERROR)
             await self.work.fail(
-                self._engine_id, lease.group_id, lease.attempt, reason=reason, error=str(error)
+                self._engine_id, lease.group_id, lease.attempt, reason=reason, error=message
             )
         except asyncio.CancelledError:
             self.statistics.groups["aborted"] += 1

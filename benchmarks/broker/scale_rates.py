@@ -17,6 +17,7 @@ from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Record
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
+from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
 
 GROUPS = 256
@@ -119,7 +120,8 @@ def measure_setting(actors: int, rate: float, folder: Path) -> Record:
         tempfile.TemporaryDirectory(dir=folder) as directory,
         cluster_of(actors, rate, Path(directory)) as (broker, sync, crowds, consumer),
     ):
-        address = ray.get(broker.handle.serve_metrics.remote("127.0.0.1"), timeout=CALL_SECONDS)
+        access = MetricsAccess("127.0.0.1")
+        address = ray.get(broker.handle.serve_metrics.remote(access), timeout=CALL_SECONDS)
         handles = {"broker": broker.handle, "broadcaster": sync.actor, "learner": consumer}
         handles |= {f"crowd-{index}": crowd for index, crowd in enumerate(crowds)}
         processes = {name: process_of(handle) for name, handle in handles.items()}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from deploy.cli.bench import BENCHMARKS, BenchCommand, Group, start
 from deploy.cli.options import (
@@ -35,7 +34,8 @@ from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted, exit_code_of
-from deploy.runtime.output import open_standard_streams, tolerant
+from deploy.runtime.output import open_standard_streams
+from deploy.runtime.safe_console import SafeConsole, echo, print_uncaught
 from deploy.runtime.signals import deferred, raise_interrupts
 
 INTERRUPTED = Interrupted.exit_code
@@ -104,7 +104,7 @@ def submit(
     modules = files_of(config, module, Path.cwd())
     file = Path(recipe) if Path(recipe).exists() else None
     job = Jobs(address).submit(config, command, modules, file)
-    typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
+    echo(f"job {job}; follow it by: headway attach {job} --address {address}")
     if wait:
         attach(job, address)
 
@@ -114,7 +114,7 @@ def attach(job: Job, address: Address) -> None:
     """Follow the log of a job and exit with its exit code; Ctrl-C does not stop the job."""
     from deploy.cluster.jobs import Jobs
 
-    raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
+    raise typer.Exit(Jobs(address).follow(job, lambda text: echo(text, nl=False)))
 
 
 @app.command(cls=Command)
@@ -122,7 +122,7 @@ def cancel(job: Job, address: Address) -> None:
     """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
     from deploy.cluster.jobs import Jobs
 
-    typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
+    echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
 app.command(cls=Command)(validate)
@@ -142,9 +142,9 @@ def try_recipe(
         from deploy.offline.try_recipe import before_warm_start, try_recipe
         from deploy.preflight.inputs import load_inputs
     made = config.sft is None or config.warm_start.exists()
-    with nullcontext(config) if made else before_warm_start(config, typer.echo) as tried:
-        try_recipe(tried, load_inputs(tried), prompts, typer.echo)
-    typer.echo(next_command("run" if made else "sft", recipe, overrides))
+    with nullcontext(config) if made else before_warm_start(config, echo) as tried:
+        try_recipe(tried, load_inputs(tried), prompts, echo)
+    echo(next_command("run" if made else "sft", recipe, overrides))
 
 
 app.command(cls=Command)(presets)
@@ -188,10 +188,11 @@ def inspect(
         more = {"failed_prompts": [asdict(prompt) for prompt in failed], "bias": bias.to_dict()}
         typer.echo(json.dumps({**accounts.to_dict(), **more}))
     else:
-        show_accounting(accounts, Console())
-        show_failed(failed, Console())
-        show_bias(bias, Console())
-        show_changes(read_sessions(directory), Console())
+        console = SafeConsole()
+        show_accounting(accounts, console)
+        show_failed(failed, console)
+        show_bias(bias, console)
+        show_changes(read_sessions(directory), console)
 
 
 @app.command(cls=Command)
@@ -242,7 +243,7 @@ def top(
     """Watch a live run, on this machine or another."""
     from deploy.observability.run_client import RunEnded, show
 
-    console = Console(highlight=False)
+    console = SafeConsole()
     try:
         show(run, runs_dir, interval=interval, once=once, console=console)
     except RunEnded as ended:
@@ -297,6 +298,7 @@ def main() -> Any:
     try:
         open_standard_streams()
         raise_interrupts()
+        sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):
             check_not_shadowed()
         sys.path.append(os.getcwd())
@@ -315,5 +317,4 @@ def main() -> Any:
 
 
 def _print_error(message: str) -> None:
-    console = Console(file=tolerant(sys.stderr), highlight=False)
-    console.print(f"headway: {message}", markup=False, soft_wrap=True)
+    SafeConsole(stderr=True).print(f"headway: {message}", soft_wrap=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deploy.cli.options import Overrides, Recipe, RunsDir, load
+from deploy.runtime.safe_console import SafeConsole
 from deploy.runtime.signals import deferred
 
 
@@ -33,7 +33,7 @@ def validate(
     if config.model.path is not None:
         from deploy.memory.command import check_memory
 
-        check_memory(config, Console(stderr=True))
+        check_memory(config, SafeConsole(stderr=True))
     from deploy.config.recipe_text import recipe_text
 
     typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
@@ -92,11 +92,11 @@ def plan(
         ),
         devices=devices,
     )
-    memory = check_memory(config, Console(stderr=True))
+    memory = check_memory(config, SafeConsole(stderr=True))
     if as_json:
         typer.echo(json.dumps({**document, "memory": memory and memory.to_dict()}))
     else:
-        plan_command.show(document, Console())
+        plan_command.show(document, SafeConsole())
 
 
 def presets(

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from deploy.cli.options import RunName, RunsDir
+from deploy.runtime.safe_console import SafeConsole, echo
 
 
 def ls(runs_dir: RunsDir = Path("runs")) -> None:
@@ -16,9 +16,9 @@ def ls(runs_dir: RunsDir = Path("runs")) -> None:
     from deploy.storage.run_directory import RunDirectory
 
     if runs := RunDirectory.all(runs_dir):
-        show_runs(runs, Console(highlight=False))
+        show_runs(runs, SafeConsole())
     else:
-        typer.echo(f"no runs in {runs_dir}")
+        echo(f"no runs in {runs_dir}")
 
 
 def logs(
@@ -42,7 +42,7 @@ def logs(
         raise InputError(f"run {run!r} has no output yet, in {directory.logs} or with Ray")
     if process is None:
         for name, file in files:
-            typer.echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
+            echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
         return
     chosen = [(name, file) for name, file in files if process in (name, Path(name).stem)]
     if not chosen:
@@ -52,8 +52,8 @@ def logs(
             f"{nearest(process, names)}"
         )
     for name, file in chosen:
-        typer.echo(f"== {name}: {file}")
-        typer.echo(newest_lines(file, lines))
+        echo(f"== {name}: {file}")
+        echo(newest_lines(file, lines))
 
 
 def rollouts(
@@ -80,7 +80,7 @@ def rollouts(
     if sort or lowest:
         samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
     for sample in samples[:count]:
-        typer.echo(f"── {heading(sample)}\n{text_of(sample)}\n")
+        echo(f"── {heading(sample)}\n{text_of(sample)}\n")
 
 
 def requeue(
@@ -107,7 +107,7 @@ def requeue(
                 "prompts would not be generated; raise steps in its recipe.toml"
             )
         queued = put_back(directory.path, prompt or None)
-    typer.echo(f"{len(queued)} failed prompts are queued again; headway resume {run} trains them")
+    echo(f"{len(queued)} failed prompts are queued again; headway resume {run} trains them")
 
 
 def salvage(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
@@ -119,5 +119,5 @@ def salvage(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     from deploy.storage.salvage import salvage as take_back
 
     directory = RunDirectory.open(run, runs_dir, without_recipe=True)
-    take_back(directory, typer.echo)
-    typer.echo(f"go on with: headway resume {directory.path}")
+    take_back(directory, echo)
+    echo(f"go on with: headway resume {directory.path}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from deploy.cluster.cleanup import private_folder_of
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import FILE
+from queues.runtime.clean_text import printable, without_secrets
 
 ACTOR = b":actor_name:"
 MARKS = (ACTOR, b":job_id:", b":task_name:")
@@ -42,7 +43,7 @@ def collect_worker_logs(source: Path, target: Path) -> None:
     for name, file in worker_logs(source):
         with (target / name).open("ab") as opened:
             opened.write(f"--- {describe(file)}\n".encode())
-            opened.writelines(_lines(file))
+            opened.writelines(map(_clean, _lines(file)))
 
 
 def collect_ray_logs(source: Path, target: Path) -> None:
@@ -94,6 +95,12 @@ def _role(file: Path) -> str:
     if not marks:
         return OTHERS
     return re.sub(r"[^\w.-]", "_", marks[-1].removeprefix(ACTOR).decode(errors="replace"))
+
+
+def _clean(line: bytes) -> bytes:
+    """Return a line without secrets and control characters."""
+    text = without_secrets(line.decode(errors="replace").rstrip("\r\n"))
+    return printable(text.replace("\r", "\n")).encode() + b"\n"
 
 
 def _lines(file: Path) -> Iterator[bytes]:

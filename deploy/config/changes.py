@@ -42,8 +42,8 @@ OF_THE_WORK = {
     "prompts": "on_change",
     "heldout": "pinned pinned_seconds",
     "deploy": (
-        "ray_address placement node metrics engine_metrics metrics_port metrics_host trackers"
-        " start_timeout_seconds watchdog_seconds watchdog_aborts checkpoint_seconds"
+        "ray_address placement node metrics engine_metrics metrics_port metrics_host metrics_token"
+        " trackers start_timeout_seconds watchdog_seconds watchdog_aborts checkpoint_seconds"
         " max_failed_groups failure_window max_restarts private"
     ),
 }

@@ -79,6 +79,9 @@ class DeployConfig(BaseModel):
     metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
     """Address that all of them bind to. The default shows them on their own machine alone; on a
     cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
+    metrics_token: bool = False
+    """Let only requests read metrics that have the token in the environment variable
+    HEADWAY_METRICS_TOKEN, as `Authorization: Bearer …`; /healthz and /readyz need none."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Send the figures of each batch and some rollouts to TensorBoard (files in the run's folder),
     Weights & Biases (offline unless WANDB_MODE = "online") or MLflow (files in the run's folder

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from deploy.config.presets import on_demo, preset_names, with_preset
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from learner.config.optimizer import OptimizerConfig
+from queues.runtime.clean_text import PASSWORD, without_known_secrets, without_secrets
 from queues.runtime.nearest_name import nearest
 
 SHIPPED_RECIPES = Path(__file__).parents[1] / "recipes"
@@ -30,6 +31,8 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         InputError: The recipe is not valid; has one line for each problem.
     """
     document = _with_critic(with_preset(read_recipe(recipe, overrides)))
+    if secrets := [*_secrets(document)]:
+        raise InputError(f"recipe {recipe}:\n" + "\n".join(secrets))
     try:
         return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
@@ -52,6 +55,24 @@ def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def shipped_names() -> list[str]:
     """Return the names of the shipped recipes and of the presets."""
     return sorted(path.stem for path in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+
+
+def _secrets(value: Any, key: str = "") -> Iterator[str]:
+    """Yield a line for each text of a recipe that has a secret, which every run would store."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _secrets(part, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _secrets(part, key)
+    elif isinstance(value, str):
+        if (shown := without_known_secrets(value)) != value:
+            yield f"{key} = {shown!r} has the value of a secret; a recipe may have its name only"
+        elif PASSWORD.search(value):
+            yield (
+                f"{key} = {without_secrets(value)!r} is an address with a password; a recipe may "
+                "have the name of an environment variable instead, such as key_variable"
+            )
 
 
 def _with_critic(document: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from deploy.config.evaluation_schedule import purpose
 from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
+from deploy.observability.exporter import metrics_access
 from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
@@ -31,7 +32,7 @@ class Processes:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         config = context.config
-        self._metrics_host = config.deploy.metrics_host if config.deploy.metrics else None
+        self._access = metrics_access(config.deploy) if config.deploy.metrics else None
         self.node = ray.get_runtime_context().get_node_id()
         """Ray's id of the node of broker, broadcaster and driver."""
         self._reservation = Reservation(
@@ -100,7 +101,7 @@ class Processes:
             template_options=config.actors.chat_template_options,
             **self._reservation.options("reward_model", 0),
         )
-        return [RewardModelSupervisor(self._context, client, metrics_host=self._metrics_host)]
+        return [RewardModelSupervisor(self._context, client, access=self._access)]
 
     def _create_actors(self) -> list[ActorSupervisor]:
         """Create the supervisors of the actors; each creates its process when it starts."""
@@ -117,7 +118,7 @@ class Processes:
             broker=self.broker,
             broadcaster=self.broadcaster,
             reward_model_client=self.reward_models[0].client if self.reward_models else None,
-            metrics_host=self._metrics_host,
+            metrics=self._access,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )

@@ -12,12 +12,13 @@ from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
 from deploy.observability.exporter import show_process
 from deploy.storage.run_record import REWARD_MODEL
+from queues.runtime.prometheus import MetricsAccess
 
 
 class RewardModelSupervisor:
     """The reward models' process through all of its restarts.
 
-    It serves metrics at `metrics_host` of its node, or none where that is None.
+    It serves metrics by `access`, or none where that is None.
     """
 
     name = REWARD_MODEL
@@ -27,10 +28,10 @@ class RewardModelSupervisor:
         context: RunContext,
         client: RewardModelClient,
         *,
-        metrics_host: str | None = None,
+        access: MetricsAccess | None = None,
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
-        self.client, self._metrics_host, self._clock = client, metrics_host, clock
+        self.client, self._access, self._clock = client, access, clock
         self.metrics: str | None = None
         """Address of its metrics, as host:port; None while there is none."""
         self._restarts = Restarts(context, self.name, clock)
@@ -42,8 +43,8 @@ class RewardModelSupervisor:
             RayError: The process died, or `RewardModelActor.start` raised.
         """
         await self.client.start(again=again)
-        if self._metrics_host is not None:
-            self.metrics = await show_process(self.client.handle, self._metrics_host)
+        if self._access is not None:
+            self.metrics = await show_process(self.client.handle, self._access)
 
     async def run(self) -> None:
         """Restart the process whenever it dies, until cancelled; to be called after `start`.

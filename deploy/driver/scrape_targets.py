@@ -5,18 +5,19 @@ from typing import Any
 
 from deploy.driver.processes import Processes
 from deploy.observability.exporter import is_loopback, show_process
+from queues.runtime.prometheus import MetricsAccess
 
 
 class ScrapeTargets:
-    """The metrics addresses of one run, whose processes serve them at `host` of their nodes.
+    """The metrics addresses of one run, whose processes serve them by `access`.
 
     `node_of` returns Ray's id of the node of a process, by name; None where it is not known.
     """
 
     def __init__(
-        self, processes: Processes, host: str, node_of: Callable[[str], str | None]
+        self, processes: Processes, access: MetricsAccess, node_of: Callable[[str], str | None]
     ) -> None:
-        self._processes, self._host, self._node_of = processes, host, node_of
+        self._processes, self._access, self._node_of = processes, access, node_of
         self._addresses: dict[str, str] = {}
         """Addresses of the processes that are never restarted, by name."""
 
@@ -27,13 +28,13 @@ class ScrapeTargets:
         """
         processes = self._processes
         calls = {
-            "broker": processes.broker.serve_metrics(self._host),
-            "learner": processes.learner.serve_metrics(self._host),
+            "broker": processes.broker.serve_metrics(self._access),
+            "learner": processes.learner.serve_metrics(self._access),
         }
         done = {"broker", "learner-0", *(p.name for p in self._restarted())}
         for name, handle in processes.handles().items():
             if name not in done:
-                calls[name] = show_process(handle, self._host)
+                calls[name] = show_process(handle, self._access)
         return [(name, self._add(name, call)) for name, call in calls.items()]
 
     def reachable(self) -> list[tuple[str, str]]:
@@ -47,7 +48,7 @@ class ScrapeTargets:
             return None
         return (
             f"no metrics of {', '.join(unreachable)}: on other nodes, and deploy.metrics_host = "
-            f"{self._host!r} is their own loopback; set it to '0.0.0.0'"
+            f"{self._access.host!r} is their own loopback; set it to '0.0.0.0'"
         )
 
     def add(self, name: str, address: str) -> None:
@@ -67,7 +68,7 @@ class ScrapeTargets:
 
     def _unreachable(self) -> list[str]:
         """Return the processes of other nodes that serve their metrics on loopback only."""
-        if not is_loopback(self._host):
+        if not is_loopback(self._access.host):
             return []
         nodes = {name: self._node_of(name) for name in self._all()}
         if "learner" in nodes:

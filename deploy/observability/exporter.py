@@ -2,6 +2,8 @@
 
 /metrics        metrics of the driver
 /targets        every process with its labels, for `http_sd_configs`
+/healthz        200 while the driver answers, else 503; needs no token, nor does the next
+/readyz         200 while the run trains, 503 with what it waits for
 targets.json    in the run's folder, the same for `file_sd_configs`
 """
 
@@ -9,25 +11,34 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
 
+from deploy.config.deploy_config import DeployConfig
 from deploy.config.evaluation_schedule import evaluator
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.prometheus import ProcessMetrics, public_address, serve
+from queues.runtime.prometheus import (
+    TOKEN_VARIABLE,
+    MetricsAccess,
+    MetricsServer,
+    Page,
+    public_address,
+    serve,
+)
 
 DEFAULT_PORT = 9464
 """Port where `monitoring/prometheus.yml` looks for a run."""
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
+ANSWER_SECONDS = 5.0
+"""Longest that the event loop may take to answer a question about its health."""
 
 
 class Exporter:
@@ -39,6 +50,7 @@ class Exporter:
         metrics: Metrics of this process.
         targets: Returns name and address of the other processes; called in another thread.
         node: Address of this node in Ray: a label, and the host of a server on all interfaces.
+        waits_for: Returns what the run waits for instead of training; called in another thread.
 
     Raises:
         InputError: The port is in use, or the host is not of this machine.
@@ -51,32 +63,28 @@ class Exporter:
         metrics: Collector,
         targets: Callable[[], Sequence[tuple[str, str]]],
         node: str,
+        waits_for: Callable[[], Sequence[str]] = list,
     ) -> None:
         self._run, self._file, self._targets = config.name, folder / FILE, targets
-        self._node = node
+        self._node, self._waits_for = node, waits_for
+        self._loop: asyncio.AbstractEventLoop | None = None
         engine = evaluator(config.heldout, config.actors.count)
         self._evaluator = engine and engine.replace("engine", "actor")
         """Name of an actor that only evaluates, and may therefore idle and lag."""
         self._written = ""
         self._lock, self._closed = threading.Lock(), False
         """A thread of `follow` may still be writing when the exporter is closed."""
-        registry = CollectorRegistry()
-        registry.register(metrics)
-        registry.register(ProcessMetrics())
+        pages = {
+            "/targets": Page(lambda: (True, self.targets())),
+            "/healthz": Page(self._health, public=True),
+            "/readyz": Page(self._readiness, public=True),
+        }
         host, port = config.deploy.metrics_host, config.deploy.metrics_port
+        access = metrics_access(config.deploy)
         with _explained(host, port):
-            self._server, self._thread = _serve(host, port, registry)
-        self.address = public_address(host, self._server.server_port, node)
+            self._server = _serve(metrics, access, port, pages)
+        self.address = public_address(host, self._server.port, node)
         """The address that it answers at, as host:port."""
-        answer_metrics: Any = self._server.get_app()
-
-        def answer(environ: dict[str, Any], start_response: Any) -> Any:
-            if environ["PATH_INFO"] != "/targets":
-                return answer_metrics(environ, start_response)
-            start_response("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps(self.targets()).encode()]
-
-        self._server.set_app(answer)
 
     def targets(self) -> list[dict[str, Any]]:
         """Return every process of the run that serves metrics, in Prometheus' format."""
@@ -94,8 +102,26 @@ class Exporter:
             for name, address in [("driver", self.address), *self._targets()]
         ]
 
+    def _health(self) -> tuple[bool, Any]:
+        """Answer whether the event loop of the run goes on; before it begins, the run starts."""
+        if self._loop is not None:
+            answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+            try:
+                answer.result(ANSWER_SECONDS)
+            except TimeoutError:
+                answer.cancel()
+                problem = f"the driver has not answered for {ANSWER_SECONDS:g} s"
+                return False, {"run": self._run, "status": problem}
+        return True, {"run": self._run, "status": "ok"}
+
+    def _readiness(self) -> tuple[bool, Any]:
+        well, content = self._health()
+        waits_for = [*self._waits_for()]
+        return well and not waits_for, {**content, "waits_for": waits_for}
+
     async def follow(self) -> None:
         """Keep `targets.json` up to date until cancelled, as far as its disk answers."""
+        self._loop = asyncio.get_running_loop()
         while True:
             await run_in_daemon_thread(self.write)
             await asyncio.sleep(WRITE_SECONDS)
@@ -112,20 +138,31 @@ class Exporter:
 
     def close(self) -> None:
         """Stop serving and delete `targets.json`."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
         with self._lock:
             self._closed = True
             self._file.unlink(missing_ok=True)
 
 
-def _serve(host: str, port: int | None, registry: CollectorRegistry) -> Any:
+def _serve(
+    metrics: Collector, access: MetricsAccess, port: int | None, pages: Mapping[str, Page]
+) -> MetricsServer:
     """Serve at a port; None is DEFAULT_PORT, or a free one if that is in use."""
     if port is None:
         with suppress(OSError):
-            return start_http_server(DEFAULT_PORT, addr=host, registry=registry)
-    return start_http_server(port or 0, addr=host, registry=registry)
+            return MetricsServer([metrics], access, port=DEFAULT_PORT, pages=pages)
+    return MetricsServer([metrics], access, port=port or 0, pages=pages)
+
+
+def metrics_access(deploy: DeployConfig) -> MetricsAccess:
+    """Return who may read the metrics of a run; raise InputError if the token is not set."""
+    try:
+        return MetricsAccess.of(deploy.metrics_host, token=deploy.metrics and deploy.metrics_token)
+    except KeyError:
+        raise InputError(
+            f"deploy.metrics_token = true, and the environment variable {TOKEN_VARIABLE} is not "
+            "set; give it a token, or set deploy.metrics_token = false"
+        ) from None
 
 
 def is_loopback(address: str) -> bool:
@@ -133,16 +170,16 @@ def is_loopback(address: str) -> bool:
     return address.startswith(("127.", "localhost", "::1", "[::1]"))
 
 
-async def show_process(handle: Any, host: str) -> str:
+async def show_process(handle: Any, access: MetricsAccess) -> str:
     """Have a Ray actor serve its process metrics until it ends; return host:port."""
-    address: str = await handle.__ray_call__.remote(_serve_process, host)
+    address: str = await handle.__ray_call__.remote(_serve_process, access)
     return address
 
 
-def _serve_process(_: object, host: str) -> str:
+def _serve_process(_: object, access: MetricsAccess) -> str:
     import ray
 
-    return public_address(host, serve([], host=host), ray.util.get_node_ip_address())
+    return public_address(access.host, serve([], access), ray.util.get_node_ip_address())
 
 
 def role(process: str) -> str:

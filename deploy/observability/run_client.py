@@ -1,16 +1,19 @@
 """`headway top`: finds the metrics of a live run, asks its processes, reads its events."""
 
+import asyncio
 import json
+import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from actors.bounded_http import Answer, BadAnswer, ask
 from deploy.errors import InputError
 from deploy.observability.exporter import FILE
 from deploy.observability.top_model import Event, Interval, Moment, Samples, parse
@@ -18,10 +21,15 @@ from deploy.observability.top_view import EVENTS, screen
 from deploy.storage.run_directory import RunDirectory, RunMissing
 from deploy.storage.run_record import Row
 from queues.runtime import clock
+from queues.runtime.prometheus import TOKEN_VARIABLE
 
 ANSWER_SECONDS = 3.0
 """Deadline of one process."""
 ASKED_AT_ONCE = 16
+MOST_BYTES = 4 << 20
+"""Of an answer."""
+MOST_PROCESSES = 4096
+ADDRESS = re.compile(r"[\w.:\[\]-]{1,300}:\d{1,5}")
 RATE_SECONDS = 10.0
 """Interval that rates are averaged over."""
 TAIL_BYTES = 65_536
@@ -69,9 +77,8 @@ class RunClient:
             self._directory = RunDirectory.open(run, runs_dir)
             self._address = _address_of(self._directory)
         self._moments: deque[Moment] = deque()
-        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE)
-        self._http = httpx.Client(trust_env=False, timeout=ANSWER_SECONDS)
-        """Asks without a proxy, as Prometheus does."""
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def look(self) -> Interval:
         """Ask every process now; return the time since an earlier look, if there was one.
@@ -79,7 +86,7 @@ class RunClient:
         Raises:
             InputError: The run's own address does not answer: it has ended, or cannot be reached.
         """
-        moments, now = self._moments, self._moment()
+        moments, now = self._moments, asyncio.run(self._moment())
         moments.append(now)
         while len(moments) > 2 and now.at - moments[1].at >= RATE_SECONDS:
             moments.popleft()
@@ -97,31 +104,55 @@ class RunClient:
         """Return the newest events of the run; none if only its address is known."""
         return events(self._directory) if self._directory else []
 
-    def _moment(self) -> Moment:
+    async def _moment(self) -> Moment:
         url = f"http://{self._address}/targets"
-        try:
-            targets = self._http.get(url).raise_for_status().json()
-            runs = [target["labels"]["run"] for target in targets]
-            addresses = {t["labels"]["process"]: t["targets"][0] for t in targets}
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise InputError(
-                f"nothing answers at {url}, the metrics of the run ({error}): it has ended, or "
-                "this machine does not reach it; a run on another machine shows its metrics with "
-                'deploy.metrics_host = "0.0.0.0"'
-            ) from None
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise InputError(f"{url} is not the address of a run: {error!r}") from None
-        if not addresses:
-            raise InputError(f"the run at {url} has ended")
-        samples = self._pool.map(self._samples, addresses.values())
-        return Moment(clock.now(), runs[0], dict(zip(addresses, samples, strict=True)))
+        # Without a proxy, as Prometheus asks.
+        async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
+            try:
+                answer = await self._ask(client, url)
+            except BadAnswer as error:
+                raise InputError(
+                    f"nothing answers at {url}, the metrics of the run ({error}): it has ended, or "
+                    "this machine does not reach it; a run on another machine shows its metrics "
+                    'with deploy.metrics_host = "0.0.0.0"'
+                ) from None
+            run, addresses = _targets(url, answer)
+            at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
-    def _samples(self, address: str) -> Samples | None:
-        try:
-            answer = self._http.get(f"http://{address}/metrics").raise_for_status()
-            return parse(answer.text, source=address)
-        except (httpx.HTTPError, httpx.InvalidURL, InputError):
-            return None
+            async def samples(address: str) -> Samples | None:
+                async with at_once:
+                    try:
+                        shown = await self._ask(client, f"http://{address}/metrics")
+                        return parse(shown.text, source=address) if shown.status == 200 else None
+                    except (BadAnswer, InputError):
+                        return None
+
+            seen = await asyncio.gather(*map(samples, addresses.values()))
+        return Moment(clock.now(), run, dict(zip(addresses, seen, strict=True)))
+
+    async def _ask(self, client: httpx.AsyncClient, url: str) -> Answer:
+        return await ask(
+            client, url, seconds=ANSWER_SECONDS, most_bytes=MOST_BYTES, headers=self._headers
+        )
+
+
+def _targets(url: str, answer: Answer) -> tuple[str, dict[str, str]]:
+    """Return the name of a run, and the addresses of its processes by name."""
+    if answer.status == 401:
+        raise InputError(
+            f"{url} wants the token of the run, in the environment variable {TOKEN_VARIABLE}"
+        )
+    try:
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}")
+        targets = json.loads(answer.text)[:MOST_PROCESSES]
+        runs = [str(target["labels"]["run"]) for target in targets]
+        addresses = {str(t["labels"]["process"]): str(t["targets"][0]) for t in targets}
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise InputError(f"{url} is not the address of a run: {error!r}") from None
+    if not addresses:
+        raise InputError(f"the run at {url} has ended")
+    return runs[0], {name: at for name, at in addresses.items() if ADDRESS.fullmatch(at)}
 
 
 def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Console) -> None:
@@ -137,7 +168,11 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
     """
 
     def look() -> RenderableType:
-        return screen(client.look(), client.events(), width=console.width)
+        interval = client.look()
+        try:
+            return screen(interval, client.events(), width=console.width)
+        except (ValueError, OverflowError, KeyError, TypeError) as error:
+            raise InputError(f"{run} shows metrics that no run has: {error!r}") from None
 
     client = connect(run, runs_dir, console, 0.0 if once else START_SECONDS)
     frame = look()
@@ -162,7 +197,7 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
     except InputError as error:
         console.print(frame)
         client.check_ended()
-        console.print(str(error), markup=False)
+        console.print(str(error))
 
 
 def connect(run: str, runs_dir: Path, console: Console, seconds: float) -> RunClient:
@@ -179,7 +214,7 @@ def connect(run: str, runs_dir: Path, console: Console, seconds: float) -> RunCl
             if isinstance(error, RunMissing) and time.monotonic() >= deadline:
                 raise
             if not printed:
-                console.print(f"{error}\nwaiting for it to start", markup=False, soft_wrap=True)
+                console.print(f"{error}\nwaiting for it to start", soft_wrap=True)
             printed = True
         time.sleep(POLL_SECONDS)
 

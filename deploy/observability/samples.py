@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from queues.records import Payload, Rollout
+from queues.runtime.clean_text import printable, without_secrets
 from queues.schema import decode
 
 FILE = "samples.jsonl"
@@ -46,7 +47,9 @@ def _sample(rollout: Rollout, prompt_id: str, version: int, tokenizer: Any) -> S
     end = rollout.prompt_length
     parts = (rollout.token_ids[:end], rollout.token_ids[end:])
     prompt, response = (
-        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        without_secrets(
+            tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
         for ids in parts
     )
     sampled = [v for v, mask in zip(rollout.versions, rollout.loss_mask, strict=True) if mask]
@@ -96,15 +99,3 @@ def heading(sample: Sample) -> str:
 def text_of(sample: Sample) -> str:
     """Return prompt and response of a sample, with control characters escaped."""
     return printable(f"{sample.prompt}\n──▶\n{sample.response}")
-
-
-def printable(text: str) -> str:
-    r"""Escape what could act on a terminal or hide: all but letters, signs, spaces and newlines.
-
-    Example:
-        >>> printable("4\x1b[2J")
-        '4\\x1b[2J'
-    """
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )

@@ -60,7 +60,7 @@ def parse(text: str, *, source: str) -> Samples:
     try:
         families = text_string_to_metric_families(text)
         return [sample for family in families for sample in family.samples]
-    except (ValueError, KeyError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{source} shows no metrics in Prometheus' format: {error}") from None
 
 

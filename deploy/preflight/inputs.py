@@ -32,7 +32,7 @@ from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
 from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
-from deploy.observability.exporter import check_address
+from deploy.observability.exporter import check_address, metrics_access
 from deploy.preflight.disk_space import check_free_space, check_runs_dir
 from deploy.preflight.models import check_examples, model_path, reward_model_paths
 from deploy.preflight.provenance import fingerprint_of_model
@@ -42,6 +42,7 @@ from queues.policy.prompt_retirement import split
 from queues.readers.issued_prompts import heldout_problems, stored_cursor
 from queues.records import Prompt
 from queues.runtime.cpu_affinity import parse_cores
+from queues.runtime.output_limits import limited_output
 
 DESCRIPTORS = 256
 """Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
@@ -67,6 +68,19 @@ class Inputs:
     """Fingerprints of the initial weights and of the reward models, by their role."""
 
 
+@contextmanager
+def _foreign_code() -> Iterator[None]:
+    """Limit what sources and libraries print, and refuse those that would end the command."""
+    try:
+        with limited_output("sources and libraries"):
+            yield
+    except SystemExit as error:
+        raise InputError(
+            f"code that the recipe names ended by {error!r}, which would end the command"
+        ) from error
+
+
+@_foreign_code()
 def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> Inputs:
     """Find the models, open the sources, and check that they fit together.
 
@@ -224,6 +238,7 @@ def _source_failures_named(prefix: str = "") -> Iterator[None]:
         raise InputError(f"{prefix}{error}") from error
 
 
+@_foreign_code()
 def check_code(config: RunConfig) -> None:
     """Check what a recipe names and no model is needed for: `headway validate --strict`.
 
@@ -262,6 +277,7 @@ def _check_machine(config: RunConfig) -> None:
     check_devices(config.weight_sync, deploy.ray_address)
     _check_address(deploy.ray_address)
     if deploy.metrics:
+        metrics_access(deploy)
         check_address(deploy.metrics_host, deploy.metrics_port)
     trackers.check(deploy.trackers)
 

@@ -12,6 +12,7 @@ from deploy.report.summary import successful_updates
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from queues.readers.selection_bias import FATES, BiasReport
+from queues.runtime.clean_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,9 @@ SIZE = (4.4, 2.8)
 COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
 """Colours of runs, in order."""
 GREY = "#8a939c"
+LONGEST_LABEL = 60
+MOST_PARTS = 32
+"""Curves of parts of the reward."""
 WINDOW = 15
 """Number of batches that throughput and idle time are averaged over."""
 VERSIONS, SECONDS = "policy version", "seconds of training"
@@ -196,9 +200,10 @@ def _figure_plot(
 
 
 def _part_names(run: PlottedRun) -> list[str]:
-    """Return the names of the parts of a run's reward, of all batches."""
+    """Return the names of the parts of a run's reward, of all batches, the first in order."""
     reports = [batch.report for batch in run.record.batches]
-    return sorted({name for report in reports for name in report.reward_parts or ()})
+    names = {name for report in reports for name in report.reward_parts or ()}
+    return sorted(names)[:MOST_PARTS]
 
 
 def _reward_parts(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -262,7 +267,7 @@ def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
             if spread.count:
                 axes.plot([spread.p50, spread.p95], [y, y], color=run.colour, lw=3, alpha=0.4)
                 axes.plot([spread.mean], [y], "o", color=run.colour, ms=5)
-        labels = [f"{label} ({run.bias.groups[fate]})" for run, fate, label in rows]
+        labels = [plain(f"{label} ({run.bias.groups[fate]})") for run, fate, label in rows]
         axes.set_yticks(range(len(rows)), labels)
         axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
         _finish(axes, title)
@@ -369,5 +374,13 @@ def _line(
 def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False) -> None:
     axes.set_xlabel(xlabel, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=8)
-    if legend and axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7, frameon=False)
+    handles, labels = axes.get_legend_handles_labels()
+    if legend and handles:
+        axes.legend(handles, list(map(plain, labels)), fontsize=7, frameon=False)
+
+
+def plain(label: str) -> str:
+    """Return a name from outside without formulas and characters that SVG forbids."""
+    label = printable(label).replace("\n", " ")
+    short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+    return short.replace("$", r"\$")

@@ -3,7 +3,7 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import escape as escape_html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
 from queues.runtime import clock
 from queues.runtime.atomic_file import atomic_file
+from queues.runtime.clean_text import printable
 from weight_sync.announcements import WeightUpdateReport
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f5f7; margi
   padding: 0.5rem; font-size: 0.8rem; }
 i { display: inline-block; width: 0.7rem; height: 0.7rem; border-radius: 2px; }
 """
+
+
+def escape(text: str) -> str:
+    """Escape markup and control characters of a text."""
+    return escape_html(printable(text))
 
 
 def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path:

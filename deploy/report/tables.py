@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from deploy.errors import InputError
@@ -40,7 +39,7 @@ def show_runs(runs: Sequence[RunDirectory], console: Console) -> None:
     """Print a line for each of some runs, by the time of its last summary, the newest first."""
     table = Table("run", "status", "steps", "held-out", "minutes", "last summary", box=None)
     for _, cells in sorted(map(_row_of_run, runs), reverse=True):
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -184,8 +183,8 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
         return
     table = Table("prompt", "attempts", "reason", "error", title="failed permanently")
     for prompt in failed[-SHOWN:]:
-        error = escape(prompt.error.partition("\n")[0])
-        table.add_row(escape(prompt.prompt_id), str(prompt.attempts), prompt.reason, error)
+        error = prompt.error.partition("\n")[0]
+        table.add_row(prompt.prompt_id, str(prompt.attempts), prompt.reason, error)
     console.print(table)
     if len(failed) > SHOWN:
         console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")

@@ -15,11 +15,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from deploy.errors import InputError, Interrupted, exit_code_of
-from deploy.runtime.output import tolerant
+from deploy.runtime.safe_console import CleanFormatter, SafeConsole
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -37,7 +37,7 @@ class _LogFile(QueueHandler):
 
     def __init__(self, file: Path) -> None:
         super().__init__(SimpleQueue())
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
         self._thread = threading.Thread(target=self._write, args=(file,), daemon=True, name="log")
         self._thread.start()
 
@@ -85,11 +85,11 @@ def log_to(file: Path) -> Iterator[None]:
 class Terminal:
     """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
 
-    It prints to rich's `console`, by default to standard output, whose errors end nothing.
+    It prints to rich's `console`, by default a `SafeConsole`, whose errors end nothing.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=tolerant(sys.stdout), highlight=False)
+        self.console = console or SafeConsole()
         self._started = time.monotonic()
         self._bar: Progress | None = None
         self._total = 0
@@ -102,7 +102,8 @@ class Terminal:
 
     def _print(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {escape(text)}", soft_wrap=True)
+        line = Text.assemble((f"{elapsed:6.1f} s", "dim"), "  ", text)
+        self.console.print(line, soft_wrap=True)
 
     @contextmanager
     def bar(self, total: int, waiting_for: str) -> Iterator[None]:

@@ -27,6 +27,7 @@ from deploy.runtime.signals import deferred
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file, sync_path
+from queues.runtime.clean_text import without_secrets_in
 from queues.runtime.file_lock import is_at, is_held, locked
 from queues.runtime.nearest_name import nearest
 
@@ -272,7 +273,7 @@ class RunDirectory:
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.writelines(json.dumps(without_secrets_in(row)) + "\n" for row in rows)
         except OSError:
             with suppress(OSError):
                 os.truncate(path, before)
@@ -303,7 +304,8 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json` atomically, with a checksum of its content."""
-        content = {**summary, CHECKSUM: _checksum(summary)}
+        clean = without_secrets_in(summary)
+        content = {**clean, CHECKSUM: _checksum(clean)}
         with atomic_file(self.summary_file, durable=True) as file:
             file.write(json.dumps(content, indent=2).encode())
 

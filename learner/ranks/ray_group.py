@@ -19,6 +19,7 @@ from learner.errors import RankFailed
 from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_rank import RankActor
 from learner.ranks.spec import LearnerSpec, environment
+from queues.runtime.prometheus import MetricsAccess
 
 GRACE_SECONDS = 5.0
 """Time that a lost connection waits for the death that explains it."""
@@ -63,9 +64,9 @@ class LearnerGroup:
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
-    async def serve_metrics(self, host: str) -> str:
-        """Serve the metrics of rank 0 at this address of its node; return host:port."""
-        address: str = await call_rank(0, self._ranks[0].serve_metrics.remote(host))
+    async def serve_metrics(self, access: MetricsAccess) -> str:
+        """Serve the metrics of rank 0; return host:port."""
+        address: str = await call_rank(0, self._ranks[0].serve_metrics.remote(access))
         return address
 
     async def paused(self) -> str | None:

@@ -17,6 +17,8 @@ from learner.diagnostics.batch_report import TrainedBatch
 from learner.errors import LearnerError
 from learner.ranks.spec import LearnerSpec
 from queues.runtime.cpu_affinity import bind_process
+from queues.runtime.output_limits import keep_logs_small
+from queues.runtime.prometheus import MetricsAccess, public_address, serve
 from queues.runtime.ray_process_title import keep_title
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class RankActor:
         Raises:
             InputError: The model cannot be trained, or the cores do not exist.
         """
+        keep_logs_small()
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
         cores = self._spec.config.cores_of_rank(self._number)
         if cores is not None:
@@ -124,14 +127,13 @@ class RankActor:
         await self._call(self._publisher.flush, spec.weight_sync.timeout_seconds)
         return reached
 
-    async def serve_metrics(self, host: str) -> str:
+    async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve `LearnerMetrics` of rank 0 until the process ends; return host:port."""
         from learner.metrics import LearnerMetrics
-        from queues.runtime.prometheus import public_address, serve
 
         self._metrics = LearnerMetrics()
-        port = serve([self._metrics], host=host)
-        return public_address(host, port, ray.util.get_node_ip_address())
+        port = serve([self._metrics], access)
+        return public_address(access.host, port, ray.util.get_node_ip_address())
 
     def _observe(self, batch: TrainedBatch) -> None:
         if self._metrics is not None:

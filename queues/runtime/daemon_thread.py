@@ -6,7 +6,7 @@ A thread of `asyncio.to_thread` is joined at interpreter exit; a daemon thread i
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,7 +16,9 @@ async def run_in_daemon_thread(work: Callable[[], T], *, name: str = "blocking-c
     """Call `work` in a new daemon thread, and return or raise what it returns or raises.
 
     The call starts at once and cannot be interrupted: when this coroutine is cancelled, the thread
-    goes on and its result is dropped. The caller sets the deadline.
+    goes on and its result is dropped. The caller sets the deadline. An exception that an event loop
+    takes for its own, such as SystemExit, CancelledError or StopIteration, is raised in a
+    RuntimeError.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -24,8 +26,12 @@ async def run_in_daemon_thread(work: Callable[[], T], *, name: str = "blocking-c
     def run() -> None:
         try:
             outcome.set_result(work())
+        except (StopIteration, CancelledError) as error:
+            outcome.set_exception(RuntimeError(f"ended by {error!r}"))
         except Exception as error:  # noqa: BLE001  (raised in the caller)
             outcome.set_exception(error)
+        except BaseException as error:  # noqa: BLE001
+            outcome.set_exception(RuntimeError(f"ended by {error!r}"))
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)

@@ -1,13 +1,56 @@
-"""Publication of a process's metrics to Prometheus over HTTP."""
+"""Publication of a process's metrics to Prometheus over HTTP, to everybody or by a token."""
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import hmac
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from socketserver import ThreadingMixIn
+from typing import Any, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 PUBLISHED = ("resident_memory_bytes", "cpu_seconds")
 """Suffixes of the process metrics of `prometheus_client` that are published."""
+TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
+"""Environment variable of the driver, and of `headway top`, with the token of `MetricsAccess`."""
+CONNECTIONS = 32
+"""Most connections that a server keeps open; others are closed at once."""
+REQUEST_SECONDS = 10.0
+"""Longest wait for a part of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAccess:
+    """The address at which a process serves its metrics, and who may read them."""
+
+    host: str
+    """Address of its node to bind to."""
+    token_hash: str | None = None
+    """SHA-256 of the token that requests must have, in hexadecimal; None lets everybody read."""
+
+    @classmethod
+    def of(cls, host: str, *, token: bool) -> "MetricsAccess":
+        """Return the access by the token in TOKEN_VARIABLE; raise KeyError if that is not set."""
+        if not token:
+            return cls(host)
+        if not (text := os.environ.get(TOKEN_VARIABLE, "").strip()):
+            raise KeyError(TOKEN_VARIABLE)
+        return cls(host, hashlib.sha256(text.encode()).hexdigest())
+
+    def allows(self, authorization: str) -> bool:
+        """Return True for the value of a header "Authorization" that has the token."""
+        if self.token_hash is None:
+            return True
+        scheme, _, token = authorization.partition(" ")
+        sent = hashlib.sha256(token.strip().encode(errors="surrogateescape")).hexdigest()
+        return scheme.lower() == "bearer" and hmac.compare_digest(sent, self.token_hash)
 
 
 class ProcessMetrics(Collector):
@@ -21,17 +64,98 @@ class ProcessMetrics(Collector):
         return (metric for metric in self._collector.collect() if metric.name.endswith(PUBLISHED))
 
 
-def serve(collectors: Iterable[Collector], *, host: str) -> int:
-    """Serve collectors, and `ProcessMetrics`, at `/metrics` until the process ends.
+class Page(NamedTuple):
+    """A page of JSON beside the metrics."""
 
-    Collectors are called from another thread. Returns the port, a free one.
+    answer: Callable[[], tuple[bool, Any]]
+    """Returns False if the status is 503, and the content; called in another thread."""
+    public: bool = False
+    """Read without the token too."""
+
+
+class MetricsServer:
+    """Serves collectors, `ProcessMetrics` and pages, by path, until `close` or the process's end.
+
+    Collectors are called from other threads. Port 0 is a free one. Raises OSError.
     """
-    registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    registry.register(ProcessMetrics())
-    server, _ = start_http_server(0, addr=host, registry=registry)
-    return int(server.server_port)
+
+    def __init__(
+        self,
+        collectors: Iterable[Collector],
+        access: MetricsAccess,
+        *,
+        port: int = 0,
+        pages: Mapping[str, Page] | None = None,
+    ) -> None:
+        registry = CollectorRegistry()
+        for collector in (*collectors, ProcessMetrics()):
+            registry.register(collector)
+        metrics: Any = make_wsgi_app(registry)
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            page = (pages or {}).get(environ["PATH_INFO"])
+            public = page is not None and page.public
+            if not (public or access.allows(environ.get("HTTP_AUTHORIZATION", ""))):
+                start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+                return [b""]
+            if page is None:
+                return metrics(environ, start_response)
+            well, content = page.answer()
+            status = "200 OK" if well else "503 Service Unavailable"
+            start_response(status, [("Content-Type", "application/json")])
+            return [json.dumps(content).encode()]
+
+        self._server = _Server(access.host, port)
+        self._server.set_app(answer)
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve(collectors: Iterable[Collector], access: MetricsAccess) -> int:
+    """Serve collectors until the process ends, as `MetricsServer`; return the port, a free one."""
+    return MetricsServer(collectors, access).port
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its own name)
+        pass
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A server with a thread for each of at most CONNECTIONS connections, which logs nothing."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        kind = socket.SOCK_STREAM
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=kind)
+        self.address_family = family
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__((str(address[0]), port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that broke off, or that asks for nonsense
 
 
 def public_address(host: str, port: int, node: str) -> str:

@@ -1,6 +1,7 @@
 """Errors of user code: each names the file and the line that raised it."""
 
 import asyncio
+import concurrent.futures
 import sys
 import textwrap
 
@@ -13,6 +14,7 @@ from actors.rewards import RewardPool, load_rewards
 from actors.rollout.episode import EpisodeRunner
 from actors.sources.filters import without_heldout
 from actors.sources.registry import load_source
+from actors.user_code import call
 from queues.records import Lease, Prompt, Purpose
 
 TASK = """
@@ -114,3 +116,52 @@ def test_a_module_that_cannot_be_imported_is_named_with_its_file_and_line(task):
     assert "cannot import own_task: KeyError('NO_SUCH_VARIABLE')" in str(caught.value)
     assert place(task, 2, "<module>") in str(caught.value)
     assert "importlib" not in str(caught.value)
+
+
+class Base(BaseException):
+    pass
+
+
+def raising(error, *, coroutine):
+    def plain():
+        raise error
+
+    async def later():
+        raise error
+
+    return later if coroutine else plain
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(0), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(),
+        concurrent.futures.CancelledError(), StopIteration(1), StopAsyncIteration(), Base("base"),
+        TimeoutError(), MemoryError(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_whatever_user_code_raises_is_an_exception_of_the_call(error, coroutine):
+    async def outcome():
+        async with asyncio.timeout(10):
+            try:
+                await call(raising(error, coroutine=coroutine))
+            except Exception as raised:  # noqa: BLE001
+                return repr(raised)
+
+    assert type(error).__name__ in asyncio.run(outcome())
+
+
+def test_a_call_that_is_cancelled_is_cancelled():
+    async def cancelled():
+        task = asyncio.ensure_future(call(asyncio.Event().wait))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await call(asyncio.Event().wait)
+
+    asyncio.run(cancelled())

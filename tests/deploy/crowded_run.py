@@ -13,7 +13,7 @@ from deploy.cli import main
 from deploy.run import Run
 from queues.records import PutStatus
 from queues.runtime import clock
-from queues.runtime.prometheus import serve
+from queues.runtime.prometheus import MetricsAccess, serve
 from weight_sync.announcements import WeightUpdateReport
 
 SIMULATED = 64
@@ -41,7 +41,7 @@ class Crowded(Run):
         statistics = ActorStatistics(engine)
         statistics.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
         self.context.record.restarts[name] = 1
-        self.targets.add(name, f"{HOST}:{serve([ActorMetrics(statistics)], host=HOST)}")
+        self.targets.add(name, f"{HOST}:{serve([ActorMetrics(statistics)], MetricsAccess(HOST))}")
         broadcaster, serves = self.processes.broadcaster, -1
         while True:
             manifest = await broadcaster.newest(serves, POLL_SECONDS)

@@ -33,9 +33,11 @@ AMOUNTS = {
     "additionalProperties": False,
 }
 RESOURCES = table(requests=AMOUNTS, limits=AMOUNTS)
+KEY_OF_SECRET = table(["name", "key"], name=TEXT, key=TEXT)
+AUTHORIZATION = table(["credentials"], credentials=KEY_OF_SECRET)
 PROBE = table(
-    ["exec"],
     exec=table(["command"], command=lists(TEXT)),
+    httpGet=table(["path", "port"], path=TEXT, port=TEXT),
     initialDelaySeconds=NUMBER,
     periodSeconds=NUMBER,
     timeoutSeconds=NUMBER,
@@ -54,6 +56,9 @@ CONTAINER = table(
     ),
     resources=RESOURCES,
     volumeMounts=lists(table(["name", "mountPath"], name=TEXT, mountPath=TEXT)),
+    command=lists(TEXT),
+    env=lists(table(["name", "valueFrom"], name=TEXT, valueFrom=table(secretKeyRef=KEY_OF_SECRET))),
+    startupProbe=PROBE,
     livenessProbe=PROBE,
     readinessProbe=PROBE,
     securityContext=table(capabilities=table(add=lists(TEXT))),
@@ -70,6 +75,7 @@ TEMPLATE = table(
     spec=table(
         ["containers"],
         containers=lists(CONTAINER),
+        restartPolicy={"enum": ["OnFailure", "Never"]},
         volumes=lists(VOLUME),
         securityContext=SECURITY,
         shareProcessNamespace=TRUTH,
@@ -109,6 +115,7 @@ SCHEMAS = {
         shutdownAfterJobFinishes=TRUTH,
         clusterSelector=TEXTS,
     ),
+    ("batch/v1", "Job"): table(["template"], backoffLimit=NUMBER, template=TEMPLATE),
     ("v1", "PersistentVolumeClaim"): table(
         ["accessModes", "resources"],
         accessModes=lists({"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]}),
@@ -145,7 +152,10 @@ SCHEMAS = {
     ),
     ("monitoring.coreos.com/v1alpha1", "ScrapeConfig"): table(
         scrapeInterval=TEXT,
-        httpSDConfigs=lists(table(["url"], url=TEXT, refreshInterval=TEXT)),
+        httpSDConfigs=lists(
+            table(["url"], url=TEXT, refreshInterval=TEXT, authorization=AUTHORIZATION)
+        ),
+        authorization=AUTHORIZATION,
         relabelings=RELABELINGS,
     ),
 }

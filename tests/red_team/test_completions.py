@@ -1,9 +1,6 @@
 """Hostile completions: nothing is executed, nothing fails but by its own score, nothing stays."""
 
 import asyncio
-import json
-import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,18 +40,10 @@ async def outcome(case, pool):
     return {0.0: "0", 1.0: "1"}.get(total, "part")
 
 
-@pytest.fixture(scope="module")
-def outcomes():
-    """Collect the outcome of every case that is played; RED_TEAM_TABLE names a file for them."""
+@pytest.fixture(scope="module", autouse=True)
+def sandboxed():
     check_sandbox()
     Path(MARK).unlink(missing_ok=True)
-    collected = {}
-    yield collected
-    kinds = {case.id: case.kind for case in COMPLETIONS}
-    table = Counter((kinds[case], result) for case, result in collected.items())
-    lines = [f"{kind:10} {result:8} {count}" for (kind, result), count in sorted(table.items())]
-    if file := os.environ.get("RED_TEAM_TABLE"):
-        Path(file).write_text("\n".join(lines) + "\n" + json.dumps(collected, indent=1) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -65,13 +54,14 @@ def outcomes():
     ],
 )
 def test_a_hostile_completion_has_a_score_executes_nothing_and_leaves_nothing(outcomes, pool, case):
-    outcomes[case.id] = asyncio.run(outcome(case, pool))
-    assert outcomes[case.id] in case.allowed
+    scored = asyncio.run(outcome(case, pool))
+    outcomes[case.kind, case.id] = scored.partition(":")[0]
+    assert scored in case.allowed
     assert not Path(MARK).exists()
 
 
 @pytest.mark.parametrize("task", EVALUATED)
-def test_the_verifiers_score_as_before(outcomes, pool, task):
+def test_the_verifiers_score_as_before(pool, task):
     [prompt] = load_source(f"reasoning_gym:{task}", options={}, seed=0).next(1)
     rewards = load_rewards(["reasoning_gym"], pool=pool)
 

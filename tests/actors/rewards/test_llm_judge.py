@@ -174,7 +174,7 @@ def test_a_key_that_the_server_repeats_is_in_no_message(monkeypatch, answer):
     with server(answer) as (url, asked), pytest.raises(RewardFailed) as caught:
         judge(url, key_variable="JUDGE_KEY", attempts=1)
     assert asked[0][1] == "Bearer secret"
-    assert "[key]" in str(caught.value)
+    assert "[JUDGE_KEY]" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 

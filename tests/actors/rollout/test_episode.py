@@ -9,6 +9,7 @@ import user_module
 from fakes import EOS, Recited, episodes, lease
 
 from actors.engines.protocol import SamplingParameters
+from actors.environments.protocol import Message, Turn
 from actors.environments.registry import load_environment
 from actors.errors import (
     ActorsError,
@@ -22,6 +23,7 @@ from actors.errors import (
     RolloutTimeout,
 )
 from queues.records import FinishReason, RolloutGroup
+from queues.runtime.clean_text import register
 from queues.schema import decode, encode
 
 SAMPLING = SamplingParameters(temperature=0.7, max_new_tokens=40, top_p=0.9, top_k=5)
@@ -327,3 +329,29 @@ def test_a_rollout_that_is_interrupted_in_a_later_turn_fails():
     engine = Recited("a", FinishReason.ABORTED)
     with pytest.raises(RolloutFailed, match="ended as aborted"):
         play(engine, environment="user_module:Countdown")
+
+
+class Says:
+    """An environment that answers with a text."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def reset(self, prompt):
+        return [Message("user", prompt.text)]
+
+    def step(self, message):
+        return Turn([Message("user", self._text)], 0.0, done=False)
+
+
+def test_secrets_in_what_the_environment_says_do_not_reach_the_policy(monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "abc123abc")
+    register([])
+    with pytest.raises(PromptRefused, match="'\\['"):  # the tokenizer of these tests has none
+        play(Recited("a", "b"), new_environment=lambda: Says("abc123abc"), environment="m:Says")
+
+
+def test_far_more_text_than_fits_into_a_rollout_is_not_tokenised():
+    said = "7" * 40_001 + "\ud800"
+    rollout = play(Recited("a"), new_environment=lambda: Says(said), environment="m:Says")
+    assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy.config.loader import load_recipe
+from queues.runtime.prometheus import TOKEN_VARIABLE
 from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
 ROOT = Path(__file__).parents[3]
@@ -132,6 +133,39 @@ def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has()
     assert config.deploy.metrics_port == ports["headway"]
     pools = [group["labels"] for group in GROUPS]
     assert config.deploy.placement.actors.labels in pools
+
+
+def secrets_of(container):
+    return {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+
+
+def test_the_metrics_of_jobs_are_behind_the_token_that_prometheus_has():
+    [head] = HEAD["template"]["spec"]["containers"]
+    job = settled(read(SHIPPED / "job" / "rayjob.yaml")["spec"]["entrypoint"].split(" && ")[-1])
+    assert job.deploy.metrics_token
+    config = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]
+    [discovery] = config["httpSDConfigs"]
+    expected = {"credentials": secrets_of(head)[TOKEN_VARIABLE]}
+    assert config["authorization"] == discovery["authorization"] == expected
+
+
+def test_the_run_of_one_machine_is_probed_where_it_answers():
+    pod = read(SHIPPED / "machine" / "job.yaml")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    *_, command = container["command"]
+    config = settled(command[command.index("headway run") :])
+    assert config.deploy.metrics_token
+    assert TOKEN_VARIABLE in secrets_of(container)
+    [port] = container["ports"]
+    assert port["containerPort"] == config.deploy.metrics_port
+    paths = {
+        name: probe["httpGet"]["path"]
+        for name, probe in container.items()
+        if name.endswith("Probe") and probe["httpGet"]["port"] == port["name"]
+    }
+    expected = {"startupProbe": "/healthz", "livenessProbe": "/healthz"}
+    assert paths == expected | {"readinessProbe": "/readyz"}
+    assert str(config.deploy.runs_dir) in {m["mountPath"] for m in container["volumeMounts"]}
 
 
 NODE = {"sourceLabels": ["__address__"], "regex": "(.*):[0-9]+", "targetLabel": "node"}

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.driver.scrape_targets import ScrapeTargets
+from queues.runtime.prometheus import MetricsAccess
 
 NODES = {"broker": "driver", "learner-0": "other", "actor-0": "driver", "actor-1": "other"}
 
 
-async def serve_metrics(host):
-    return f"{host}:1"
+async def serve_metrics(access):
+    return f"{access.host}:1"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_on_loopback_processes_of_other_nodes_are_unreachable(host, unreachable)
         learner=SimpleNamespace(serve_metrics=serve_metrics),
         handles=dict,
     )
-    targets = ScrapeTargets(processes, host, NODES.get)
+    targets = ScrapeTargets(processes, MetricsAccess(host), NODES.get)
 
     async def serve():
         for _, call in targets.serve():

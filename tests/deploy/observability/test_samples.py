@@ -8,10 +8,10 @@ from deploy.observability.samples import (
     best_and_worst,
     decode_samples,
     heading,
-    printable,
     text_of,
 )
 from queues.records import RolloutGroup
+from queues.runtime.clean_text import printable
 from queues.schema import encode
 from tests.queues.conftest import make_rollout
 

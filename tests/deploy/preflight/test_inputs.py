@@ -303,3 +303,22 @@ def test_a_source_that_raises_is_named_without_a_model(tmp_path, monkeypatch):
     config = load_recipe("demo", ["prompts.source=mine_raises:Source", "heldout.source=tiny:twice"])
     with pytest.raises(InputError, match=r"prompts.source: next\(16\) raised OSError"):
         check_code(config)
+
+
+LEAVING = """
+class Source:
+    def __init__(self, *, options, seed, split="train", heldout_size=0):
+        print("s" * 1_000_000)
+        raise SystemExit(0)
+"""
+
+
+def test_a_source_that_would_end_the_command_is_refused_and_prints_little(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = recipe(tmp_path, "prompts.source=leaving:Source", "heldout.source=lettered_chain_sum")
+    with pytest.raises(InputError, match="SystemExit"):
+        check_code(config)
+    assert len(capsys.readouterr().out) < 70_000

@@ -39,7 +39,7 @@ def test_lines_steps_warnings_and_the_error_are_in_the_log_but_only_lines_are_pr
         "WARNING slow disk",
     ]
     assert "ERROR ended by OSError" in lines[5]
-    assert lines[-1] == "OSError: no network"
+    assert lines[-1] == "    OSError: no network"
     assert "step 2/3" not in printed.getvalue()
     assert "Traceback" not in printed.getvalue()
 
@@ -58,7 +58,8 @@ def test_the_log_of_what_the_user_caused_ends_with_the_message_and_not_with_a_tr
     with pytest.raises(type(error)), log_to(tmp_path / "driver.log"):
         raise error
     text = (tmp_path / "driver.log").read_text()
-    assert text.endswith(f"ERROR {message or error}\n")
+    shown = str(message or error).replace("\n", "\n    ")
+    assert text.endswith(f"ERROR {shown}\n")
     assert "Traceback" not in text
 
 

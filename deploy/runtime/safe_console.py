@@ -1,0 +1,62 @@
+"""Output that may hold text from outside: no markup, no control characters, no secrets."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from deploy.runtime.output import tolerant
+from queues.runtime.clean_text import printable, without_secrets
+
+
+def clean(text: str) -> str:
+    """Return a text for a terminal or a log."""
+    return printable(without_secrets(text))
+
+
+def echo(text: str, *, nl: bool = True) -> None:
+    """Print a text to the standard output, with a newline if `nl`."""
+    typer.echo(clean(text), nl=nl)
+
+
+class SafeConsole(Console):
+    """A console that shows strings as they are, and every text cleaned; arguments as of rich's.
+
+    What cannot be written is dropped.
+    """
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
+        file = tolerant(sys.stderr if stderr else sys.stdout)
+        defaults = {"file": file, "highlight": False, "markup": False, "emoji": False}
+        super().__init__(**{**defaults, **options})
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the parts of a renderable; rich itself makes those that control the terminal."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(clean(segment.text), segment.style)
+
+
+class CleanFormatter(logging.Formatter):
+    """Formats records of a log; lines of a message after its first are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return clean(super().format(record)).replace("\n", "\n    ")
+
+
+def print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print the traceback of an error that nobody expected, as a `sys.excepthook`."""
+    sys.stderr.write(clean("".join(traceback.format_exception(kind, error, trace))))
