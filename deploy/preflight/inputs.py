@@ -1,8 +1,5 @@
 """Loads and checks what a run is made from, before anything is written: model, prompts, rewards."""
 
-import os
-import resource
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,15 +22,13 @@ from actors.sources.fingerprints import go_on, of_prompts, watched
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource, RestartableSource
 from actors.sources.registry import load_source
-from deploy.config.devices import visible_gpus
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
-from deploy.config.weight_transport_rules import check_devices
 from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
-from deploy.observability.exporter import check_address, metrics_access
-from deploy.preflight.disk_space import check_free_space, check_runs_dir
+from deploy.preflight.disk_space import check_free_space
+from deploy.preflight.machine import check_machine
 from deploy.preflight.models import check_examples, model_path, reward_model_paths
 from deploy.preflight.provenance import fingerprint_of_model
 from deploy.storage.run_directory import RunDirectory
@@ -41,15 +36,7 @@ from deploy.storage.sessions import read_sessions
 from queues.policy.prompt_retirement import split
 from queues.readers.issued_prompts import heldout_problems, stored_cursor
 from queues.records import Prompt
-from queues.runtime.cpu_affinity import parse_cores
 from queues.runtime.output_limits import limited_output
-
-DESCRIPTORS = 256
-"""Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
-DESCRIPTORS_OF_PEER = 8
-"""The same for each actor and each rank that it talks to."""
-CONNECT_SECONDS = 5.0
-"""Deadline of a connection to a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +78,7 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
         InputError: Something is missing or cannot be used; names what is allowed. It may be the
             InputError of `actors`, `queues` or `learner`.
     """
-    _check_machine(config)
+    check_machine(config)
     path = model_path(config)
     check_model(path)
     actors, prompts = config.actors, config.prompts
@@ -267,41 +254,6 @@ def check_code(config: RunConfig) -> None:
     _check_objective(config)
 
 
-def _check_machine(config: RunConfig) -> None:
-    """Check the folder of runs, open files, cores, devices, addresses and trackers."""
-    deploy = config.deploy
-    check_runs_dir(config)
-    check_descriptors(config)
-    _check_cores(config)
-    check_gpus(config, visible_gpus())
-    check_devices(config.weight_sync, deploy.ray_address)
-    _check_address(deploy.ray_address)
-    if deploy.metrics:
-        metrics_access(deploy)
-        check_address(deploy.metrics_host, deploy.metrics_port)
-    trackers.check(deploy.trackers)
-
-
-def check_descriptors(config: RunConfig) -> None:
-    """Raise the limit of open files of this process, and so of all that it starts, if it must be.
-
-    Raises:
-        InputError: The run needs more than this user is allowed.
-    """
-    needed = DESCRIPTORS + DESCRIPTORS_OF_PEER * (config.actors.count + config.learner.ranks)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise InputError(
-            f"this machine lets a process open {hard} files (ulimit -Hn), and those of the run "
-            f"need {needed}, by actors.count = {config.actors.count} and learner.ranks = "
-            f"{config.learner.ranks}; raise the limit (LimitNOFILE= of systemd, "
-            "/etc/security/limits.conf, --ulimit nofile= of docker)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
 def _check_objective(config: RunConfig) -> None:
     """Compute the objective of two made-up rollouts; imports torch.
 
@@ -321,56 +273,6 @@ def _check_objective(config: RunConfig) -> None:
             f"{chosen.correction!r} raised {error!r} on two made-up rollouts"
         ) from error
     check_against_objective(config, traits)
-
-
-def _check_address(address: str) -> None:
-    """Connect to the address of a cluster once, since Ray itself would try for minutes.
-
-    Raises:
-        InputError: The connection failed.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"deploy.ray_address = {address!r}: no cluster answers there ({error}); start one with "
-            '`ray start --head`, or use "local"'
-        ) from None
-
-
-def _check_cores(config: RunConfig) -> None:
-    """Compare the cores of all roles with this machine's, if the run will be on it."""
-    if config.deploy.ray_address != "local":
-        return
-    actors, available = config.actors, os.sched_getaffinity(0)
-    entries = [("actors.cores has", entry) for entry in actors.cores or ()]
-    if config.learner.cores is not None:
-        entries.append(("learner.cores =", config.learner.cores))
-    if actors.asks_reward_models and actors.reward_model.cores:
-        entries.append(("actors.reward_model.cores =", actors.reward_model.cores))
-    for setting, entry in entries:
-        if not available.issuperset(parse_cores(entry)):
-            raise InputError(
-                f"{setting} {entry!r}, but this machine's cores are "
-                f"{', '.join(str(core) for core in sorted(available))}"
-            )
-
-
-def check_gpus(config: RunConfig, available: int) -> None:
-    """Refuse a run that names no GPUs on a machine with `available` of them, which are too few."""
-    actors, learner = config.actors, config.learner
-    named = "gpus" in actors.model_fields_set | learner.model_fields_set
-    if config.deploy.ray_address == "local" and actors.engine == "vllm" and available and not named:
-        raise InputError(
-            f"this machine has {available} GPU(s), and learner.ranks = {learner.ranks} with "
-            f"actors.count = {actors.count} × actors.tensor_parallel_size = "
-            f"{actors.tensor_parallel_size} would take {learner.ranks} and "
-            f"{actors.count * actors.tensor_parallel_size}; set learner.gpus and actors.gpus, "
-            "which may be shares such as 0.5, or both to 0"
-        )
 
 
 def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Prompt]]:

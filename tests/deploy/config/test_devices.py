@@ -9,7 +9,7 @@ from deploy.config import devices
 from deploy.config.devices import visible_gpus, with_dtype, with_gpus, with_offload_threads
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
-from deploy.preflight.inputs import check_gpus
+from deploy.preflight.machine import check_gpus
 
 
 def recipe(actors=None, learner=None, **more):

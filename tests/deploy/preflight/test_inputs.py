@@ -10,13 +10,8 @@ import pytest
 from actors.errors import InputError as ActorsInputError
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.inputs import (
-    DESCRIPTORS,
-    DESCRIPTORS_OF_PEER,
-    check_code,
-    check_descriptors,
-    load_inputs,
-)
+from deploy.preflight.inputs import check_code, load_inputs
+from deploy.preflight.machine import DESCRIPTORS, DESCRIPTORS_OF_PEER, check_descriptors
 from deploy.preflight.models import model_path
 from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
