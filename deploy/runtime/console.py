@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from deploy.errors import InputError, Interrupted, exit_code_of
-from deploy.runtime.safe_console import CleanFormatter, SafeConsole
+from deploy.runtime.safe_console import CleanFormatter, SafeConsole, clean
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -97,6 +97,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print a line that begins with the seconds since the command began."""
+        text = clean(text)
         log.info(text)
         self._print(text)
 
@@ -126,7 +127,7 @@ class Terminal:
         """Set the progress to `done` steps, described by `text`."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, description=text)
-        step = f"step {done}/{self._total} · {text}"
+        step = clean(f"step {done}/{self._total} · {text}")
         log.info(step)
         now = time.monotonic()
         due = now - self._printed_at > PLAIN_SECONDS or done in (1, self._total)

@@ -12,11 +12,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from deploy.runtime.output import tolerant
-from queues.runtime.clean_text import printable, without_secrets
 
 
 def clean(text: str) -> str:
     """Return a text for a terminal or a log."""
+    from queues.runtime.clean_text import printable, without_secrets  # after `check_not_shadowed`
+
     return printable(without_secrets(text))
 
 

@@ -75,7 +75,8 @@ def test_a_line_on_the_terminal(name):
         assert name in text
 
 
-def test_the_log_of_the_driver(name, tmp_path):
+def test_the_log_of_the_driver(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest-xdist cannot send surrogates
     with pytest.raises(OSError), log_to(tmp_path / "driver.log"):  # noqa: PT011, PT012
         Terminal(SafeConsole(file=io.StringIO())).say(f"loads {name}")
         logging.getLogger("elsewhere").warning("of %s", name)
