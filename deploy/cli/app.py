@@ -33,7 +33,7 @@ from deploy.cli.runs import logs, ls, requeue, rollouts, salvage
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
-from deploy.errors import Interrupted, exit_code_of
+from deploy.errors import InputError, Interrupted, exit_code_of
 from deploy.runtime.output import open_standard_streams
 from deploy.runtime.safe_console import SafeConsole, echo, print_uncaught
 from deploy.runtime.signals import deferred, raise_interrupts
@@ -300,7 +300,7 @@ def main() -> Any:
         raise_interrupts()
         sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):
-            check_not_shadowed()
+            _check_not_shadowed()
         sys.path.append(os.getcwd())
         return app(standalone_mode=True)
     except (KeyboardInterrupt, SystemExit) as leaving:
@@ -314,6 +314,15 @@ def main() -> Any:
             raise
         _print_error(str(error))
         sys.exit(code)
+
+
+def _check_not_shadowed() -> None:
+    """Exit if a folder shadows a package, which `SafeConsole` could not be imported from."""
+    try:
+        check_not_shadowed()
+    except InputError as error:
+        typer.echo(f"headway: {error}", err=True)
+        sys.exit(error.exit_code)
 
 
 def _print_error(message: str) -> None:
