@@ -17,6 +17,7 @@ import pytest
 
 from deploy.cli import main
 from deploy.runtime.signals import interrupts
+from deploy.storage.run_directory import RunDirectory
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 HEADWAY = Path(sys.executable).parent / "headway"
@@ -142,7 +143,7 @@ class FinishedRun:
 
     @property
     def summary(self):
-        return json.loads((self.folder / "summary.json").read_text())
+        return RunDirectory(self.folder).summary()
 
     def rows(self, name):
         return read_rows(self.folder / name)

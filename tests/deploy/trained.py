@@ -11,9 +11,11 @@ TIMES = {
 }  # fmt: skip
 
 
-def save(root, version, weights_checksum):
+def save(root, version, weights_checksum, *, parts=("model.safetensors",), text=None):
     """Write a checkpoint that only looks like one, and return its folder."""
-    (checkpoint.prepare(root, version) / "model.safetensors").write_text(f"weights {version}")
+    partial = checkpoint.prepare(root, version)
+    for part in parts:
+        (partial / part).write_text(text or f"weights {version}")
     return checkpoint.finish(
         root,
         checkpoint.State(

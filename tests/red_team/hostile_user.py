@@ -218,10 +218,10 @@ KINDS = (
 
 
 class Source:
-    """A prompt of every kind, and then fine ones; `judge` are kinds of the judge."""
+    """A prompt of every kind, and then fine ones; the option `judge` names kinds of the judge."""
 
-    def __init__(self, *, options, seed, split="train", heldout_size=0, judge=()):
-        self.kinds = [*KINDS, *(f"judge: {kind}" for kind in judge)]
+    def __init__(self, *, options, seed, split="train", heldout_size=0):
+        self.kinds = [*KINDS, *(f"judge: {kind}" for kind in options.get("judge", ()))]
         self.position, self.split = 0, split
 
     def next(self, count):

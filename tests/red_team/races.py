@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import shutil
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,9 @@ from deploy.storage.sessions import begin_session
 from learner.engine.checkpoint import checkpoint_path
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime import clock
 from tests.deploy.report.test_report import batch
+from tests.deploy.trained import save
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 RECIPE = Path(__file__).parents[1] / "deploy" / "recipe.toml"
@@ -81,8 +82,8 @@ def run_session(config, inputs, directory, terminal):
     """Train the recipe to its end, one group a batch, with a checkpoint after each."""
     stopped.began = True
 
-    async def train(version):
-        broker = make_broker(directory.path, steps=STEPS, groups_per_batch=1)
+    async def train(version, session=None):
+        broker = make_broker(directory.path, session=session, steps=STEPS, groups_per_batch=1)
         recorded = len(await asyncio.to_thread(read_batches, directory.path))
         await broker.serving("a", version)
         if recorded == version:
@@ -93,10 +94,8 @@ def run_session(config, inputs, directory, terminal):
         row = batch(version).to_dict()
         await broker.ack(version, row)
         directory.append("metrics.jsonl", [row])
-        folder = checkpoint_path(directory.checkpoints, version + 1)
-        shutil.rmtree(folder, ignore_errors=True)  # of a session that was killed
-        folder.mkdir()
-        write_model(folder, f"{config.name} {version + 1}")
+        stamp = f"{config.name} {version + 1}"
+        folder = save(directory.checkpoints, version + 1, "", parts=PARTS, text=stamp)
         await broker.commit_checkpoint(version + 1, f"checkpoints/{folder.name}")
         older = checkpoint_path(directory.checkpoints, version)
         if older.exists():
@@ -108,12 +107,12 @@ def run_session(config, inputs, directory, terminal):
     first = saved[0] if saved else 0
     if stamp_of(config.warm_start) != inputs.stamp:
         raise RunFailed("the engines have another model than the learner")
-    begin_session(directory, config, MACHINE, version=first)
+    session = begin_session(directory, config, MACHINE, version=first)
     for version in range(first, min(config.steps, stopped.batches)):
-        asyncio.run(train(version))
-    record = restore(config, directory, now=time.time())
+        asyncio.run(train(version, session if version == first else None))
+    record = restore(config, directory, now=clock.now(), say=terminal.say)
     status = "done" if record.version == config.steps else "interrupted"
-    summary = summarise(record, status=status, now=time.time())
+    summary = summarise(record, status=status, now=clock.now())
     directory.write_summary(summary)
     with suppress(BlockingIOError):  # as `deploy.session`: a run does not fail for its page
         draw(record, directory)

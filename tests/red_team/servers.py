@@ -155,6 +155,8 @@ def hostile_server(behaviour_of, fails=None):
             self.request.settimeout(10.0)
             with suppress(OSError):
                 text = _read(self.request)
+                if not text:
+                    return  # the client gave up before it asked
                 header = re.search(rb"(?im)^authorization: *(.*?)\r$", text)
                 authorization = header[1].decode("latin-1") if header else ""
                 keys.add(authorization)

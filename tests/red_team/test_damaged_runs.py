@@ -14,11 +14,13 @@ from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import committed_checkpoints, newest_checkpoint
 from queues.readers.open_run import open_ledger
 from tests.deploy.conftest import headway  # noqa: F401  (a fixture)
+from tests.deploy.runs.test_actors_die import until
 from tests.deploy.runs.test_resume import wait_for_end
 from tests.red_team.damage import files_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 STEPS = 24
+DERIVED = ("summary.json", "swaps.jsonl", "sessions.jsonl", "metrics.jsonl", "samples.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,7 @@ def killed(headway):  # noqa: F811
         "actors.scripted_options={tokens_per_second=60.0}", 'actors.reward=["varied:score"]',
     )  # fmt: skip
     headway.wait_for_batches("base", 8, process)
+    until(lambda: all((headway.run_folder("base") / name).exists() for name in DERIVED), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=180)
     wait_for_end(headway, seconds=180)
@@ -57,7 +60,7 @@ def spoil_optimizer(folder):
 
 def spoil_derived(folder):
     """Spoil every file that can be made again, and remove the logs."""
-    for name in ("summary.json", "swaps.jsonl", "sessions.jsonl", "metrics.jsonl", "samples.jsonl"):
+    for name in DERIVED:
         spoil(folder / name)
     shutil.rmtree(folder / "logs")
 

@@ -264,7 +264,7 @@ def reader(headway):
     model = headway.folder / "texts"
     model_of_texts(model, headway)
     parts = [{"source": f"reasoning_gym:{task}", "weight": 1.0} for task in TASKS]
-    rewards = ["reasoning_gym", "regex", "json_schema", "similarity", "numeric_match", "tags",
+    rewards = ["reasoning_gym", "regex", "json_schema", "similarity", "tags",
                "math_verify", "last_answer"]  # fmt: skip
     settings = (
         "name=reader", "steps=12", "prompts.source=mixture",
@@ -305,7 +305,7 @@ class TestReader:
         assert len(written) > 0.6 * len(TEXTS)
         for row in rows:
             parts = dict(row["reward_parts"])
-            assert parts["regex"] == parts["math_verify"] == parts["numeric_match"] == 0.0
+            assert parts["regex"] == parts["math_verify"] == 0.0
             assert parts["reasoning_gym"] < 0.5
 
     def test_nothing_was_executed_and_no_secret_was_read(self, reader):

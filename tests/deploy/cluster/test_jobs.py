@@ -306,9 +306,9 @@ class TestOnACluster:
         assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
         version, _ = newest_checkpoint(folder)
         assert version > before
-        refused = headway(*arguments, "--resume", "--wait", "--set", "actors.top_k=3")
+        refused = headway(*arguments, "--resume", "--wait", "--set", "actors.temperature=0.9")
         assert refused.returncode == 2
-        assert "actors.top_k: -1 → 3: rollouts in its ledger" in refused.stdout
+        assert "actors.temperature: 1.0 → 0.9: rollouts in its ledger" in refused.stdout
         where = ("--set", f"deploy.runs_dir={headway.folder / 'runs'}", "--set", "name=long")
         address = ("--address", cluster.address)
         again = headway("submit", RECIPE, *where, *address, "--resume", "--wait")

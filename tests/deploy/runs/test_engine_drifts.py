@@ -57,9 +57,12 @@ def test_an_engine_with_a_wrong_tensor_is_named_sent_its_weights_again_and_resta
     """The re-send reloads every layer and so helps once; the next exchange is wrong again."""
     (headway.folder / "planted_world.py").write_text(WORLD)
     (headway.folder / "planted_worker.py").write_text(WORKER)
+    own = ("sft.name=planted", "actors.environment=planted_world:World")
+    made = headway.recipe("sft", *own)
+    assert made.returncode == 0, made.stderr
     with going(
-        headway, "drifts", "steps=100000", "heldout.every=100000", "actors.engine=vllm",
-        "actors.environment=planted_world:World", "prompts.groups_per_batch=4",
+        headway, "drifts", *own, "steps=100000", "heldout.every=100000", "actors.engine=vllm",
+        "prompts.groups_per_batch=4",
         "learner.checkpoint_every=100000", "weight_sync.on_drift=restart",
     ) as (process, folder):  # fmt: skip
         metrics = folder / "metrics.jsonl"

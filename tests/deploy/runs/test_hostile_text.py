@@ -35,7 +35,7 @@ class Source:
 
 class Environment:
     def reset(self, prompt):
-        self.kind = prompt.metadata["kind"]
+        self.kind = prompt.metadata.get("kind")  # demonstrations have none
         return [Message("user", prompt.text)]
     def step(self, message):
         if self.kind == "raise":
@@ -50,7 +50,7 @@ def score(prompt, completion, answer, metadata):
     return float(len(completion))
 '''
 SETTINGS = (
-    "name=hostile", "sft.name=small", "steps=4", "prompts.source=hostile_text:Source",
+    "name=hostile", "sft.name=hostile", "steps=4", "prompts.source=hostile_text:Source",
     "actors.environment=hostile_text:Environment", "actors.reward=['hostile_text:score']",
     "queues.max_attempts=1", "queues.retry_seconds=0", "deploy.max_failed_groups=1000",
     "actors.scripted_options={median_length = 8, length_sigma = 0.3}",
@@ -60,6 +60,8 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def run(headway):
     (headway.folder / "hostile_text.py").write_text(MODULE)
+    made = headway.recipe("sft", *SETTINGS)
+    assert made.returncode == 0, made.stderr
     return headway.recipe("run", *SETTINGS)
 
 
