@@ -5,7 +5,7 @@ import pytest
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed]
 
 STRAGGLERS = (
     "steps=10", "queues.max_staleness=1", "heldout.sampled=false", "heldout.every=10",

@@ -18,7 +18,7 @@ from queues.schema import decode
 from tests.deploy.conftest import RECIPE, FinishedRun
 from tests.deploy.processes import leaked_shared_memory, open_shared_memory, processes_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed]
 
 
 def wait_for_end(headway, seconds):
