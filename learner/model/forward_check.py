@@ -22,8 +22,9 @@ SHORT, SHORTEST, LONGEST = 7, 96, 8192 + 32
 """Tokens of the first sequence, and fewest and most of the second; fewer where the model has fewer
 positions. What a model does beyond `LONGEST` is not compared."""
 
-REACH = re.compile("window|chunk|local|floor")
-"""Parts of the names of settings that say how far a token sees. They only choose the length."""
+REACH = re.compile("window|chunk|local|floor|topk")
+"""Parts of the names of settings that say how far, or how many tokens, a token sees. They only
+choose the length."""
 
 WRITTEN_OUT = 2048
 """Longest sequence whose attention the model computes step by step, with a score for each pair."""
