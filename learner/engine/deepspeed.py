@@ -102,14 +102,14 @@ def no_matrices(module: nn.Module) -> set[int]:
 
     An output layer that shares its weight with the embedding is one too.
     """
-    found = set()
+    spared = set()
     for owner in module.modules():
         kind = type(owner).__name__.lower()
         whole = isinstance(owner, nn.Embedding) or "norm" in kind
         for name, parameter in owner.named_parameters(recurse=False):
             if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
-                found.add(id(parameter))
-    return found
+                spared.add(id(parameter))
+    return spared
 
 
 class DeepSpeedEngine:
