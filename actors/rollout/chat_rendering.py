@@ -185,7 +185,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 def before_texts(tokenizer: Any) -> list[int]:
     """Return the special tokens that a tokenizer itself puts before a text, such as BOS."""
-    plain, full = _encode(tokenizer, "0"), list(tokenizer.encode("0", add_special_tokens=True))
+    text = "0" if _encode(tokenizer, "0") else tokenizer.eos_token  # some have no token for digits
+    plain, full = _encode(tokenizer, text), list(tokenizer.encode(text, add_special_tokens=True))
     for start in range(len(full) - len(plain) + 1):
         if plain and full[start : start + len(plain)] == plain:
             return full[:start]

@@ -65,7 +65,7 @@ class DemonstrationRenderer:
             if turn.role == "assistant":
                 if len(history) > len(messages):
                     ids += renderer.continuation(others, ids[-1])
-                reply = self._ended(_said(renderer, history, turn))
+                reply = self._ended(_written_reply(renderer, history, turn))
                 mask += [False] * (len(ids) - len(mask)) + [True] * len(reply)
                 ids += reply
                 others = []
@@ -88,7 +88,7 @@ class DemonstrationRenderer:
         return ids
 
 
-def _said(renderer: Renderer, history: Sequence[Message], turn: Message) -> str:
+def _written_reply(renderer: Renderer, history: Sequence[Message], turn: Message) -> str:
     """Return what the policy says in a message of the assistant after `history`."""
     if not renderer.templated:
         return turn.content

@@ -6,6 +6,7 @@ The token that completes a stop is the last one of the message. It was sampled, 
 like any other; the text of the message is cut at the stop itself.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +63,7 @@ def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool =
     """Return the stops of `actors.stop`; a string that is one special token stands for its id.
 
     Raises:
-        InputError: An id that no token has.
+        InputError: An id that no token has, or a string that is a special token and more.
     """
     if not stop:
         return Stops(renderer)
@@ -77,6 +78,12 @@ def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool =
             f"actors.stop has the id {unknown[0]}, and the tokenizer has ids up to {largest}"
         )
     strings = tuple(value for value in ids if isinstance(value, str))
+    for stop, text in itertools.product(strings, special):
+        if text in stop:
+            raise InputError(
+                f"actors.stop has {stop!r}, which would never be seen: texts of messages are "
+                f"without special tokens such as {text!r}, which can only be a stop by itself"
+            )
     numbers = tuple(value for value in ids if isinstance(value, int))
     hidden = {i: text for text, i in special.items() if i in numbers}
     return Stops(renderer, strings, numbers, include, hidden)

@@ -85,7 +85,7 @@ class Finding:
 
     engine_id: str
     version: int
-    """The version whose batch told."""
+    """Version of the batch that showed it."""
     mismatch_ratio: float
     mismatch_fresh: float | None
     response: Response
@@ -160,7 +160,7 @@ class DriftWatch:
         self._findings: asyncio.Queue[Finding] = asyncio.Queue()
 
     def observe(self, batches: Iterable[TrainedBatch]) -> list[Finding]:
-        """Print and return what the next batches tell; `follow` responds to it."""
+        """Print and return the findings of the next batches; `follow` responds to them."""
         findings = [
             finding
             for batch in batches

@@ -34,7 +34,7 @@ def check_traits(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
 
 
 def what_ties_teach(config: "ObjectiveConfig", traits: ObjectiveTraits) -> str | None:
-    """Return the setting by which groups of equal task rewards have advantages; None if none has.
+    """Return the setting by which groups of equal task rewards teach something; None if none does.
 
     An advantage that is not loaded is taken to compare the rollouts of a group alone.
     """
@@ -51,6 +51,8 @@ def what_ties_teach(config: "ObjectiveConfig", traits: ObjectiveTraits) -> str |
         return 'learner.kl.placement = "reward", by which rollouts that earned the same differ'
     if config.process_rewards and advantage.takes_token_rewards:
         return "learner.process_rewards = true, by which turns may differ where sums do not"
+    if config.positive_nll:
+        return f"learner.positive_nll = {config.positive_nll}, by which all that pass are imitated"
     return None
 
 

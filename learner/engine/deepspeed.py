@@ -102,14 +102,14 @@ def no_matrices(module: nn.Module) -> set[int]:
 
     An output layer that shares its weight with the embedding is one too.
     """
-    found = set()
+    spared = set()
     for owner in module.modules():
         kind = type(owner).__name__.lower()
         whole = isinstance(owner, nn.Embedding) or "norm" in kind
         for name, parameter in owner.named_parameters(recurse=False):
             if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
-                found.add(id(parameter))
-    return found
+                spared.add(id(parameter))
+    return spared
 
 
 class DeepSpeedEngine:
@@ -169,8 +169,8 @@ class DeepSpeedEngine:
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self.adopt(config, total_steps, rates)
-        # At stage 0 DeepSpeed refuses to have its outputs differentiated by others.
-        check_forward(module, self.outputs if zero_stage else module, device=self.device)
+        # Below stage 3 DeepSpeed refuses to have its outputs differentiated by others, or fails.
+        check_forward(module, self.outputs if self.gathers else module, device=self.device)
 
     def adopt(
         self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None

@@ -5,36 +5,67 @@ computed otherwise beside a longer one. vLLM takes the long factors for every se
 context is longer than the one of the first training, and the short ones otherwise.
 """
 
+import math
 from typing import Any
 
 from learner.errors import InputError
+
+PINNED = "pinned"
+"""Type of rope whose frequencies transformers does not change."""
 
 
 def pin_rope(model: Any, path: str, context: int | None) -> None:
     """Have a model take longrope's factors as vLLM does with `context` as its `max_model_len`.
 
-    A model without longrope is left as it is; so is any if there is no engine (None).
+    A model without longrope is left as it is; so is any if there is no engine (None). Models whose
+    layers have several kinds of rope have one by the type of layer.
 
     Raises:
-        InputError: Its rope is dynamic (NTK), and `context` is beyond its positions: vLLM's does
-            not grow with a sequence as that of transformers does.
+        InputError: vLLM computes positions otherwise. Its dynamic rope (NTK) does not grow with a
+            sequence as that of transformers does, so `context` must be within the positions of the
+            model; and it scales longrope by the positions of the model alone.
     """
+    if context is None:
+        return
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layers, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind == "dynamic":
+                _check_dynamic(module, path, context)
+            elif kind == "longrope":
+                _pin_longrope(module, layers, path, context)
+
+
+def _check_dynamic(module: Any, path: str, context: int) -> None:
+    positions = module.config.max_position_embeddings
+    if context > positions:
+        raise InputError(
+            f"the rope of {path!r} is dynamic and the engines' context (actors.max_model_len) "
+            f"{context} tokens, which must be at most its max_position_embeddings = {positions}: "
+            "beyond that vLLM and transformers compute positions differently"
+        )
+
+
+def _pin_longrope(module: Any, layers: str | None, path: str, context: int) -> None:
+    """Pin the factors of all layers, or of those of the type `layers`."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    for module in model.modules():
-        kind = getattr(module, "rope_type", None)
-        if context is None or kind not in ("longrope", "dynamic"):
-            continue
-        if kind == "dynamic" and context > module.config.max_position_embeddings:
-            raise InputError(
-                f"the rope of {path!r} is dynamic and the engines' context (actors.max_model_len) "
-                f"{context} tokens, which must be at most its max_position_embeddings = "
-                f"{module.config.max_position_embeddings}: beyond that vLLM and transformers "
-                "compute positions differently"
-            )
-        if kind == "longrope":
-            factors, _ = ROPE_INIT_FUNCTIONS[kind](
-                module.config, module.inv_freq.device, seq_len=context
-            )
-            module.inv_freq = factors
-            module.rope_type = "pinned"  # neither value has transformers choose again
+    config, prefix = module.config, "" if layers is None else f"{layers}_"
+    options = {} if layers is None else {"layer_type": layers}
+    device = getattr(module, f"{prefix}inv_freq").device
+    factors, scaling = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=context, **options)
+    rope = config.rope_parameters if layers is None else config.rope_parameters[layers]
+    original = rope["original_max_position_embeddings"]
+    growth = max(1.0, config.max_position_embeddings / original)
+    expected = math.sqrt(1 + math.log(growth) / math.log(original))
+    if not math.isclose(scaling, expected, rel_tol=1e-6):
+        raise InputError(
+            f"the longrope of {path!r} is scaled by {scaling:.6g}, by attention_factor or factor "
+            f"in its config.json, and vLLM scales it by {expected:.6g}, which follows from its "
+            f"{config.max_position_embeddings} positions and the {original} before"
+        )
+    setattr(module, f"{prefix}inv_freq", factors)
+    if layers is None:  # neither value has transformers choose again
+        module.rope_type = PINNED
+    else:
+        module.rope_type[layers] = PINNED

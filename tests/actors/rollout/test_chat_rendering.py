@@ -3,6 +3,7 @@
 import pytest
 from characters import TEMPLATE, character_tokenizer
 from real_tokenizers import real_tokenizer
+from tokenizers import models
 from tokenizers.processors import TemplateProcessing
 
 from actors.environments.protocol import Message
@@ -93,6 +94,14 @@ def test_what_a_tokenizer_puts_before_texts_begins_a_prompt_once(ends):
     assert characters(renderer, renderer.prompt([Message("user", "")])) == "<bos>"
     assert characters(renderer, renderer.continuation(ASK, 1)) == "3+4="
     assert characters(renderer, renderer.following("7")) == "7"
+
+
+def test_a_tokenizer_without_digits_begins_its_prompts_too():
+    tokenizer = beginning()
+    letters = {text: i for text, i in tokenizer.get_vocab().items() if not text.isdigit()}
+    tokenizer._tokenizer.model = models.BPE(letters, merges=[])
+    renderer = Renderer(tokenizer)
+    assert characters(renderer, renderer.prompt([Message("user", "ab")])) == "<bos>ab"
 
 
 def test_a_template_alone_decides_what_begins_its_prompts():

@@ -162,6 +162,13 @@ def test_a_special_token_as_text_stands_for_its_id():
     assert stops.text([7, end]) == renderer.text([7]) + "<|endoftext|>"
 
 
+@pytest.mark.parametrize("stop", ["<|im_end|>\n", "user<|im_end|>", "<|im_end|><|im_end|>"])
+def test_a_text_that_is_a_special_token_and_more_is_refused(stop):
+    renderer = Renderer(real_tokenizer("qwen3"))
+    with pytest.raises(InputError, match=r"'<\|im_end\|>', which can only be a stop by itself"):
+        load_stops(renderer, [stop])
+
+
 def test_an_id_that_no_token_has_is_refused():
     with pytest.raises(InputError, match=r"actors.stop has the id 999, and the tokenizer has ids"):
         load_stops(Renderer(character_tokenizer()), [999])

@@ -232,6 +232,7 @@ def test_tied_groups_are_never_left_out_where_they_hold_a_signal(setting, name):
     [
         (['learner.kl={placement="reward"}'], 'learner.kl.placement = "reward", by which'),
         (["learner.process_rewards=true"], "learner.process_rewards = true, by which turns"),
+        (["learner.positive_nll=0.1"], "learner.positive_nll = 0.1, by which all that pass are"),
         (
             ["learner.advantage=best_of_n", "learner.advantage_options={min_reward=0.5}"],
             "which takes rollouts whose reward reaches min_reward",

@@ -304,7 +304,7 @@ def test_a_model_that_is_not_computed_as_by_itself_is_refused(
         make_engine(str(tmp_path), zero_stage, model=policy(str(tmp_path), dtype), dtype=dtype)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_stage, monkeypatch):
     """Where rounding moves the second sequence, as on a GPU; training goes on as it would."""
     from learner.model import forward_check

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+)
 
 from learner.errors import InputError
 from learner.model.forward_check import check_forward
@@ -12,7 +18,16 @@ from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy
 from learner.model.reference import Reference
 from learner.model.scalar_model import load_scalar_model
-from tests.learner.model.architectures import BASE, LONGROPE, configuration, write
+from tests.learner.model.architectures import (
+    BASE,
+    HEAD,
+    LATENT,
+    LONGROPE,
+    SOME,
+    configuration,
+    rope,
+    write,
+)
 
 CPU = torch.device("cpu")
 OPTIONS = LogprobOptions(chunk=64)
@@ -84,8 +99,12 @@ def test_rounding_that_follows_the_first_sequence_is_no_leak_but_a_discrete_choi
         check_forward(policy, run, device=CPU)
 
 
-def test_a_state_that_is_carried_on_is_refused_in_bfloat16_too():
-    policy = make(configuration("lfm2"), torch.bfloat16)
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_a_state_that_is_carried_on_is_refused_in_bfloat16_too(spread):
+    """Of small weights, it does not move log-probabilities by as much as bfloat16 shows."""
+    config = configuration("lfm2")
+    config.initializer_range = spread
+    policy = make(config, torch.bfloat16)
     with pytest.raises(InputError, match="see each other"):
         check_forward(policy, policy, device=CPU)
 
@@ -155,6 +174,15 @@ def test_a_form_of_logits_that_the_model_does_not_have_is_refused():
         check_forward(policy, policy, device=CPU)
 
 
+def test_sparse_attention_is_compared_on_more_tokens_than_it_chooses(tmp_path):
+    """Its choice among packed tokens is right as long as it takes all of them."""
+    sparse = {"index_topk": 200, "index_n_heads": 2, "index_head_dim": 16}
+    settings = {**BASE, **LATENT, **sparse, "max_position_embeddings": 256}
+    policy = load(saved(tmp_path, CONFIG_MAPPING["deepseek_v32"](**settings)))
+    with pytest.raises(InputError, match=r"differ by up to .* row of 239 tokens"):
+        check_forward(policy, policy, device=CPU)
+
+
 def test_a_cap_on_scores_that_a_kernel_leaves_out_is_refused():
     policy = make(configuration("gemma2, attention eager"))
     with pytest.raises(InputError, match=r"attention = 'sdpa' leaves out .* = .eager"):
@@ -203,6 +231,32 @@ def test_dynamic_rope_is_refused_beyond_the_positions_of_the_model(tmp_path):
     check_forward(policy, policy, device=CPU)
     with pytest.raises(InputError, match=r"129 tokens, which must be at most .* 128"):
         load(path, context=129)
+
+
+def by_layers(kind):
+    """Return the settings of a model whose full attention has another rope than its windows."""
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    layers = {"sliding_attention": default, "full_attention": kind["rope_parameters"]}
+    return Gemma3TextConfig(**{**BASE, **HEAD, **SOME, "rope_parameters": layers})
+
+
+def test_the_rope_of_one_type_of_layers_is_held_to_the_same_rules(tmp_path):
+    path = saved(tmp_path, by_layers(rope("dynamic", factor=4.0)))
+    load(path, context=128)
+    with pytest.raises(InputError, match=r"129 tokens, which must be at most .* 128"):
+        load(path, context=129)
+    policy = load(saved(tmp_path, by_layers(LONGROPE)), context=17)
+    check_forward(policy, policy, device=CPU)
+    assert policy.model.model.rotary_emb.full_attention_inv_freq.tolist() == pytest.approx(
+        [1 / (factor * 10**power) for power, factor in enumerate((2, 3, 4, 5))]
+    )
+
+
+@pytest.mark.parametrize("setting", [{"factor": 2.0}, {"attention_factor": 2.0}])
+def test_longrope_that_vllm_would_scale_otherwise_is_refused(tmp_path, setting):
+    longrope = {"rope_parameters": {**LONGROPE["rope_parameters"], **setting}}
+    with pytest.raises(InputError, match=r"scaled by .* and vLLM scales it by 1\.32288"):
+        load(saved(tmp_path, LlamaConfig(**{**BASE, **longrope})), context=64)
 
 
 # --- critics, reward models and references
