@@ -5,6 +5,7 @@ replaced: a session trains with a real broker in its process, a model is two fil
 """
 
 import asyncio
+import json
 import multiprocessing
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
@@ -23,9 +25,10 @@ from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
-from learner.engine.checkpoint import checkpoint_path
+from learner.engine.checkpoint import STATE_FILE, State, checkpoint_path
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import newest_checkpoint
+from queues.runtime import folder_checksums
 from tests.deploy.report.test_report import batch
 from tests.queues.conftest import answer, make_broker, make_prompts
 
@@ -73,6 +76,19 @@ def write_model(folder: Path, stamp: str) -> None:
         (folder / part).write_text(stamp)
 
 
+def write_checkpoint(folder: Path, stamp: str, row) -> None:
+    """Write the checkpoint that follows a trained batch, given as its row of metrics."""
+    folder.mkdir()
+    write_model(folder, stamp)
+    state = State(
+        version=row["version"] + 1, saved_at=0.0, optimizer_steps=1, ranks=1, zero_stage=1,
+        dtype="float32", cursor=None, weights_checksum=row["weights_checksum"] or "",
+    )  # fmt: skip
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state)))
+    checksums = folder_checksums.compute(folder, folder_checksums.files_of(folder))
+    (folder / folder_checksums.FILE_NAME).write_text(json.dumps(checksums))
+
+
 def load_inputs(config, *, resumed=None):
     return SimpleNamespace(stamp=stamp_of(config.warm_start))
 
@@ -95,8 +111,7 @@ def run_session(config, inputs, directory, terminal):
         directory.append("metrics.jsonl", [row])
         folder = checkpoint_path(directory.checkpoints, version + 1)
         shutil.rmtree(folder, ignore_errors=True)  # of a session that was killed
-        folder.mkdir()
-        write_model(folder, f"{config.name} {version + 1}")
+        write_checkpoint(folder, f"{config.name} {version + 1}", row)
         await broker.commit_checkpoint(version + 1, f"checkpoints/{folder.name}")
         older = checkpoint_path(directory.checkpoints, version)
         if older.exists():
@@ -111,7 +126,7 @@ def run_session(config, inputs, directory, terminal):
     begin_session(directory, config, MACHINE, version=first)
     for version in range(first, min(config.steps, stopped.batches)):
         asyncio.run(train(version))
-    record = restore(config, directory, now=time.time())
+    record = restore(config, directory, now=time.time(), say=print)
     status = "done" if record.version == config.steps else "interrupted"
     summary = summarise(record, status=status, now=time.time())
     directory.write_summary(summary)
