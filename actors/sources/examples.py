@@ -75,8 +75,8 @@ class ExampleKind:
         opening = prompt if isinstance(prompt, str) else read_messages(prompt)
         if opening is None or not all(isinstance(text, str) for text in completions):
             raise ValueError(
-                f"{shown(value)} must be a tuple of the strings {names}; the prompt may be messages, "
-                f"each of a role ({', '.join(ROLES)}) and a content"
+                f"{shown(value)} must be a tuple of the strings {names}; the prompt may be "
+                f"messages, each of a role ({', '.join(ROLES)}) and a content"
             )
         if not all(completions):
             raise ValueError(f"{shown(value)}: of {names}, only the prompt may be empty")
