@@ -79,7 +79,8 @@ class QueuesConfig(BaseModel):
     deadline. Should be longer than a weight update and shorter than a step."""
     max_attempts: int = Field(default=3, ge=1)
     """Failed attempts, lost leases included, after which a group counts as failed and later epochs
-    of the source skip its prompt. Attempts whose engine or reward models died do not count."""
+    of the source skip its prompt. Attempts whose engine or reward models died do not count, but
+    for a group that three engines died with."""
     retry_seconds: float = Field(default=1.0, ge=0, le=3600)
     """Wait of a group whose attempt failed for its next lease; doubled with every further failure,
     up to 32 times this. Other groups are leased meanwhile. There is no wait after an attempt whose

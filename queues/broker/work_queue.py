@@ -17,7 +17,7 @@ from queues.broker.retention import Retention
 from queues.errors import LedgerError, ProtocolError, QueueClosed, QueuesError, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import Lease, Purpose, PutStatus
-from queues.state.groups import ENGINE_LOST, Group, State
+from queues.state.groups import ENGINE_LOST, MOST_ENGINES_LOST, Group, State
 
 log = logging.getLogger(__name__)
 LONGEST_ERROR = 16_000
@@ -125,7 +125,8 @@ class BrokerWorkQueue(WorkQueue):
         state.engines.pop(engine_id, None)
         self._released[engine_id] += 1
         held = [group for group in state.groups.leased() if group.engine_id == engine_id]
-        await self._give_back(held, ENGINE_LOST, f"{engine_id} is gone")
+        error = f"{engine_id} is gone; a group that {MOST_ENGINES_LOST} are lost with fails"
+        await self._give_back(held, ENGINE_LOST, error)
         if state.over:
             raise QueueClosed("release: the run is over")
         return len(held)

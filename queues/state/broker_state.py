@@ -4,7 +4,7 @@ The methods that answer a call of `queues.protocols` raise the errors documented
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from queues.config import QueuesConfig, RunSpec
@@ -149,11 +149,16 @@ class BrokerState:
             return []
         self.prompts.advance(now)
         groups: list[Group] = []
+
+        def suspects() -> int:
+            held = (group for group in self.groups.leased() if group.engine_id == engine_id)
+            return 1 - sum(group.suspect for group in (*held, *groups))
+
         if purpose is not Purpose.TRAIN:  # evaluation groups have 1 rollout each
-            groups = self.prompts.pop_evaluations(capacity, version)
+            groups = self.prompts.pop_evaluations(capacity, version, suspects)
         lags = version < self.version and now < self.patience_ends
         if purpose is not Purpose.EVALUATE and not lags:
-            groups += self._pop_train(capacity - len(groups), version)
+            groups += self._pop_train(capacity - len(groups), version, suspects)
         leases = []
         for index, group in enumerate(groups):
             self._drop_unfitting(group, version, others=len(groups) - 1 - index)
@@ -183,15 +188,17 @@ class BrokerState:
     def give_back(self, group: Group, reason: str, *, now: float) -> State:
         """End a lease without a result: the group is queued again, or failed for good.
 
-        An attempt that `EXCUSED` explains does not count, and its group is first in the queue; so
-        is an evaluation. After any other failure a train group waits, and after its last attempt
-        its prompt is not issued again.
+        An attempt that `EXCUSED` explains does not count, unless MOST_ENGINES_LOST were lost with
+        the group, and its group is first in the queue; so is an evaluation. After any other failure
+        a train group waits, and after its last attempt its prompt is not issued again.
         """
         self.given_back[reason] += 1
         excused = reason in reasons.EXCUSED
         if not excused:
             group.failures += 1
-        if group.failures >= self.config.max_attempts:
+        group.engines_lost += reason == reasons.ENGINE_LOST
+        lost = group.engines_lost >= reasons.MOST_ENGINES_LOST
+        if lost or group.failures >= self.config.max_attempts:
             self._fail(group, reason)
             if group.evaluation is None:
                 self.retirement.add_failed(group.prompt.prompt_id)
@@ -248,7 +255,7 @@ class BrokerState:
             if dropped.state is State.READY:
                 self.results.remove(dropped)
             self.groups.move(dropped, State.DROPPED, reason=reasons.OVERDUE)
-            new.failures = dropped.failures
+            new.failures, new.engines_lost = dropped.failures, dropped.engines_lost
             self.prompts.redeliver(new)
         return reissues
 
@@ -304,7 +311,7 @@ class BrokerState:
         ready = self.results.deadlines()
         return choose_batch(ready, leased, version=self.version, bounds=self.bounds, ended=ended)
 
-    def _pop_train(self, capacity: int, version: int) -> list[Group]:
+    def _pop_train(self, capacity: int, version: int, suspects: Callable[[], int]) -> list[Group]:
         """Remove from the queue the train groups that an engine of this version may lease."""
         rollouts = rollouts_at_once(self.spec.group_size, self.spec.greedy_baseline)
         wanted = min(capacity // rollouts, len(self.prompts))
@@ -318,7 +325,7 @@ class BrokerState:
             bounds=self.lease_bounds,
             overdue=self.groups.overdue,
         )
-        return self.prompts.pop_train(min(wanted, allowed))
+        return self.prompts.pop_train(min(wanted, allowed), suspects)
 
     def _drop_unfitting(self, group: Group, version: int, *, others: int) -> None:
         """Leave out saved tokens that are too old for the group to be trained in time.

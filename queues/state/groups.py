@@ -38,6 +38,12 @@ ENGINE_LOST = "engine_lost"
 """Reason why leases end whose engine is gone."""
 EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
 """Reasons of failed attempts that do not count against `max_attempts`."""
+MOST_ENGINES_LOST = 3
+"""Engines that may be lost with a group before it fails: its own rollouts may end them.
+
+A group that one more may be lost with is suspect. An engine has one suspect at a time, so that
+groups do not fail that were only leased together with such a one.
+"""
 UNREACHABLE = "version_not_reached"
 """Reason of failing: the evaluation wants a version after the last one."""
 FINAL = frozenset({State.TRAINED, State.DROPPED, State.FAILED, State.SCORED})
@@ -77,6 +83,8 @@ class Group:
     """Number of the latest lease; 0 before the first."""
     failures: int = 0
     """Failed attempts, less those that `EXCUSED` explains; a recovered broker begins at 0."""
+    engines_lost: int = 0
+    """Engines that were lost while they had it; a recovered broker begins at 0."""
     not_before: float = 0.0
     """Monotonic seconds: no lease until then, after a failed attempt."""
     engine_id: str | None = None
@@ -98,6 +106,11 @@ class Group:
     def purpose(self) -> Purpose:
         """Return the purpose that the group is generated for."""
         return Purpose.TRAIN if self.evaluation is None else Purpose.EVALUATE
+
+    @property
+    def suspect(self) -> bool:
+        """Return True if the group fails should another engine be lost with it."""
+        return self.engines_lost == MOST_ENGINES_LOST - 1
 
     def check(self, result: Summary, group_size: int) -> None:
         """Raise SchemaError if a result has another size, prompt or start than what was leased."""

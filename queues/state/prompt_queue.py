@@ -6,6 +6,7 @@ deferred first, so that others are leased until its wait is over.
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 
 from queues.state.groups import Group
 
@@ -60,16 +61,18 @@ class PromptQueue:
         for group in reversed(due):
             self.redeliver(group)
 
-    def pop_train(self, limit: int) -> list[Group]:
-        """Remove and return up to `limit` train groups."""
-        return _pop(self._train, limit)
+    def pop_train(self, limit: int, suspects: Callable[[], int]) -> list[Group]:
+        """Remove and return up to `limit` train groups, at most `suspects()` suspects of them."""
+        return _pop(self._train, limit, suspects, [])
 
-    def pop_evaluations(self, limit: int, engine_version: int) -> list[Group]:
-        """Remove and return up to `limit` evaluation groups for an engine of this version."""
+    def pop_evaluations(
+        self, limit: int, engine_version: int, suspects: Callable[[], int]
+    ) -> list[Group]:
+        """Remove and return evaluation groups, as `pop_train`, for an engine of this version."""
         groups: list[Group] = []
         for min_version, queue in self._evaluations.values():
             if min_version <= engine_version:
-                groups += _pop(queue, limit - len(groups))
+                _pop(queue, limit, suspects, groups)
         return groups
 
     def pop_unreachable(self, last_version: int) -> list[Group]:
@@ -77,12 +80,22 @@ class PromptQueue:
         groups: list[Group] = []
         for min_version, queue in self._evaluations.values():
             if min_version > last_version:
-                groups += _pop(queue, len(queue))
+                groups += queue
+                queue.clear()
         return groups
 
     def _queue(self, group: Group) -> deque[Group]:
         return self._train if group.evaluation is None else self._evaluations[group.evaluation][1]
 
 
-def _pop(queue: deque[Group], limit: int) -> list[Group]:
-    return [queue.popleft() for _ in range(min(limit, len(queue)))]
+def _pop(
+    queue: deque[Group], limit: int, suspects: Callable[[], int], groups: list[Group]
+) -> list[Group]:
+    """Move groups from a queue to a list of at most `limit`, and return that."""
+    passed: list[Group] = []
+    while queue and len(groups) < limit:
+        group = queue.popleft()
+        waits = group.suspect and sum(x.suspect for x in groups) >= suspects()
+        (passed if waits else groups).append(group)
+    queue.extendleft(reversed(passed))
+    return groups

@@ -23,6 +23,7 @@ class ModelGroup:
     reason: str = ""
     attempt: int = 0
     failures: int = 0
+    engines_lost: int = 0
     engine: str | None = None
     start: int | None = None
     due: int | None = None
@@ -128,9 +129,10 @@ class Model:
         for name, least in self.evaluations.items():
             if least <= version:
                 waiting = [g for g in self.line if g.evaluation == name]
-                leased += waiting[: room - len(leased)]
+                leased += self.pick(waiting, room - len(leased), engine, leased)
         count = min((room - len(leased)) // self.group_size, self.allowed(version))
-        leased += [g for g in self.line if g.evaluation is None][:count]
+        waiting = [g for g in self.line if g.evaluation is None]
+        leased += self.pick(waiting, count, engine, leased)
         for after, group in zip(range(len(leased))[::-1], leased, strict=True):
             self.line.remove(group)
             start = version
@@ -145,6 +147,18 @@ class Model:
             group.state, group.engine, group.start = "leased", engine, start
             group.due = None if group.evaluation else start + self.staleness
         return leased
+
+    def pick(
+        self, waiting: list[ModelGroup], most: int, engine: str, others: list[ModelGroup]
+    ) -> list[ModelGroup]:
+        """Return the first groups, but only one of an engine that two engines were lost with."""
+        held = [g for g in self.groups if (g.state, g.engine) == ("leased", engine)]
+        picked: list[ModelGroup] = []
+        for group in waiting:
+            suspects = [g for g in (*held, *others, *picked) if g.engines_lost == 2]
+            if len(picked) < most and not (group.engines_lost == 2 and suspects):
+                picked.append(group)
+        return picked
 
     def save(self, group: ModelGroup, engine: str, attempt: int, kept: tuple[int, bytes]) -> None:
         if self.holds(group, engine, attempt) and group.evaluation is None:
@@ -166,8 +180,9 @@ class Model:
 
     def give_back(self, group: ModelGroup, reason: str) -> None:
         group.failures += reason not in EXCUSED
+        group.engines_lost += reason == "engine_lost"
         group.due, group.late = None, False
-        if group.failures < self.max_attempts:
+        if group.failures < self.max_attempts and group.engines_lost < 3:
             group.state = "queued"
             self.line.insert(0, group)
         else:
@@ -202,7 +217,7 @@ class Model:
                 self.ready.remove(group)
             group.state, group.reason, group.due, group.kept = "dropped", "overdue", None, None
             anew = ModelGroup(len(self.groups) + 1, group.prompt_id, None, anew=True)
-            anew.failures = group.failures
+            anew.failures, anew.engines_lost = group.failures, group.engines_lost
             self.groups.append(anew)
         self.line = self.groups[begun:] + self.line
 
@@ -224,7 +239,8 @@ class Model:
     def restart(self) -> None:
         """Leases are void, their groups go first, and what is not durable is forgotten."""
         for group in self.groups:
-            group.failures, group.late, group.goes_on = 0, False, True
+            group.failures = group.engines_lost = 0
+            group.late, group.goes_on = False, True
             if group.state == "leased":
                 group.state, group.due = "queued", None
         queued = [g for g in self.groups if g.state == "queued"]

@@ -149,11 +149,11 @@ def test_the_line_serves_evaluations_first_and_redelivered_groups_before_new_one
     again = make_group(5)
     line.redeliver(again)
     assert len(line) == 3
-    assert line.pop_evaluations(9, engine_version=0) == []
-    assert [group.number for group in line.pop_evaluations(9, engine_version=4)] == [4]
-    assert [group.number for group in line.pop_train(2)] == [5, 1]
-    assert [group.number for group in line.pop_evaluations(9, engine_version=5)] == [3]
-    assert [group.number for group in line.pop_train(9)] == [2]
+    assert line.pop_evaluations(9, 0, one) == []
+    assert [group.number for group in line.pop_evaluations(9, 4, one)] == [4]
+    assert [group.number for group in line.pop_train(2, one)] == [5, 1]
+    assert [group.number for group in line.pop_evaluations(9, 5, one)] == [3]
+    assert [group.number for group in line.pop_train(9, one)] == [2]
 
 
 def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_first() -> None:
@@ -169,17 +169,46 @@ def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_f
     assert [group.number for group in results.pop(4)] == [2]
 
 
-@pytest.mark.parametrize("reason", ["engine_lost", "reward_model_lost"])
-def test_what_a_group_cannot_help_is_not_held_against_it(reason: str) -> None:
+@pytest.mark.parametrize(("reason", "times"), [("engine_lost", 2), ("reward_model_lost", 5)])
+def test_what_a_group_cannot_help_is_not_held_against_it(reason: str, times: int) -> None:
     state = make_state()
     (group,) = state.issue(make_prompts(1))
     state.serving("a", 0)
-    for _ in range(5):
+    for _ in range(times):
         state.lease("a", 2, now=0.0, expires=0.0)
         assert state.give_back(group, reason, now=0.0) is State.QUEUED
     for expected in (State.QUEUED, State.FAILED):
         state.lease("a", 2, now=0.0, expires=0.0)
         assert state.give_back(group, "reward", now=0.0) is expected
+
+
+def test_a_group_whose_rollouts_end_engines_fails_and_those_leased_with_it_do_not() -> None:
+    state = make_state(max_staleness=4, groups_per_batch=8, steps=9)
+    groups = state.issue(make_prompts(6))
+    state.evaluate(
+        EvaluationRun(name="e", count=1, temperature=0.0, min_version=0), make_prompts(1)
+    )
+    guilty, done, deaths = groups[3], set[str](), 0
+    for _ in range(20):
+        state.serving("a", 0)
+        leases = state.lease("a", 99, now=0.0, expires=0.0)
+        held = state.groups.leased()
+        assert {group.group_id for group in held} == {lease.group_id for lease in leases}
+        if guilty in held:
+            deaths += 1
+            state.engines.pop("a")
+            for group in held:
+                state.give_back(group, "engine_lost", now=0.0)
+            continue
+        for group in held:
+            done.add(group.group_id)
+            state.groups.move(group, State.READY if group.evaluation is None else State.SCORED)
+    assert (deaths, len(done)) == (3, 6)
+    assert state.groups.counts[Purpose.TRAIN, State.FAILED, "engine_lost"] == 1
+
+
+def one() -> int:
+    return 1
 
 
 def leased(state: BrokerState, now: float, capacity: int = 2) -> list[int]:
@@ -221,7 +250,7 @@ def test_a_lost_engine_costs_its_groups_no_wait() -> None:
     state = make_state(retry_seconds=1.0)
     (group,) = state.issue(make_prompts(1))
     state.serving("a", 0)
-    for _ in range(3):
+    for _ in range(2):
         assert leased(state, 0.0) == [0]
         state.give_back(group, "engine_lost", now=0.0)
 
@@ -239,7 +268,7 @@ def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_
     assert state.prompts.pop_unreachable(1) == []
     assert state.prompts.pop_unreachable(0) == [second, first]
     state.prompts.advance(9.0)
-    assert state.prompts.pop_evaluations(9, 9) == []
+    assert state.prompts.pop_evaluations(9, 9, one) == []
 
 
 def test_an_evaluation_without_a_single_result_has_no_score() -> None:
