@@ -138,9 +138,9 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
             f"other_fields{nearest(min(others), fields)}"
         )
     text, answer, metadata = (row.get(field) for field in fields)
-    number = isinstance(answer, float) and math.isfinite(answer)
-    whole = isinstance(answer, int) and not isinstance(answer, bool)
-    if not (isinstance(answer, (str, type(None))) or number or whole):
+    is_finite = isinstance(answer, float) and math.isfinite(answer)
+    is_whole = isinstance(answer, int) and not isinstance(answer, bool)
+    if not (isinstance(answer, (str, type(None))) or is_finite or is_whole):
         raise ValueError(f"{answer_name} is {shown(answer)}, must be a string or a number")
     if not isinstance(metadata, (Mapping, type(None))):
         raise ValueError(f"metadata is {shown(metadata)}, must be an object")
