@@ -26,8 +26,8 @@ class PromptQueue:
 
     @property
     def available(self) -> int:
-        """Number of train groups that may be leased now."""
-        return len(self._train)
+        """Number of train groups that may be leased now, without suspects, which may wait."""
+        return sum(not group.suspect for group in self._train)
 
     def oldest_since(self) -> float | None:
         """Return when the oldest available train group was issued, in monotonic seconds."""
