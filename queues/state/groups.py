@@ -41,8 +41,8 @@ EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
 MOST_ENGINES_LOST = 3
 """Engines that may be lost with a group before it fails: its own rollouts may end them.
 
-A group that one more may be lost with is suspect. An engine has one suspect at a time, so that
-groups do not fail that were only leased together with such a one.
+A group that fails with one more is suspect. An engine has one suspect at a time, so that at most
+one group fails with every engine, and not all that were leased together.
 """
 UNREACHABLE = "version_not_reached"
 """Reason of failing: the evaluation wants a version after the last one."""
