@@ -1,10 +1,13 @@
 """Text and values from outside, such as user code and completions: shown, cut off, checked."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from queues.runtime.clean_text import without_secrets
 
+DEEPEST = 100
+"""Most levels of a value of JSON's types; deeper ones exhaust the interpreter's stack somewhere."""
 LONGEST = 4000
 """Most characters of an error of user code, and of its traceback."""
 
@@ -46,12 +49,35 @@ def unencodable(value: Any) -> str | None:
 
     That is a lone surrogate or a NUL character, at which C libraries end a text.
     """
-    if isinstance(value, str):
-        position = value.find("\0")
-        return f"a NUL character at {position}" if position >= 0 else surrogate(value)
-    parts: list[Any] = []
-    if isinstance(value, Mapping):
-        parts = [*value.keys(), *value.values()]
-    elif isinstance(value, list | tuple):
-        parts = [*value]
-    return next((problem for part in parts if (problem := unencodable(part))), None)
+    values = [value]
+    while values:  # no recursion: a value may be nested as deeply as its parser allows
+        value = values.pop()
+        if isinstance(value, Mapping):
+            values += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            values += value
+        elif isinstance(value, str):
+            position = value.find("\0")
+            problem = f"a NUL character at {position}" if position >= 0 else surrogate(value)
+            if problem:
+                return problem
+    return None
+
+
+def not_json(value: Any) -> str | None:
+    """Return why JSON cannot have a value, or one that is nested so deeply; None if it can."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    level, depth = [value], 0
+    while level := [
+        part
+        for parent in level
+        if isinstance(parent, Mapping | list | tuple)
+        for part in (parent.values() if isinstance(parent, Mapping) else parent)
+    ]:
+        depth += 1
+        if depth > DEEPEST:
+            return f"it is nested more than {DEEPEST} levels deep"
+    return None

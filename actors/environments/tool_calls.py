@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from actors.foreign_text import unencodable
+
 Style = Literal["json", "plain"]
 
 
@@ -50,8 +52,11 @@ def _between(text: str, begin: str, end: str) -> Iterator[str]:
 def _read_json(text: str) -> Call | Unreadable:
     try:
         value = json.loads(text)
+        problem = unencodable(value)
     except (ValueError, RecursionError) as error:
         return Unreadable(f"a call must be JSON: {error}")
+    if problem:  # a tool that repeats it would fail the rollout
+        return Unreadable(f"a call has {problem}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Unreadable('a call must be an object with "name" and "arguments"')
     arguments = value.get("arguments", {})

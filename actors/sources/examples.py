@@ -15,6 +15,7 @@ from typing import Any
 
 from actors.environments.protocol import Message
 from actors.errors import InputError
+from actors.foreign_text import shown, unencodable
 from actors.options import parse_options
 from actors.sources.files import SUFFIXES, read_table
 from actors.sources.filters import PATIENCE
@@ -48,7 +49,7 @@ class ExampleKind:
         """Return the example in a row of a table; raise ValueError with what is wrong with it."""
         names = ", ".join(self.fields)
         if isinstance(row, ValueError):
-            raise ValueError(f"expected an object with the strings {names}: {row!r}")
+            raise ValueError(f"expected an object with the strings {names}: {shown(row)}")
         has_messages = isinstance(row, Mapping) and row.get(CONVERSATION_FIELD) is not None
         if self.conversations and has_messages:
             return self.read(row[CONVERSATION_FIELD])
@@ -63,20 +64,22 @@ class ExampleKind:
 
     def read(self, value: Any) -> Example:
         """Return an example, which user code may have made; raise ValueError if it is none."""
+        if problem := unencodable(value):
+            raise ValueError(f"a text has {problem}")
         if self.conversations and isinstance(value, list):
             return _conversation(value)
         names = ", ".join(self.fields)
         if not isinstance(value, tuple) or len(value) != len(self.fields):
-            raise ValueError(f"{value!r} must be a tuple of the strings {names}")
+            raise ValueError(f"{shown(value)} must be a tuple of the strings {names}")
         prompt, *completions = value
         opening = prompt if isinstance(prompt, str) else read_messages(prompt)
         if opening is None or not all(isinstance(text, str) for text in completions):
             raise ValueError(
-                f"{value!r} must be a tuple of the strings {names}; the prompt may be messages, "
-                f"each of a role ({', '.join(ROLES)}) and a content"
+                f"{shown(value)} must be a tuple of the strings {names}; the prompt may be "
+                f"messages, each of a role ({', '.join(ROLES)}) and a content"
             )
         if not all(completions):
-            raise ValueError(f"{value!r}: of {names}, only the prompt may be empty")
+            raise ValueError(f"{shown(value)}: of {names}, only the prompt may be empty")
         if len({*completions}) < len(completions):
             raise ValueError(
                 f"{' and '.join(self.fields[1:])} are both {completions[0][:40]!r} for the prompt "
@@ -90,7 +93,7 @@ def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
     messages = read_messages(value)
     if messages is None:
         raise ValueError(
-            f"{value!r} must be messages, each of a role ({', '.join(ROLES)}) and a content"
+            f"{shown(value)} must be messages, each of a role ({', '.join(ROLES)}) and a content"
         )
     roles = [message.role for message in messages]
     if "assistant" not in roles[1:] or roles[0] == "assistant" or roles[-1] != "assistant":
@@ -99,7 +102,7 @@ def _conversation(value: list[Any]) -> tuple[Messages, Messages]:
             "end with the assistant"
         )
     if any(message.role == "assistant" and not message.content for message in messages):
-        raise ValueError(f"{value!r}: no message of the assistant may be empty")
+        raise ValueError(f"{shown(value)}: no message of the assistant may be empty")
     first = roles.index("assistant")
     return messages[:first], messages[first:]
 

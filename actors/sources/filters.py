@@ -1,15 +1,14 @@
 """Sources that check another source and leave out held-out problems or long prompts of it."""
 
-import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import opening
 from actors.errors import ActorsError, InputError, PromptRefused, SourceFailed
-from actors.foreign_text import describe_error, shown, surrogate
+from actors.foreign_text import describe_error, not_json, shown, surrogate
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.fingerprints import watched
 from actors.sources.protocol import PromptSource, RestartableSource
@@ -108,12 +107,11 @@ def _check(prompt: Any) -> None:
             )
     if problem := surrogate(prompt.prompt_id):  # no ledger can hold it; other texts can be stored
         raise SourceFailed(f"prompts.source gave the prompt_id {prompt.prompt_id!a}: {problem}")
-    try:
-        json.dumps(dict(prompt.metadata))
-    except (TypeError, ValueError, RecursionError) as error:
+    mapping = isinstance(prompt.metadata, Mapping)
+    if problem := not_json(dict(prompt.metadata)) if mapping else "it is no mapping":
         raise SourceFailed(
-            f"prompts.source: the metadata of prompt {prompt.prompt_id!r} is not JSON: {error}"
-        ) from None
+            f"prompts.source: the metadata of prompt {prompt.prompt_id!r} is not JSON: {problem}"
+        )
 
 
 def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSource:

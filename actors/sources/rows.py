@@ -4,7 +4,6 @@ A row has a prompt (a text, or messages), and perhaps an answer and metadata. On
 everything that is wrong, by the numbers of the rows.
 """
 
-import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from pydantic import Field, field_validator
 from actors.environments.protocol import Message
 from actors.environments.single_turn import CONVERSATION, conversation
 from actors.errors import InputError
-from actors.foreign_text import unencodable
+from actors.foreign_text import not_json, shown, unencodable
 from actors.options import Options
 from queues.records import Prompt
 from queues.runtime.nearest_name import nearest
@@ -139,25 +138,24 @@ def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
             f"other_fields{nearest(min(others), fields)}"
         )
     text, answer, metadata = (row.get(field) for field in fields)
-    is_number = isinstance(answer, (int, float)) and not isinstance(answer, bool)
-    if not (isinstance(answer, (str, type(None))) or (is_number and math.isfinite(answer))):
-        raise ValueError(f"{answer_name} is {answer!r}, must be a string or a number")
+    is_finite = isinstance(answer, float) and math.isfinite(answer)
+    is_whole = isinstance(answer, int) and not isinstance(answer, bool)
+    if not (isinstance(answer, (str, type(None))) or is_finite or is_whole):
+        raise ValueError(f"{answer_name} is {shown(answer)}, must be a string or a number")
     if not isinstance(metadata, (Mapping, type(None))):
-        raise ValueError(f"metadata is {metadata!r}, must be an object")
+        raise ValueError(f"metadata is {shown(metadata)}, must be an object")
     metadata = {**(others if options.other_fields == "metadata" else {}), **(metadata or {})}
     if CONVERSATION in metadata:
         raise ValueError(
             f"what becomes metadata has {CONVERSATION!r}, which only the prompt's messages may be"
         )
-    try:
-        json.dumps(metadata)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"what becomes metadata is not JSON: {error}") from None
+    if problem := not_json(metadata):
+        raise ValueError(f"what becomes metadata is not JSON: {problem}")
     if (messages := read_messages(text)) is not None:
         metadata |= conversation(messages)
         text = plain_text(messages)
     elif not isinstance(text, str) or not text:
-        problem = f"{name} is {text!r}" if name in row else f"there is no field {name}"
+        problem = f"{name} is {shown(text)}" if name in row else f"there is no field {name}"
         raise ValueError(
             f"{problem}, must be a text or messages, each of a role ({', '.join(ROLES)}) and a "
             "content, and not empty"

@@ -21,7 +21,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from learner.diagnostics.trained_log import VARIABLE
 from queues.schema import summarize
-from queues.storage.journal import read_group
+from queues.storage.journal import LOCATION, Location, read_group
 
 T = TypeVar("T")
 
@@ -158,15 +158,15 @@ def read_fates(run: Path) -> list[Fate]:
     """Return the ledger's rows of all train groups in the order of issue, with rewards compared."""
     with sqlite3.connect(f"{(run / 'ledger.sqlite').as_uri()}?mode=ro", uri=True) as database:
         rows = database.execute(
-            "SELECT prompt_id, state, reason, segment, offset FROM groups LEFT JOIN results"
+            f"SELECT prompt_id, state, reason, {LOCATION} FROM groups LEFT JOIN results"
             " USING (group_id) WHERE purpose = 'train' ORDER BY number"
         ).fetchall()
     database.close()
     fates = []
-    for prompt, state, reason, segment, offset in rows:
+    for prompt, state, reason, *location in rows:
         tied = None
-        if state == "dropped" and segment is not None:
-            summary = summarize(read_group(run / "journal", segment, offset))
+        if state == "dropped" and location[0] is not None:
+            summary = summarize(read_group(run / "journal", Location(*location)))
             tied = len(set(summary.task_rewards)) < 2
         fates.append(Fate(prompt, state, reason or "", tied))
     return fates

@@ -23,6 +23,8 @@ OTHERS = "worker"
 """Name of the output of workers that were never an actor."""
 HEAD_BYTES = 2**16
 """Part of a file in which the actor's name is searched."""
+LONGEST_NAME = 100
+"""Bytes of an actor's name: whatever a worker prints may look like one."""
 TAIL_BYTES = 2**20
 """Part of a file that is shown at most."""
 
@@ -94,7 +96,8 @@ def _role(file: Path) -> str:
         marks = [line for line in opened.read(HEAD_BYTES).splitlines() if line.startswith(ACTOR)]
     if not marks:
         return OTHERS
-    return re.sub(r"[^\w.-]", "_", marks[-1].removeprefix(ACTOR).decode(errors="replace"))
+    name = marks[-1].removeprefix(ACTOR)[:LONGEST_NAME].decode(errors="replace")
+    return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
 
 
 def _clean(line: bytes) -> bytes:

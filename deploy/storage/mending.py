@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import InputError
-from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_directory import DAMAGED, RunDirectory
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 
@@ -46,7 +46,7 @@ def mend_rows(
                 row = json.loads(line)
                 parsed.append(parse(row))
                 rows.append(row)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except DAMAGED:
             damaged.append(number)
     if damaged:
         say(

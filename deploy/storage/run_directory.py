@@ -37,6 +37,10 @@ NAMING_SECONDS = 2.0
 """Longer than a command takes to create a folder, or to delete one."""
 
 
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Errors of JSON that is damaged, and of making an object of what it has."""
+
+
 class RunMissing(InputError):
     """There is no run of a name."""
 
@@ -252,7 +256,7 @@ class RunDirectory:
                 _ = summary[key]
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except DAMAGED as error:
             raise InputError(f"{self.summary_file} is damaged: {_brief(error)}") from None
         return summary
 
@@ -293,7 +297,7 @@ class RunDirectory:
         for number, line in enumerate(lines, start=1):
             try:
                 rows += [parse(json.loads(line))] if line.endswith(b"\n") else []
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except DAMAGED as error:
                 raise InputError(f"{path}, line {number} is damaged: {_brief(error)}") from None
         return rows
 

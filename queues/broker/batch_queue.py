@@ -62,7 +62,7 @@ class BrokerBatchQueue(BatchQueue):
             commits.prompt_polls.wake()
         directory, locations = commits.journal.directory, await recorded
         payloads = await asyncio.to_thread(
-            lambda: [read_group(directory, x.segment, x.offset) for x in locations]
+            lambda: [read_group(directory, location) for location in locations]
         )
         return Batch(version=version, payloads=payloads)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from queues.readers.open_run import open_ledger
 from queues.records import Purpose
-from queues.storage.journal import read_group
+from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME
 
 
@@ -58,7 +58,7 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
     versions = {"first": first, "last": last}
     with open_ledger(run_directory) as database:
         rows = database.execute(
-            "SELECT segment, offset, accepted_at,"
+            f"SELECT {LOCATION}, accepted_at,"
             " iif(state = 'dropped', accepted_at, taken_at) AS left_at"
             " FROM results JOIN groups USING (group_id)"
             " LEFT JOIN batch_groups USING (group_id) LEFT JOIN batches USING (version)"
@@ -77,8 +77,8 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
         ).fetchall()
         checkpoints = database.execute("SELECT version, at FROM checkpoints").fetchall()
     groups = []
-    for segment, offset, accepted_at, taken_at in rows:
-        rollouts = decode(read_group(journal, segment, offset)).rollouts
+    for *location, accepted_at, taken_at in rows:
+        rollouts = decode(read_group(journal, Location(*location))).rollouts
         groups.append(
             GroupTimes(
                 engine_id=rollouts[0].engine_id,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from queues.errors import JournalError
 from queues.readers.open_run import open_ledger
-from queues.storage.journal import read_group
+from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME
 
 
@@ -26,16 +26,16 @@ def lost_groups(run_directory: Path, *, since: int) -> list[LostGroup]:
     """
     with open_ledger(run_directory, verify=False) as database:
         rows = database.execute(
-            "SELECT group_id, version, segment, offset FROM results JOIN groups USING (group_id)"
+            f"SELECT group_id, version, {LOCATION} FROM results JOIN groups USING (group_id)"
             " LEFT JOIN batch_groups USING (group_id) WHERE segment IS NOT NULL AND"
             " (state IN ('ready', 'taken') OR (state = 'trained' AND version >= ?))"
             " ORDER BY segment, offset",
             (since,),
         ).fetchall()
     lost = []
-    for group_id, version, segment, offset in rows:
+    for group_id, version, *location in rows:
         try:
-            read_group(run_directory / JOURNAL_NAME, segment, offset)
+            read_group(run_directory / JOURNAL_NAME, Location(*location))
         except JournalError as error:
             lost.append(LostGroup(group_id, version, str(error)))
     return lost

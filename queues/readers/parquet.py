@@ -6,7 +6,7 @@ from queues.errors import InputError
 from queues.readers.open_run import open_ledger
 from queues.runtime.atomic_file import atomic_file
 from queues.schema import write_parquet
-from queues.storage.journal import read_group
+from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments
 
 
@@ -30,13 +30,13 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     with open_ledger(run_directory) as database:
         removed = removed_segments(database)
         rows = database.execute(
-            "SELECT segment, offset, state, trained_version FROM results"
+            f"SELECT state, trained_version, {LOCATION} FROM results"
             " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
         )
         groups = (
-            (read_group(journal, segment, offset), state, trained_version)
-            for segment, offset, state, trained_version in rows
-            if segment not in removed
+            (read_group(journal, location), state, trained_version)
+            for state, trained_version, *columns in rows
+            if (location := Location(*columns)).segment not in removed
         )
         try:
             with atomic_file(file) as opened:

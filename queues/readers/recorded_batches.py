@@ -9,7 +9,7 @@ from queues.errors import InputError, JournalError, QueueClosed
 from queues.protocols import BatchQueue
 from queues.readers.open_run import open_ledger
 from queues.records import Batch
-from queues.storage.journal import read_group
+from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments
 
 
@@ -59,19 +59,20 @@ def read_batch(run_directory: Path, version: int, *, groups: int = -1) -> list[b
     with open_ledger(run_directory, verify=False) as database:
         removed = removed_segments(database)
         rows = database.execute(
-            "SELECT group_id, segment, offset FROM batch_groups JOIN results USING (group_id)"
+            f"SELECT group_id, {LOCATION} FROM batch_groups JOIN results USING (group_id)"
             " WHERE version = ? ORDER BY position LIMIT ?",
             (version, groups),
         ).fetchall()
     payloads = []
-    for group_id, segment, offset in rows:
-        if segment in removed:
+    for group_id, *columns in rows:
+        location = Location(*columns)
+        if location.segment in removed:
             raise InputError(
                 f"batch {version}: its group {group_id} was removed from the journal when nothing "
                 'needed it any more; queues.keep_rollouts = "all" keeps every group'
             )
         try:
-            payloads.append(read_group(run_directory / JOURNAL_NAME, segment, offset))
+            payloads.append(read_group(run_directory / JOURNAL_NAME, location))
         except JournalError as error:
             raise InputError(
                 f"batch {version}: its group {group_id} cannot be read any more: {error}"

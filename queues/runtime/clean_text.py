@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 WORDS = frozenset(
     {"PASSPHRASE", "PASS", "PWD", "CREDENTIAL", "CREDENTIALS", "AUTH", "PAT", "DSN", "COOKIE"}
@@ -27,6 +27,9 @@ PLACES = frozenset(["PATH", "FILE", "DIR", "MODE", "SOCK", "TYPE", "VARIABLE"])
 WORKING_FOLDERS = ("PWD", "OLDPWD")
 SHORTEST = 6
 """Characters of a secret; a shorter value would be found in any text."""
+SHORTEST_LINE = 16
+"""Characters of a line of a secret, such as a private key, that is hidden by itself, as logs are
+searched by lines."""
 HIDDEN = "[hidden]"
 REFRESH_SECONDS = 5.0
 LARGEST_FILE = 1 << 16
@@ -165,7 +168,18 @@ def _written(secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             secret,
             json.dumps(secret)[1:-1],
             repr(secret)[1:-1],
+            repr(raw)[2:-1],
             quote(raw, safe=""),
-            base64.b64encode(raw).decode().rstrip("="),
+            quote(raw),
+            quote_plus(raw),
+            *_base64(raw),
+            *(line for line in secret.splitlines() if len(line) >= SHORTEST_LINE),
         )
         yield from ((form, name) for form in dict.fromkeys(forms))
+
+
+def _base64(raw: bytes) -> Iterator[str]:
+    """Yield what base64 makes of bytes wherever they begin in a text, as in "user:password"."""
+    for before, begin in ((0, 0), (1, 2), (2, 3)):
+        encoded = base64.b64encode(bytes(before) + raw).decode()
+        yield encoded[begin : (before + len(raw)) * 8 // 6]

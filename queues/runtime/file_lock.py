@@ -13,6 +13,8 @@ from pathlib import Path
 TEST_SECONDS = 0.25
 """Longer than a command holds a lock that it only tests."""
 RETRY_SECONDS = 0.01
+MAKE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+"""Flags of a file that is made: no link leads to a file elsewhere, which would be overwritten."""
 
 
 def take(descriptor: int, *, shared: bool = False, seconds: float = TEST_SECONDS) -> None:
@@ -72,7 +74,7 @@ def locked(
     """
     while True:
         try:
-            descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDONLY if shared else MAKE, 0o666)
         except FileNotFoundError:
             if not parents:
                 raise

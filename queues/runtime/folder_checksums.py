@@ -61,7 +61,7 @@ def damage_of(folder: Path, *, part: int = 0, parts: int = 1) -> str | None:
         return f"{Path(error.filename).relative_to(folder)} is missing"
     except OSError as error:
         return f"{error.filename or folder} cannot be read: {error}"
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return f"{FILE_NAME} is damaged: {error}"
     differ = (name for name, checksum in computed.items() if recorded[name] != checksum)
     return next((f"{name} is damaged: it is not as it was written" for name in differ), None)

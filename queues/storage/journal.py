@@ -1,9 +1,10 @@
 """Accepted groups on disk: numbered segments of checksummed frames, only ever appended to.
 
-    frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
+    frame = length u32 · checksum u64 · payload (an Arrow IPC stream)      little-endian
 
-A frame counts once the ledger has committed its (segment, offset); other frames are garbage. A
-journal that is opened again begins a new segment. Calls block; one thread writes, any may read.
+A frame counts once the ledger has committed its `Location`; other frames are garbage. The ledger
+has the checksum too, so that no segment is taken for another. A journal that is opened again begins
+a new segment. Calls block; one thread writes, any may read.
 """
 
 import logging
@@ -25,11 +26,16 @@ _LARGEST = 2**32 - 1
 
 
 class Location(NamedTuple):
-    """The frame of a payload of `length` bytes."""
+    """The frame of a payload of `length` bytes; columns of the ledger by the same names."""
 
     segment: int
     offset: int
     length: int
+    checksum: int
+
+
+LOCATION = ", ".join(Location._fields)
+"""The columns of a `Location`, for SQL."""
 
 
 class Journal:
@@ -65,10 +71,11 @@ class Journal:
             self._begin_segment()
         assert self._file is not None
         offset = self._file.tell()
-        self._file.write(_HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload)))
+        checksum = checksum_of(payload)
+        self._file.write(_HEADER.pack(len(payload), checksum))
         self._file.write(payload)
         self._dirty = True
-        return Location(self._segment, offset, len(payload))
+        return Location(self._segment, offset, len(payload), checksum)
 
     def commit(self) -> None:
         """Make every frame so far survive the loss of power (fdatasync)."""
@@ -109,21 +116,26 @@ class Journal:
         sync_path(self.directory)
 
 
-def read_group(directory: Path, segment: int, offset: int) -> bytes:
+def read_group(directory: Path, location: Location) -> bytes:
     """Return the verified payload of one frame; JournalError if it is missing or damaged."""
-    path = _path(directory, segment)
+    path = _path(directory, location.segment)
+    length, checksum = location.length, location.checksum
     try:
         with path.open("rb") as file:
-            file.seek(offset)
-            header = file.read(_HEADER.size)
-            if len(header) == _HEADER.size:
-                length, checksum = _HEADER.unpack(header)
-                payload = file.read(length)
-                if len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum:
-                    return payload
+            file.seek(location.offset)
+            header, payload = file.read(_HEADER.size), file.read(length)
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error}") from error
-    raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
+    if header != _HEADER.pack(length, checksum) or checksum_of(payload) != checksum:
+        raise JournalError(
+            f"{path}: the frame at byte {location.offset} is truncated, damaged or another one"
+        )
+    return payload
+
+
+def checksum_of(payload: Payload) -> int:
+    """Return the checksum of a payload: the 63 bits of xxh3_64 that SQLite can hold."""
+    return xxhash.xxh3_64_intdigest(payload) >> 1
 
 
 def segments(directory: Path) -> list[int]:

@@ -18,7 +18,7 @@ from queues.runtime.disk_space import is_full
 from queues.runtime.file_lock import take
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
-from queues.storage.journal import Location
+from queues.storage.journal import LOCATION, Location
 from queues.storage.ledger_schema import (
     FILE_NAME,
     JOURNAL_NAME,
@@ -174,11 +174,11 @@ class Ledger:
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
         """Record the one result of a group, its location in the journal, and its effect."""
         self.execute(
-            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 result.group_id,
                 result.attempt,
-                *(location or (None, None, None)),
+                *(location or (None, None, None, None)),
                 result.rollouts,
                 result.tokens,
                 result.reward,
@@ -242,7 +242,7 @@ class Ledger:
     def locations(self, version: int) -> list[Location]:
         """Return the locations of the groups of a recorded batch, in its order."""
         rows = self.execute(
-            "SELECT segment, offset, length FROM batch_groups JOIN results USING (group_id)"
+            f"SELECT {LOCATION} FROM batch_groups JOIN results USING (group_id)"
             " WHERE version = ? ORDER BY position",
             (version,),
         )

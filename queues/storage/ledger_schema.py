@@ -11,7 +11,7 @@ from typing import Any
 from queues.errors import LedgerError
 from queues.storage.row_checksums import protect
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE_NAME = "ledger.sqlite"
 LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
@@ -53,6 +53,7 @@ CREATE TABLE results (                      -- at most one accepted result for e
     segment INTEGER,                        -- of the journal, NULL for evaluations
     offset INTEGER,
     length INTEGER,
+    checksum INTEGER,                       -- of the payload
     rollouts INTEGER NOT NULL,
     tokens INTEGER NOT NULL,
     reward REAL NOT NULL,

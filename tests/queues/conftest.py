@@ -1,5 +1,6 @@
 """Groups, payloads and brokers for the tests of `queues`."""
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from queues.config import QueuesConfig, RunSpec
 from queues.errors import JournalError
 from queues.records import FinishReason, Lease, Prompt, Rollout, RolloutGroup
 from queues.schema import encode
-from queues.storage.journal import read_group
+from queues.storage.journal import Location, read_group
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 CONFIG: dict[str, Any] = {
@@ -99,13 +100,14 @@ async def train_a_batch(
     await broker.ack(0, figures)
 
 
-def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and payload of a journal segment's frames, up to the first damaged one."""
-    offset = 0
-    with suppress(JournalError):
+def frames(directory: Path, segment: int) -> Iterator[tuple[Location, bytes]]:
+    """Location and payload of a journal segment's frames, up to the first damaged one."""
+    content, offset = (directory / f"{segment:08d}.segment").read_bytes(), 0
+    with suppress(JournalError, struct.error):
         while True:
-            payload = read_group(directory, segment, offset)
-            yield offset, payload
+            location = Location(segment, offset, *struct.unpack_from("<IQ", content, offset))
+            payload = read_group(directory, location)
+            yield location, payload
             offset += 12 + len(payload)
 
 

@@ -24,7 +24,7 @@ INSERT INTO groups SELECT n, printf('g%08d', n), printf('sums/%d/%d', n / 10000,
     1.7e9 + n / 5.0, 1.7e9 + n / 5.0 + 1.25, NULL, NULL FROM numbers
 """
 RESULTS = """
-INSERT INTO results SELECT group_id, 1, number / 1000, number % 1000 * 9000, 9000, 8, 1000,
+INSERT INTO results SELECT group_id, 1, number / 1000, number % 1000 * 9000, 9000, number, 8, 1000,
     number % 9 / 8.0, start_version, start_version + 1, issued_at + 5.5 FROM groups
 """
 BATCHES = """

@@ -338,6 +338,7 @@ class Run:
             (Purpose.TRAIN, State.DROPPED, FILTERED),
             (Purpose.TRAIN, State.DROPPED, OVERDUE),
             (Purpose.TRAIN, State.FAILED, "reward"),
+            (Purpose.TRAIN, State.FAILED, ENGINE_LOST),
             (Purpose.TRAIN, State.QUEUED, ""),
         }
         self.account_for_lateness()

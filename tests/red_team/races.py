@@ -253,6 +253,8 @@ COMMANDS = {
     "report": ("report", "mine"),
     "export": ("export", "mine", "--to", "runs-exported"),
     "inspect": ("inspect", "mine", "--parquet", "runs.parquet"),
+    "requeue": ("requeue", "mine"),
+    "salvage": ("salvage", "mine"),
 }
 FRESH = COMMANDS["run"][:-1]
 """A run of a name that nobody has."""

@@ -86,6 +86,15 @@ def test_calls_are_found_in_their_order_and_none_that_was_not_ended():
     assert first == Call("f", {"x": 1})
     assert isinstance(second, Unreadable)
     assert isinstance(third, Unreadable)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "f\\ud800"}', '{"name": "f", "arguments": {"x": ["\\udfff"]}}']
+)
+def test_a_call_with_a_lone_surrogate_is_unreadable_so_that_no_tool_repeats_it(text):
+    [written] = find_calls(f"<<{text}>>", "json", ("<<", ">>"))
+    assert isinstance(written, Unreadable)
+    assert "a lone surrogate, U+D" in written.why
     assert find_calls("no call", "json", JSON) == []
 
 

@@ -179,6 +179,16 @@ def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
         ),
         ('{"prompt": "a", "completion": ""}', "only the prompt may be empty"),
         ('{"prompt": 3, "completion": "b"}', "must be a tuple of the strings prompt, completion"),
+        ('{"prompt": "a", "completion": "\\ud800"}', "pairs.jsonl:1: a text has a lone surrogate"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, '
+            '{"role": "assistant", "content": "b\\u0000"}]}',
+            "pairs.jsonl:1: a text has a NUL character at 1",
+        ),
+        (
+            '{"prompt": ' + "[" * 900 + "]" * 900 + ', "completion": "b"}',
+            "must be a tuple of the strings prompt, completion",
+        ),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):

@@ -230,8 +230,12 @@ def test_metadata_cannot_take_the_place_of_the_prompts_messages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"), [(408, "408"), (408.0, "408"), (0.5, "0.5"), ("408.0", "408.0")]
-)
+    ("answer", "text"),
+    [
+        (408, "408"), (408.0, "408"), (0.5, "0.5"), ("408.0", "408.0"),
+        pytest.param(10**400, f"1{'0' * 400}", id="larger than a float"),
+    ],
+)  # fmt: skip
 def test_a_whole_number_is_an_answer_without_a_point(tmp_path, answer, text):
     path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answer": answer}])
     [prompt] = load_source("files", options={"path": path}, seed=0).next(1)
@@ -269,6 +273,16 @@ def test_a_row_with_text_that_cannot_be_kept_is_refused_by_its_number(tmp_path, 
     with pytest.raises(InputError, match=r"x\.jsonl:2: .* has a (lone surrogate, U\+D|NUL)"):
         texts(path, 1, other_fields="metadata")
     assert texts(path, 1, other_fields="metadata", bad_rows="skip") == {"fine"}
+
+
+@pytest.mark.parametrize("field", ["prompt", "answer", "metadata"])
+def test_a_row_that_is_nested_too_deeply_is_refused_by_its_number(tmp_path, field):
+    deep = '{"a": ' * 900 + "1" + "}" * 900
+    row = json.dumps({"prompt": "b", field: "DEEP"}).replace('"DEEP"', deep)
+    path = write(tmp_path / "x.jsonl", [{"prompt": "a"}, row.encode()])
+    with pytest.raises(InputError, match=r"x\.jsonl:2: ") as caught:
+        texts(path, 1)
+    assert len(str(caught.value)) < 9000
 
 
 @pytest.mark.parametrize("column", ["prompt", "answer", "metadata"])

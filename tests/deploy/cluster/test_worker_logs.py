@@ -58,6 +58,16 @@ def test_a_name_that_would_leave_the_folder_is_a_plain_file_name(ray_logs):
     assert "/" not in name
 
 
+def test_what_user_code_prints_as_the_name_of_an_actor_is_no_name_that_a_disk_refuses(
+    ray_logs, tmp_path
+):
+    write(ray_logs, 7, actor("\u00e4\x1b[2J" * 200, "text\n"))
+    collect_worker_logs(ray_logs, tmp_path)
+    [file] = tmp_path.glob("*.out")
+    assert file.name.isascii()
+    assert file.read_text().endswith("\ntext\n")
+
+
 @pytest.mark.parametrize(("status", "count"), [("running", 2), ("done", 1)])
 def test_the_logs_of_a_run_that_was_killed_are_found_with_ray(ray_logs, tmp_path, status, count):
     write(ray_logs, 7, actor("actor-0", "loads\n"))

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import example, given
@@ -56,6 +56,8 @@ def test_a_variable_is_a_secret_by_its_name(name, secret):
     [
         SECRET, json.dumps(SECRET), repr(SECRET), quote(SECRET, safe=""),
         base64.b64encode(SECRET.encode()).decode(), f"x{SECRET}y {SECRET}",
+        repr(SECRET.encode()), quote(SECRET), quote_plus(SECRET),
+        *(base64.b64encode(f"{user}:{SECRET}@".encode()).decode() for user in ("me", "you", "id")),
     ],
 )  # fmt: skip
 def test_a_secret_is_hidden_in_every_form(held, written):
@@ -65,6 +67,13 @@ def test_a_secret_is_hidden_in_every_form(held, written):
     assert "d/e+f" not in text
     assert text.startswith("before ")
     assert text.endswith(" after")
+
+
+def test_every_line_of_a_secret_is_hidden_by_itself_as_logs_are_searched_by_lines(held):
+    lines = ["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG9w0", "c2hvcnQ="]
+    held("SIGNING_KEY", "\n".join(lines))
+    assert [without_secrets(f"x {line}") for line in lines[:2]] == ["x [SIGNING_KEY]"] * 2
+    assert without_secrets("\n".join(lines)) == "[SIGNING_KEY]"
 
 
 def test_a_variable_that_a_recipe_names_and_one_that_is_gone_are_secrets(held, monkeypatch):

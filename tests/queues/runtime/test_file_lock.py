@@ -47,6 +47,15 @@ def test_a_passing_lock_is_made_with_its_folder_and_leaves_no_file(tmp_path):
         pass
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("target", ["other", "missing/other"])
+def test_a_link_is_not_followed_to_make_a_file_elsewhere(tmp_path, target):
+    (tmp_path / "lock").symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match="symbolic"), locked(tmp_path / "lock", parents=True):
+        pass
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
 @pytest.mark.parametrize("made_anew", [False, True])
 def test_whoever_waited_for_a_file_that_is_gone_takes_the_one_that_is_there(path, made_anew):
     inodes, waits = [], threading.Event()

@@ -16,7 +16,7 @@ import pytest
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import account, read_accounting
 from queues.readers.open_run import open_ledger
-from queues.storage.journal import read_group
+from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from tests.queues.conftest import answer, frames, make_broker, make_prompts
 
@@ -108,10 +108,10 @@ def look(folder: Path, run: Recorded) -> dict[str, Any]:
     accounting = read_accounting(folder).to_dict()
     assert settled(accounting) in run.history
     with open_ledger(folder) as database:
-        rows = database.execute("SELECT group_id, segment, offset FROM results").fetchall()
-    for group_id, segment, offset in rows:
-        if segment is not None:
-            payload = read_group(folder / JOURNAL_NAME, segment, offset)
+        rows = database.execute(f"SELECT group_id, {LOCATION} FROM results").fetchall()
+    for group_id, *location in rows:
+        if location[0] is not None:
+            payload = read_group(folder / JOURNAL_NAME, Location(*location))
             assert payload == run.payloads[group_id]
     for path in sorted((folder / JOURNAL_NAME).glob("*.segment")):
         for _, payload in frames(folder / JOURNAL_NAME, int(path.stem)):
@@ -198,16 +198,16 @@ def test_a_journal_cut_at_any_byte_of_its_last_frames_keeps_those_before(
     segment = int(path.stem)
     whole = list(frames(journal, segment))
     assert len(whole) >= 2
-    ends = [offset + 12 + len(payload) for offset, payload in whole]
-    for length in range(ends[-1], whole[-2][0] - 1, -1):
+    ends = [location.offset + 12 + location.length for location, _ in whole]
+    for length in range(ends[-1], whole[-2][0].offset - 1, -1):
         os.truncate(path, length)
         kept = sum(end <= length for end in ends)
         assert list(frames(journal, segment)) == whole[:kept]
-        for offset, payload in whole[:kept]:
-            assert read_group(journal, segment, offset) == payload
-        for offset, _ in whole[kept:]:
-            with pytest.raises(JournalError, match="truncated or damaged"):
-                read_group(journal, segment, offset)
+        for location, payload in whole[:kept]:
+            assert read_group(journal, location) == payload
+        for location, _ in whole[kept:]:
+            with pytest.raises(JournalError, match="is truncated, damaged"):
+                read_group(journal, location)
 
 
 def test_an_empty_ledger_beside_a_journal_begins_no_new_run(run: Recorded, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import JournalError
-from queues.storage.journal import Journal, read_group
+from queues.storage.journal import Journal, Location, read_group
 from tests.queues.conftest import frames
 
 
@@ -20,10 +20,10 @@ def write(directory: Path, payloads: list[bytes], segment_bytes: int = 10**9) ->
 
 def test_a_frame_is_length_checksum_payload(tmp_path: Path) -> None:
     (place,) = write(tmp_path, [b"abc"])
-    assert place == (1, 0, 3)
+    assert place == (1, 0, 3, 0x78AF5F94892F3950 >> 1)
     (file,) = tmp_path.iterdir()
-    # xxh3_64 of "abc" is 78af5f94892f3950 (reference implementation, xxhsum -H3).
-    expected = bytes.fromhex("03000000") + bytes.fromhex("78af5f94892f3950")[::-1] + b"abc"
+    # xxh3_64 of "abc" is 78af5f94892f3950 (reference implementation, xxhsum -H3); half of it.
+    expected = bytes.fromhex("03000000") + bytes.fromhex("3c57afca44979ca8")[::-1] + b"abc"
     assert file.read_bytes() == expected
 
 
@@ -33,7 +33,7 @@ def test_every_payload_is_read_back_by_its_location(
 ) -> None:
     directory = tmp_path_factory.mktemp("journal")
     places = write(directory, payloads, segment_bytes)
-    assert [read_group(directory, place[0], place[1]) for place in places] == payloads
+    assert [read_group(directory, place) for place in places] == payloads
     sizes = [path.stat().st_size for path in sorted(directory.iterdir())]
     assert all(size >= segment_bytes for size in sizes[:-1])
 
@@ -48,8 +48,8 @@ def test_a_truncated_tail_is_readable_as_a_prefix_at_every_length(tmp_path: Path
         complete = sum(place[1] + 12 + place[2] <= length for place in places)
         assert [payload for _, payload in frames(tmp_path, 1)] == payloads[:complete]
         for place in places[complete:]:
-            with pytest.raises(JournalError, match=f"byte {place[1]} is truncated or damaged"):
-                read_group(tmp_path, place[0], place[1])
+            with pytest.raises(JournalError, match=f"byte {place[1]} is truncated, damaged"):
+                read_group(tmp_path, place)
 
 
 def test_a_damaged_frame_is_refused_and_its_neighbour_is_not(tmp_path: Path) -> None:
@@ -58,23 +58,42 @@ def test_a_damaged_frame_is_refused_and_its_neighbour_is_not(tmp_path: Path) -> 
     content = bytearray(file.read_bytes())
     content[first[1] + 13] ^= 1
     file.write_bytes(content)
-    with pytest.raises(JournalError, match="truncated or damaged"):
-        read_group(tmp_path, *first[:2])
-    assert read_group(tmp_path, *second[:2]) == b"second"
+    with pytest.raises(JournalError, match="truncated, damaged or another"):
+        read_group(tmp_path, first)
+    assert read_group(tmp_path, second) == b"second"
 
 
 def test_a_journal_opened_again_begins_a_new_segment(tmp_path: Path) -> None:
     write(tmp_path, [b"one"])
     (file,) = tmp_path.iterdir()
     before = file.read_bytes()
-    ((segment, offset, _),) = write(tmp_path, [b"two"])
+    ((segment, offset, *_),) = write(tmp_path, [b"two"])
     assert (segment, offset) == (2, 0)
     assert file.read_bytes() == before
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"00000007\.segment: cannot be read"):
-        read_group(tmp_path, 7, 0)
+        read_group(tmp_path, Location(7, 0, 1, 1))
     (tmp_path / "notes.segment").touch()
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path, segment_bytes=1)
+
+
+def test_a_segment_in_the_place_of_another_is_refused_where_frames_begin_at_the_same_byte(
+    tmp_path: Path,
+) -> None:
+    places = write(tmp_path, [b"one", b"two"], segment_bytes=1)
+    one, two = sorted(tmp_path.iterdir())
+    one.write_bytes(two.read_bytes())
+    with pytest.raises(JournalError, match=r"00000001\.segment: the frame at byte 0 is .* another"):
+        read_group(tmp_path, places[0])
+    assert read_group(tmp_path, places[1]) == b"two"
+
+
+def test_a_length_that_is_damaged_is_not_read(tmp_path: Path) -> None:
+    (place,) = write(tmp_path, [b"one"])
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"\xff\xff\xff\xff" + file.read_bytes()[4:])
+    with pytest.raises(JournalError, match="damaged"):
+        read_group(tmp_path, place)
