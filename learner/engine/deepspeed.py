@@ -6,6 +6,7 @@ The only file that imports deepspeed. One process is one rank.
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, write_parts
 from learner.errors import TrainingDiverged
 from learner.model.forward_check import check_forward
+from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy, before_each, load_tokenizer
 from learner.model.scalar_model import ScalarModel
+from learner.model.shared_weights import each_loaded, shape_of
 
 OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
@@ -38,6 +41,8 @@ BUCKET_ELEMENTS = 500_000_000
 pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
 """Tensors with fewer elements stay whole on every rank under ZeRO 3."""
+LIVE_ELEMENTS = 1_000_000_000
+"""Weights that ZeRO 3 keeps gathered while it computes, at most a tenth of the model."""
 
 
 def _prepare() -> None:
@@ -51,6 +56,29 @@ def _prepare() -> None:
     # DeepSpeed's own would mark every matrix but embeddings, and undo the marks of `_optimizer`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+
+
+@contextmanager
+def sharing(zero_stage: int) -> Iterator[None]:
+    """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
+
+    Each tensor is read by rank 0 and scattered before the next is read, so that no rank ever holds
+    a whole model.
+    """
+    if zero_stage < 3:
+        yield
+        return
+    _prepare()
+    zero = deepspeed.zero.Init()
+
+    def share(parameter: nn.Parameter) -> None:
+        if not hasattr(parameter, "ds_id"):
+            if dist.get_rank():  # rank 0 sends it
+                parameter.data = torch.empty_like(parameter, device=zero.local_device)
+            zero._convert_to_zero_parameters([parameter])
+
+    with each_loaded(share):
+        yield
 
 
 def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
@@ -107,7 +135,7 @@ def no_matrices(module: nn.Module) -> set[int]:
         kind = type(owner).__name__.lower()
         whole = isinstance(owner, nn.Embedding) or "norm" in kind
         for name, parameter in owner.named_parameters(recurse=False):
-            if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
+            if whole or len(shape_of(parameter)) < 2 or "bias" in name or "embed" in name:
                 found.add(id(parameter))
     return found
 
@@ -141,13 +169,19 @@ class DeepSpeedEngine:
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
-        elements = sum(parameter.numel() for parameter in module.parameters())
+        elements = sum(shape_of(parameter).numel() for parameter in module.parameters())
         zero: dict[str, Any] = {
             "stage": zero_stage,
             "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
         }
         if zero_stage == 3:
-            zero["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
+            live = min(LIVE_ELEMENTS, elements // 10)
+            zero |= {
+                "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+                "stage3_max_live_parameters": live,
+                "stage3_max_reuse_distance": live,
+                "stage3_prefetch_bucket_size": live // 2,
+            }
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -166,9 +200,12 @@ class DeepSpeedEngine:
             },
         )
         self._register(module)
+        for buffer in module.buffers():  # DeepSpeed moves only models that are not shared
+            buffer.data = buffer.data.to(self.device)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self.adopt(config, total_steps, rates)
+        attend_packed(module.model)
         # At stage 0 DeepSpeed refuses to have its outputs differentiated by others.
         check_forward(module, self.outputs if zero_stage else module, device=self.device)
 
