@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from learner.config.optimizer import OptimizerConfig
 from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
+from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
@@ -42,7 +43,7 @@ pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
 """Tensors with fewer elements stay whole on every rank under ZeRO 3."""
 LIVE_ELEMENTS = 1_000_000_000
-"""Weights that ZeRO 3 keeps gathered while it computes, at most a tenth of the model."""
+"""Weights that ZeRO 3 keeps gathered while it computes, at most a twentieth of the model."""
 
 
 def _prepare() -> None:
@@ -175,7 +176,7 @@ class DeepSpeedEngine:
             "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
         }
         if zero_stage == 3:
-            live = min(LIVE_ELEMENTS, elements // 10)
+            live = min(LIVE_ELEMENTS, elements // 20)
             zero |= {
                 "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
                 "stage3_max_live_parameters": live,
@@ -288,6 +289,8 @@ class DeepSpeedEngine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`; gathers `GATHER_BYTES` at a time."""
+        if self.gathers:  # what a pass fetched ahead may still be on its way
+            self._engine.optimizer.empty_partition_cache()
         for bucket in self._buckets():
             parameters = [parameter for _, parameter in bucket]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
@@ -308,20 +311,24 @@ class DeepSpeedEngine:
 
     def save_model(self, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that transformers loads. Collective."""
-        gathered = {}
-        if self.gathers:
-            for name, tensor in self.weights():
-                if self.rank == 0:
-                    gathered[name] = tensor.to("cpu", copy=True)
+        model = self._engine.module.model
         if self.rank == 0:
-            model, tokenizer = self._engine.module.model, load_tokenizer(self._model_path)
+            tokenizer = load_tokenizer(self._model_path)
 
             def write() -> None:
-                model.save_pretrained(folder, state_dict=gathered or None)
                 tokenizer.save_pretrained(folder)
+                if self.gathers:
+                    write_config(model, folder)
+                else:
+                    model.save_pretrained(folder)
 
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder, write)
+        if self.gathers and self.rank == 0:
+            write_weights(model, self.weights(), folder)
+        elif self.gathers:
+            for _ in self.weights():
+                pass
         dist.barrier()
 
     def save(self, folder: Path) -> None:

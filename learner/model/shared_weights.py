@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-
 ASYNC = "HF_DEACTIVATE_ASYNC_LOAD"
 """The variable that has transformers read one weight at a time."""
 
