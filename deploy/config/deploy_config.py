@@ -88,6 +88,9 @@ class DeployConfig(BaseModel):
     unless MLFLOW_TRACKING_URI is set); each is an extra of the same name."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
+    checkpoint_dir: Path | None = None
+    """Folder in which one for the checkpoints of the run is made, on another disk or shared by all
+    nodes of the learner; the run's folder has a link to it. None: they are in the run's folder."""
     private: bool = True
     """Only you may read the folders that are made: of the run, of its warm start and of its reward
     models. False leaves it to the umask."""
@@ -112,10 +115,10 @@ class DeployConfig(BaseModel):
     """Restarts in a row of an actor that dies, before the run is ended with its last error; an
     actor that worked for 10 minutes starts counting anew."""
 
-    @field_validator("runs_dir")
+    @field_validator("runs_dir", "checkpoint_dir")
     @classmethod
-    def _expanded(cls, value: Path) -> Path:
-        return value.expanduser()
+    def _expanded(cls, value: Path | None) -> Path | None:
+        return value and value.expanduser()
 
     @property
     def stall_seconds(self) -> float:
