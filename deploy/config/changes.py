@@ -44,7 +44,7 @@ OF_THE_WORK = {
     "deploy": (
         "ray_address placement node metrics engine_metrics metrics_port metrics_host metrics_token"
         " trackers start_timeout_seconds watchdog_seconds watchdog_aborts checkpoint_seconds"
-        " max_failed_groups failure_window max_restarts private"
+        " max_failed_groups failure_window max_restarts private environment"
     ),
 }
 """Keys that may change, and that decide how the work is done: they change rounding at most."""

@@ -197,6 +197,7 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
+                "communication_data_type": "fp32",  # else gradients are summed in bfloat16
                 "optimizer": optimizer,
             },
         )

@@ -101,9 +101,7 @@ def test_checkpoints_on_another_disk_need_its_space_and_the_journal_that_of_the_
     with pytest.raises(InputError, match=r"disk has 1.0 kB free.*set deploy.checkpoint_dir to"):
         check_free_space(config, SHAPES)
     free[tmp_path], free[apart] = 1000, 10**12
-    with pytest.raises(
-        InputError, match=r"B: [\d.]+ .B of rollouts .*deploy.runs_dir"
-    ):
+    with pytest.raises(InputError, match=r"B: [\d.]+ .B of rollouts .*deploy.runs_dir"):
         check_free_space(config, SHAPES)
     (tmp_path / "run").symlink_to(store(apart / "made", "v000002", size=8))
     free[tmp_path], free[apart / "made"] = 10**12, 1000

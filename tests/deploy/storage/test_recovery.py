@@ -1,6 +1,8 @@
 """What a run goes on from: a checkpoint that is whole, its ledger and its journal; `salvage`."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -12,7 +14,7 @@ from deploy.storage.salvage import last_whole
 from deploy.storage.sessions import begin_session
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_accounting
-from queues.readers.checkpoints import recorded_checkpoints
+from queues.readers.checkpoints import last_save_seconds, recorded_checkpoints
 from queues.readers.lost_groups import LostGroup
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
@@ -68,6 +70,15 @@ def test_checkpoints_whose_disk_is_not_there_are_not_taken_for_lost(directory, t
     chosen = find_checkpoint(directory, given_up.append)
     assert chosen == (3, directory.checkpoints / "v000003")
     assert "checkpoint 4 is damaged" in given_up[0]
+
+
+def test_an_interrupted_learner_gets_time_by_how_long_the_last_checkpoint_took(directory):
+    with closing(sqlite3.connect(directory.ledger)) as ledger, ledger:
+        ledger.execute(
+            "UPDATE checkpoints SET at = 40 + (SELECT acked_at FROM batches"
+            " WHERE batches.version = checkpoints.version - 1) WHERE version = 4"
+        )
+    assert last_save_seconds(directory.path) == pytest.approx(40.0)
 
 
 def other_weights(folder):
