@@ -16,6 +16,7 @@ from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import last_save_seconds, recorded_checkpoints
 from queues.readers.lost_groups import LostGroup
+from queues.storage import row_checksums
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
 
@@ -74,6 +75,7 @@ def test_checkpoints_whose_disk_is_not_there_are_not_taken_for_lost(directory, t
 
 def test_an_interrupted_learner_gets_time_by_how_long_the_last_checkpoint_took(directory):
     with closing(sqlite3.connect(directory.ledger)) as ledger, ledger:
+        row_checksums.register(ledger)
         ledger.execute(
             "UPDATE checkpoints SET at = 40 + (SELECT acked_at FROM batches"
             " WHERE batches.version = checkpoints.version - 1) WHERE version = 4"
