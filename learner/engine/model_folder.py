@@ -45,7 +45,7 @@ def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Pat
     if len(files) == 1:
         files[0][0].rename(folder / "model.safetensors")
         return
-    places = {}
+    places: dict[str, str] = {}
     for path, names, _ in files:
         named = f"{path.stem}-of-{len(files):05d}.safetensors"
         path.rename(folder / named)

@@ -34,7 +34,8 @@ def each_loaded(take: Callable[[nn.Parameter], None]) -> Iterator[None]:
     """
 
     def loaded(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
-        if getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta:
+        read = getattr(parameter, "_is_hf_initialized", False)
+        if parameter is not None and read and not parameter.is_meta:
             take(parameter)
 
     hook = register_module_parameter_registration_hook(loaded)
