@@ -184,7 +184,7 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
     parts = {}
     if stage:  # at stage 1 the bucket is of float32, as the gradients that it will reduce
-        size = 4.0 if stage == 1 or itemsize == 4 else itemsize + 4.0  # and the copy that is summed
+        size = {1: 4.0, 2: 4.0 + (itemsize if itemsize < 4 else 0), 3: itemsize}[stage]
         parts["bucket"] = size * min(model.parameters, BUCKET)
     if stage == 3 and learner.ranks > 1:
         gathered = min(GATHERED, model.parameters // 20) + model.largest_layer
