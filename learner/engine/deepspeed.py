@@ -197,7 +197,7 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
-                # Else gradients are summed in bfloat16, as at stage 3, where that takes less memory.
+                # Else gradients are summed in bfloat16, as at stage 3, where that takes less.
                 **({"communication_data_type": "fp32"} if zero_stage < 3 else {}),
                 "optimizer": optimizer,
             },
