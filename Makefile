@@ -11,7 +11,7 @@ LOCK := deploy/locks/cpu.txt
 TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 
-.PHONY: help setup demo test test-fast test-heavy test-slow red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,12 @@ test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their 
 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
 	$(PYTEST) --hypothesis-profile full -m "slow or hypothesis"
+
+setup-gpu:  ## Create .venv with the CUDA builds of deploy/locks/gpu.txt, for Python 3.11 to 3.13
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps --no-compile -r deploy/locks/gpu.txt
+	$(BIN)/pip install --quiet --no-deps --editable .
+	touch $(STAMP)
 
 trl: setup  ## Install TRL beside the environment, for `make test-trl` and `headway bench versus-trl`
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt

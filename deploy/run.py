@@ -34,8 +34,11 @@ from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
+from queues.readers.checkpoints import last_save_seconds
 from weight_sync.errors import WeightSyncError
 
+SAVE_FACTOR = 2.0
+"""Time for a checkpoint after an interrupt, for each second that the last one took."""
 CLOSE_SECONDS = 2.0
 """Deadline of an interrupted run's last figures, and of closing the broker of any run."""
 
@@ -218,6 +221,7 @@ class Run:
             asyncio.create_task((insisted or asyncio.Event()).wait()),
         ]
         seconds = self.context.config.deploy.checkpoint_seconds
+        seconds += SAVE_FACTOR * last_save_seconds(self.context.directory.path)
         try:
             await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

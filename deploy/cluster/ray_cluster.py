@@ -49,10 +49,12 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     local = address == "local"
     with ExitStack() as own:
         options: dict[str, Any] = {}
+        if config.deploy.environment:
+            options["runtime_env"] = {"env_vars": dict(config.deploy.environment)}
         if local:
             own.enter_context(reaping_orphans())
             folder = own.enter_context(private_folder())
-            options = {"include_dashboard": False, "_temp_dir": str(folder / "ray")}
+            options |= {"include_dashboard": False, "_temp_dir": str(folder / "ray")}
         try:
             with deferred(), without_hangups(), on_loopback() if local else nullcontext():
                 context = ray.init(

@@ -88,6 +88,12 @@ class DeployConfig(BaseModel):
     unless MLFLOW_TRACKING_URI is set); each is an extra of the same name."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
+    checkpoint_dir: Path | None = None
+    """Folder in which one for the checkpoints of the run is made, on another disk or shared by all
+    nodes of the learner; the run's folder has a link to it. None: they are in the run's folder."""
+    environment: dict[str, str] = {}
+    """Environment variables of every process that the run starts through Ray, such as NCCL_DEBUG or
+    HF_HOME; it is no place for secrets."""
     private: bool = True
     """Only you may read the folders that are made: of the run, of its warm start and of its reward
     models. False leaves it to the umask."""
@@ -101,7 +107,8 @@ class DeployConfig(BaseModel):
     watchdog_aborts: bool = False
     """End the run at the first such report, after a checkpoint where the learner can save one."""
     checkpoint_seconds: float = Field(default=12, gt=0)
-    """Deadline, after an interrupt, for the learner to end its step and save a checkpoint."""
+    """Deadline, after an interrupt, for the learner to end its step and save a checkpoint; twice
+    the time that the last checkpoint took is added."""
     max_failed_groups: int = Field(default=64, ge=0)
     """Groups that may fail for good among the last `failure_window`, by a reward that raises or a
     prompt that does not fit; one more ends the run with their last error."""
@@ -112,10 +119,10 @@ class DeployConfig(BaseModel):
     """Restarts in a row of an actor that dies, before the run is ended with its last error; an
     actor that worked for 10 minutes starts counting anew."""
 
-    @field_validator("runs_dir")
+    @field_validator("runs_dir", "checkpoint_dir")
     @classmethod
-    def _expanded(cls, value: Path) -> Path:
-        return value.expanduser()
+    def _expanded(cls, value: Path | None) -> Path | None:
+        return value and value.expanduser()
 
     @property
     def stall_seconds(self) -> float:

@@ -30,7 +30,8 @@ FRAGMENTS = 0.1
 BUCKET = 500_000_000
 """Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`."""
 GATHERED = 1_000_000_000
-"""Weights that ZeRO 3 gathers at most, and that it steps at a time."""
+"""Weights that ZeRO 3 gathers beside a layer, at most a twentieth of the model, and that it
+steps at a time."""
 TRANSFER = 1 * GIB
 """[E] Buffers of vLLM's own transports, `nccl` and `ipc`."""
 ENGINE_WORK = 2 * GIB
@@ -120,7 +121,8 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     if gpu:
         passing["fragments"] = FRAGMENTS * total(passing)
     training = held | _larger(step, passing)
-    loading = {"weights as loaded": float(itemsize * sizes.parameters)}
+    shares = learner.ranks if learner.zero_stage == 3 else 1
+    loading = {"weights as loaded": itemsize * sizes.parameters / shares}
     kept = 3 if config.weight_sync.codec == "delta" else 2
     copies = {"versions": kept * wire_bytes(config, sizes)}
     staged = config.weight_sync.staged
@@ -182,9 +184,10 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
     parts = {}
     if stage:  # at stage 1 the bucket is of float32, as the gradients that it will reduce
-        parts["bucket"] = (4.0 if stage == 1 else itemsize) * min(model.parameters, BUCKET)
+        size = {1: 4.0, 2: 4.0 + (itemsize if itemsize < 4 else 0), 3: itemsize}[stage]
+        parts["bucket"] = size * min(model.parameters, BUCKET)
     if stage == 3 and learner.ranks > 1:
-        gathered = min(model.parameters, GATHERED + model.largest_layer)
+        gathered = min(GATHERED, model.parameters // 20) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)
     return parts
 

@@ -27,13 +27,23 @@ def check_runs_dir(config: RunConfig) -> Path:
     Raises:
         InputError: It is a file, or cannot be written.
     """
-    runs_dir = config.deploy.runs_dir.expanduser().absolute()
-    existing = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
+    return _existing("deploy.runs_dir", config.deploy.runs_dir)
+
+
+def check_checkpoint_dir(config: RunConfig) -> Path | None:
+    """Return `deploy.checkpoint_dir`, if it is set, as `check_runs_dir` does."""
+    folder = config.deploy.checkpoint_dir
+    return None if folder is None else _existing("deploy.checkpoint_dir", folder)
+
+
+def _existing(key: str, folder: Path) -> Path:
+    folder = folder.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
-        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {existing} is a file, not a folder")
+        raise InputError(f"{key} = {str(folder)!r}: {existing} is a file, not a folder")
     real = shutil.disk_usage(existing).total > 0  # /proc and the like hold no files
     if not (real and os.access(existing, os.W_OK | os.X_OK)):
-        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {existing} cannot be written")
+        raise InputError(f"{key} = {str(folder)!r}: {existing} cannot be written")
     return existing
 
 
@@ -47,7 +57,9 @@ def check_free_space(
     Raises:
         InputError: Too little is free; names how much is needed for what.
     """
-    folder = check_runs_dir(config)
+    folder, apart = check_runs_dir(config), check_checkpoint_dir(config)
+    if resumed is not None:
+        apart = resumed.resolve() if resumed.is_symlink() else None
     parameters = sum(math.prod(shape) for shape in shapes.values())
     checkpoint = parameter_bytes(config.learner) * parameters
     every, keep = config.learner.checkpoint_every, config.learner.keep_checkpoints
@@ -61,15 +73,26 @@ def check_free_space(
     batches = min(max(0, config.steps - version), every)
     rollouts = batches * config.prompts.groups_per_batch * config.prompts.group_size
     journal = TOKEN_BYTES * rollouts * config.actors.max_new_tokens
+    already = f", of which {decimal(stored)} are there" if stored else ""
+    saved = (
+        f"{checkpoints} checkpoint(s) of {decimal(checkpoint)}, by learner.keep_checkpoints and "
+        f"checkpoint_every{already}"
+    )
+    rollouts_between = f"{decimal(journal)} of rollouts between two"
+    growth = max(0, checkpoints * checkpoint - stored)
+    if apart is None:
+        _require(folder, growth + journal, f"{saved}, and {rollouts_between}", "runs_dir")
+    else:
+        _require(folder, journal, rollouts_between, "runs_dir")
+        _require(apart, growth, saved, "checkpoint_dir")
+
+
+def _require(folder: Path, needed: int, what: str, key: str) -> None:
     free = shutil.disk_usage(folder).free
-    needed = max(0, checkpoints * checkpoint - stored) + journal
     if free < needed:
-        already = f", of which {decimal(stored)} are there" if stored else ""
         raise InputError(
             f"{folder} has {decimal(free)} free, and the run needs about {decimal(needed)}: "
-            f"{checkpoints} checkpoint(s) of {decimal(checkpoint)}, by learner.keep_checkpoints "
-            f"and checkpoint_every{already}, and {decimal(journal)} of rollouts between two; free "
-            "some, or set deploy.runs_dir to a larger disk"
+            f"{what}; free some, or set deploy.{key} to a larger disk"
         )
 
 

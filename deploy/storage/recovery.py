@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy.errors import InputError
 from deploy.storage.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
 from queues.errors import JournalError, LedgerError
@@ -33,9 +34,17 @@ def examine(directory: RunDirectory) -> Iterator[Examined]:
     """Yield the committed checkpoints of a run, the newest first, without those that were removed.
 
     The newest is never removed: if it is missing, that is damage.
+
+    Raises:
+        InputError: The folder of all checkpoints is elsewhere, and missing.
     """
     from learner.engine.checkpoint import read_state
 
+    if not directory.checkpoints.exists() and directory.checkpoints.is_symlink():
+        raise InputError(
+            f"{directory.checkpoints} is a link to {directory.checkpoints.readlink()}, which is "
+            "missing: mount its disk, or set the link anew"
+        )
     recorded = recorded_checkpoints(directory.path, verify=False)[::-1]
     for version, path, weights_checksum in recorded:
         folder = directory.checkpoints / path.name  # nowhere else, whatever the ledger says

@@ -3,7 +3,7 @@
 recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
 journal/          accepted rollouts            restarts.jsonl  restarts of actors
-checkpoints/      v000060/ …                   waits.jsonl     overdue waits
+checkpoints/      v000060/ …, or a link        waits.jsonl     overdue waits
 summary.json      figures of the run           drift.jsonl     engines that drift
                                                sessions.jsonl  recipe, program, machine
 logs/             output of every process      report.html     the figures as a page of plots
@@ -11,6 +11,7 @@ logs/             output of every process      report.html     the figures as a 
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -93,7 +94,7 @@ class RunDirectory:
                     self._discard(descriptor)
                 raise
             finally:
-                shutil.rmtree(self._replaced, ignore_errors=True)
+                _delete(self._replaced)
 
     def _create(self, config: RunConfig, hold: ExitStack, *, replace: bool) -> int:
         """Create the folder, and return the descriptor of its lock, which `hold` keeps."""
@@ -104,13 +105,20 @@ class RunDirectory:
                 self._restore()  # after a kill
                 if self.path.exists():
                     self._check_replaceable(free, replace=replace)
-                shutil.rmtree(partial.path, ignore_errors=True)
-                for folder in (partial.path, partial.checkpoints, partial.logs):
-                    folder.mkdir(mode=0o700 if config.deploy.private else 0o777)
+                _delete(partial.path)
+                mode = 0o700 if config.deploy.private else 0o777
+                partial.path.mkdir(mode)
+                saved, apart = partial.checkpoints, config.deploy.checkpoint_dir
+                if apart is not None:
+                    apart.mkdir(parents=True, exist_ok=True)
+                    saved = apart.absolute() / f"{config.name}-{secrets.token_hex(4)}"
+                    partial.checkpoints.symlink_to(saved)
+                for folder in (saved, partial.logs):
+                    folder.mkdir(mode)
                 partial.store_recipe(config.with_model_names())
                 descriptor = hold.enter_context(locked(partial._lock))
                 if self.path.exists():
-                    shutil.rmtree(self._replaced, ignore_errors=True)
+                    _delete(self._replaced)
                     self.path.rename(self._replaced)
                 partial.path.rename(self.path)
                 sync_path(self.path.parent)
@@ -118,7 +126,7 @@ class RunDirectory:
                 raise self._going_on() from None
             except OSError as error:
                 self._restore()
-                shutil.rmtree(partial.path, ignore_errors=True)
+                _delete(partial.path)
                 raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
         return descriptor
 
@@ -151,10 +159,10 @@ class RunDirectory:
             with self._named():
                 if not is_at(descriptor, self._lock):
                     return
-                shutil.rmtree(doomed, ignore_errors=True)
+                _delete(doomed)
                 self.path.rename(doomed)
                 self._restore()
-            shutil.rmtree(doomed, ignore_errors=True)
+            _delete(doomed)
             with suppress(OSError):
                 self.path.parent.rmdir()
 
@@ -320,3 +328,11 @@ def _brief(error: Exception) -> str:
 
 def _checksum(summary: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(summary).encode())
+
+
+def _delete(folder: Path) -> None:
+    """Delete the folder of a run, and its checkpoints where they are elsewhere."""
+    link = folder / "checkpoints"
+    if link.is_symlink():
+        shutil.rmtree(link.resolve(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,7 @@ is JSON.
 import json
 import logging
 import random
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -83,6 +84,27 @@ def prepare(root: Path, version: int) -> Path:
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
     temporary.mkdir()
     return temporary
+
+
+def check_shared(root: Path, engine: TrainEngine) -> None:
+    """Require that every rank sees the folder in which rank 0 keeps checkpoints. Collective.
+
+    Raises:
+        InputError: A rank does not, such as one on another node.
+    """
+    number = secrets.randbits(62) if engine.rank == 0 else 0
+    if engine.rank == 0:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / f".seen-{number}").touch()
+    token = root / f".seen-{int(engine.sum_over_ranks(torch.tensor([number])))}"
+    blind = int(engine.sum_over_ranks(torch.tensor([int(not token.exists())])))
+    if engine.rank == 0:
+        token.unlink()
+    if blind:
+        raise InputError(
+            f"{blind} of the learner's {engine.ranks} ranks do not see {root}, where checkpoints "
+            "are kept: set deploy.checkpoint_dir to a folder that all of its nodes share"
+        )
 
 
 def size(folder: Path) -> int:

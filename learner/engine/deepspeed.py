@@ -6,6 +6,7 @@ The only file that imports deepspeed. One process is one rank.
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from torch import Tensor, nn
 from learner.config.optimizer import OptimizerConfig
 from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
+from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, write_parts
 from learner.errors import TrainingDiverged
 from learner.model.forward_check import check_forward
+from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy, before_each, load_tokenizer
 from learner.model.scalar_model import ScalarModel
+from learner.model.shared_weights import each_loaded, shape_of
 
 OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
@@ -38,6 +42,8 @@ BUCKET_ELEMENTS = 500_000_000
 pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
 """Tensors with fewer elements stay whole on every rank under ZeRO 3."""
+LIVE_ELEMENTS = 1_000_000_000
+"""Weights that ZeRO 3 keeps gathered while it computes, at most a twentieth of the model."""
 
 
 def _prepare() -> None:
@@ -51,6 +57,29 @@ def _prepare() -> None:
     # DeepSpeed's own would mark every matrix but embeddings, and undo the marks of `_optimizer`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+
+
+@contextmanager
+def sharing(zero_stage: int) -> Iterator[None]:
+    """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
+
+    Each tensor is read by rank 0 and scattered before the next is read, so that no rank ever holds
+    a whole model.
+    """
+    if zero_stage < 3:
+        yield
+        return
+    _prepare()
+    zero = deepspeed.zero.Init()
+
+    def share(parameter: nn.Parameter) -> None:
+        if not hasattr(parameter, "ds_id"):
+            if dist.get_rank():  # rank 0 sends it
+                parameter.data = torch.empty_like(parameter, device=zero.local_device)
+            zero._convert_to_zero_parameters([parameter])
+
+    with each_loaded(share):
+        yield
 
 
 def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
@@ -107,7 +136,7 @@ def no_matrices(module: nn.Module) -> set[int]:
         kind = type(owner).__name__.lower()
         whole = isinstance(owner, nn.Embedding) or "norm" in kind
         for name, parameter in owner.named_parameters(recurse=False):
-            if whole or parameter.ndim < 2 or "bias" in name or "embed" in name:
+            if whole or len(shape_of(parameter)) < 2 or "bias" in name or "embed" in name:
                 spared.add(id(parameter))
     return spared
 
@@ -141,13 +170,19 @@ class DeepSpeedEngine:
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = _optimizer(config, module)
-        elements = sum(parameter.numel() for parameter in module.parameters())
+        elements = sum(shape_of(parameter).numel() for parameter in module.parameters())
         zero: dict[str, Any] = {
             "stage": zero_stage,
             "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
         }
         if zero_stage == 3:
-            zero["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
+            live = min(LIVE_ELEMENTS, elements // 20)
+            zero |= {
+                "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+                "stage3_max_live_parameters": live,
+                "stage3_max_reuse_distance": live,
+                "stage3_prefetch_bucket_size": live // 2,
+            }
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -162,13 +197,18 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
+                # Else gradients are summed in bfloat16, as at stage 3, where that takes less.
+                **({"communication_data_type": "fp32"} if zero_stage < 3 else {}),
                 "optimizer": optimizer,
             },
         )
         self._register(module)
+        for buffer in module.buffers():  # DeepSpeed moves only models that are not shared
+            buffer.data = buffer.data.to(self.device)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self.adopt(config, total_steps, rates)
+        attend_packed(module.model)
         # Below stage 3 DeepSpeed refuses to have its outputs differentiated by others, or fails.
         check_forward(module, self.outputs if self.gathers else module, device=self.device)
 
@@ -251,6 +291,8 @@ class DeepSpeedEngine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`; gathers `GATHER_BYTES` at a time."""
+        if self.gathers:  # what a pass fetched ahead may still be on its way
+            self._engine.optimizer.empty_partition_cache()
         for bucket in self._buckets():
             parameters = [parameter for _, parameter in bucket]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
@@ -271,20 +313,24 @@ class DeepSpeedEngine:
 
     def save_model(self, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that transformers loads. Collective."""
-        gathered = {}
-        if self.gathers:
-            for name, tensor in self.weights():
-                if self.rank == 0:
-                    gathered[name] = tensor.to("cpu", copy=True)
+        model = self._engine.module.model
         if self.rank == 0:
-            model, tokenizer = self._engine.module.model, load_tokenizer(self._model_path)
+            tokenizer = load_tokenizer(self._model_path)
 
             def write() -> None:
-                model.save_pretrained(folder, state_dict=gathered or None)
                 tokenizer.save_pretrained(folder)
+                if self.gathers:
+                    write_config(model, folder)
+                else:
+                    model.save_pretrained(folder)
 
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder, write)
+        if self.gathers and self.rank == 0:
+            write_weights(model, self.weights(), folder)
+        elif self.gathers:
+            for _ in self.weights():
+                pass
         dist.barrier()
 
     def save(self, folder: Path) -> None:

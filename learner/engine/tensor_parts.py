@@ -39,20 +39,24 @@ def write_parts(
 ) -> None:
     """Write the parts of one rank; waits while the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, tensors in enumerate(_files(parts, file_bytes)):
+    named = ((f"{name}@{start}", values.detach().cpu()) for name, start, values in parts)
+    for number, tensors in enumerate(in_files(named, file_bytes)):
         path = folder / f"rank-{rank}-of-{ranks}.{number:03d}.safetensors"
         write_whole(path, partial(save_file, tensors, path))
 
 
-def _files(parts: Iterable[Part], file_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the entries of each file, on the CPU. The last may be empty."""
+def in_files(named: Iterable[tuple[str, Tensor]], file_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the entries of each file of at most so many bytes, at least one tensor.
+
+    The last may be empty.
+    """
     tensors: dict[str, Tensor] = {}
     size = 0
-    for name, start, values in parts:
+    for name, values in named:
         if tensors and size + values.nbytes > file_bytes:
             yield tensors
             tensors, size = {}, 0
-        tensors[f"{name}@{start}"] = values.detach().cpu()
+        tensors[name] = values
         size += values.nbytes
     yield tensors
 

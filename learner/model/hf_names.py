@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.model.shared_weights import shape_of
+
 
 class HuggingFaceNames:
     """Translation of the tensors of a whole transformers model to those of its folder."""
@@ -20,7 +22,7 @@ class HuggingFaceNames:
         self._model, self._revert = model, revert_weight_conversion
         self._converted: set[str] = set()
         for name, parameter in model.named_parameters():
-            blank = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            blank = torch.empty(shape_of(parameter), dtype=parameter.dtype, device="meta")
             if list(revert_weight_conversion(model, {name: blank})) != [name]:
                 self._converted.add(name)
 

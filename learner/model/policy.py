@@ -13,6 +13,7 @@ from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import attend_packed, hidden_states
 from learner.model.rope import pin_rope
+from learner.model.shared_weights import is_shared, shape_of
 from learner.model.tiny_tokenizer import tiny_tokenizer, vocabulary_of
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class Policy(nn.Module):
     def add_value_head(self) -> None:
         """Add a head for values, whose output is 0 at first."""
         weight = self.model.get_output_embeddings().weight
-        self.value_head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
+        self.value_head = nn.Linear(shape_of(weight)[1], 1, bias=False, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)
 
     def own(self, token_ids: Tensor) -> Tensor:
@@ -206,7 +207,8 @@ def prepare(model: Any, path: str, *, context: int | None, activation_checkpoint
         InputError: Its positions differ from those of the engines, or it cannot checkpoint.
     """
     pin_rope(model, path, context)
-    attend_packed(model)
+    if not is_shared(model):  # else when the engine can compute it
+        attend_packed(model)
     if activation_checkpointing:
         checkpoint_activations(model, path)
 

@@ -14,7 +14,7 @@ from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
-from learner.engine.deepspeed import CriticEngine, PolicyEngine
+from learner.engine.deepspeed import CriticEngine, PolicyEngine, sharing
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
@@ -84,7 +84,8 @@ class Rank:
         config, critic = self.config, self.config.critic
         shared = critic if critic is not None and critic.shared else None
         options = replace(self._options, entropy_gradient=config.entropy is not None)
-        policy = load_policy(path, options, **self._model)
+        with sharing(config.zero_stage):
+            policy = load_policy(path, options, **self._model)
         if shared is not None:
             policy.add_value_head()
             policy.values_after = config.bootstraps
@@ -101,7 +102,8 @@ class Rank:
         spec, config = self._spec, self.config.critic
         if config is None or config.shared:
             return None
-        model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
+        with sharing(self.config.zero_stage):
+            model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
         steps = spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
 

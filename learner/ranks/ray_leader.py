@@ -89,7 +89,7 @@ class RankZero:
             wire_dtype=self.wire_dtype,
         )
         folder = await self.call(checkpoint.finish, root, state)
-        return f"{root.name}/{folder.name}"
+        return f"checkpoints/{folder.name}"
 
     async def prune(self, version: int) -> None:
         """See `Trainer.prune`."""

@@ -77,6 +77,7 @@ class RankActor:
         gc.freeze()  # what was loaded stays; scanning it again would take most of a second
 
     def _load(self, address: tuple[str, int] | None) -> None:
+        from learner.engine.checkpoint import check_shared
         from learner.engine.process_group import find_store, join
         from learner.ranks.rank import Rank
 
@@ -84,6 +85,8 @@ class RankActor:
             store = self._store if self._number == 0 else find_store(address)
             join(store, self._number, self._spec.config.ranks)
         self._rank = Rank(self._spec)
+        if address is not None:
+            check_shared(Path(self._spec.checkpoints), self._rank.engine)
 
     async def run(self, followers: list[Any], broker: Any, broadcaster: Any) -> int:
         """Train to the last version or to `stop`, as rank 0; return the version reached.

@@ -35,3 +35,17 @@ def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[i
 def newest_checkpoint(run_directory: Path, *, verify: bool = True) -> tuple[int, Path] | None:
     """Return version and folder of the newest of `committed_checkpoints`; None without any."""
     return max(committed_checkpoints(run_directory, verify=verify).items(), default=None)
+
+
+def last_save_seconds(run_directory: Path) -> float:
+    """Return how long the newest checkpoint of a run took to save, 0 without any.
+
+    It is the time from the acknowledgement of the batch before it to its commit.
+    """
+    with open_ledger(run_directory, verify=False) as database:
+        row = database.execute(
+            "SELECT at - acked_at FROM checkpoints"
+            " JOIN batches ON batches.version = checkpoints.version - 1"
+            " ORDER BY checkpoints.version DESC LIMIT 1"
+        ).fetchone()
+    return max(0.0, row[0] or 0.0) if row else 0.0

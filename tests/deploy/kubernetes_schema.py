@@ -79,6 +79,15 @@ TEMPLATE = table(
         volumes=lists(VOLUME),
         securityContext=SECURITY,
         shareProcessNamespace=TRUTH,
+        tolerations=lists(
+            table(
+                ["key", "operator"],
+                key=TEXT,
+                operator={"enum": ["Exists", "Equal"]},
+                value=TEXT,
+                effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+            )
+        ),
     ),
 )
 RELABELINGS = lists(

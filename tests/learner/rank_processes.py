@@ -75,7 +75,10 @@ def _enter(rank, ranks, port, work, args):
 
 
 def _updater(model_path, config):
-    policy = load_policy(model_path, LogprobOptions(chunk=64), dtype=config.dtype, attention="sdpa")
+    with deepspeed_engine.sharing(config.zero_stage):
+        policy = load_policy(
+            model_path, LogprobOptions(chunk=64), dtype=config.dtype, attention="sdpa"
+        )
     engine = CapturingEngine(
         policy,
         config,

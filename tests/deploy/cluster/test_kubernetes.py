@@ -272,3 +272,12 @@ def test_all_images_have_one_python_to_the_last_number_and_the_ray_of_the_cluste
     assert "--constraint alike.txt" in texts["gpu"]
     [alike] = re.findall(r'grep -E "(.+)" deploy/locks/cpu.txt', texts["gpu"])
     assert f"ray=={ray}" in [line for line in lock.splitlines() if re.search(alike, line)]
+
+
+def test_pods_that_ask_for_a_gpu_may_run_on_nodes_that_are_kept_for_them():
+    job = read(SHIPPED / "machine" / "job.yaml")["spec"]["template"]["spec"]
+    for pod in [*PODS, job]:
+        limits = [container["resources"]["limits"] for container in pod["containers"]]
+        asks = any("nvidia.com/gpu" in each for each in limits)
+        keys = [each["key"] for each in pod.get("tolerations", [])]
+        assert keys == ["nvidia.com/gpu"] * asks

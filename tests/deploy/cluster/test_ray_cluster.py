@@ -1,10 +1,14 @@
 """The nodes of a cluster are asked all at once, and those that are late are named."""
 
+import os
+
 import pytest
+import ray
 from ray.exceptions import RayTaskError
 
 from deploy.cluster import ray_cluster as cluster
 from deploy.cluster.placement import Node
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError, RunFailed
 
 NODES = [Node(node_id=name * 56, address=name, resources={}, labels={}) for name in "abc"]
@@ -71,3 +75,13 @@ def test_a_node_without_headway_is_named(monkeypatch):
 
 def test_a_cluster_of_one_node_is_not_asked():
     assert cluster.versions_of([]) == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_processes_get_the_environment_of_the_recipe_beside_their_own(tmp_path):
+    config = load_recipe("demo", ["deploy.environment.NCCL_DEBUG=WARN"])
+    own = {"env_vars": {"OMP_NUM_THREADS": "3"}}
+    with cluster.cluster(config, tmp_path):
+        ask = ray.remote(os.getenv).options(num_cpus=0, runtime_env=own)
+        assert ray.get([ask.remote("NCCL_DEBUG"), ask.remote("OMP_NUM_THREADS")]) == ["WARN", "3"]

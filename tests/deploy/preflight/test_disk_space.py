@@ -85,3 +85,26 @@ def test_what_is_there_already_is_said(
     resumed = store(tmp_path / "checkpoints", "v000005", size=3_000_000)
     with pytest.raises(InputError, match=r"has 1.0 kB free.* of which 3.0 MB are there"):
         check_free_space(config, SHAPES, resumed=resumed)
+
+
+def test_checkpoints_on_another_disk_need_its_space_and_the_journal_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = tmp_path / "disk"
+    apart.mkdir()
+    config = load_recipe(
+        "demo", [f"deploy.runs_dir={tmp_path}", f"deploy.checkpoint_dir={apart / 'new'}"]
+    )
+    free = {tmp_path: 10**12, apart: 1000}
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(total=1, free=free[path]))
+    monkeypatch.setattr(disk, "shutil", usage)
+    with pytest.raises(InputError, match=r"disk has 1.0 kB free.*set deploy.checkpoint_dir to"):
+        check_free_space(config, SHAPES)
+    free[tmp_path], free[apart] = 1000, 10**12
+    with pytest.raises(InputError, match=r"B: [\d.]+ .B of rollouts .*deploy.runs_dir"):
+        check_free_space(config, SHAPES)
+    (tmp_path / "run").symlink_to(store(apart / "made", "v000002", size=8))
+    free[tmp_path], free[apart / "made"] = 10**12, 1000
+    with pytest.raises(InputError, match=r"made has 1.0 kB free.* of which 8 bytes are there"):
+        check_free_space(load_recipe("demo", [f"deploy.runs_dir={tmp_path}"]), SHAPES,
+                         resumed=tmp_path / "run")  # fmt: skip

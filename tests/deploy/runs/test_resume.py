@@ -78,6 +78,7 @@ def interrupted(headway):
     """Return output and folder of a run from Python, stopped while rollouts of a second ran."""
     settings = {
         "name": "paused", "steps": 12, "heldout.every": 6, "learner.checkpoint_every": 7,
+        "deploy.checkpoint_dir": "elsewhere",
         "actors.scripted_options": {"tokens_per_second": 24.0},
     }  # fmt: skip
 
@@ -120,7 +121,8 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_balanced_accounts(interrupte
     run, summary, accounts, _ = interrupted
     assert "go on with: headway resume" in run.output
     assert summary["status"] == "interrupted"
-    newest = max((run.folder / "checkpoints").glob("v*"))
+    newest = max((run.folder / "checkpoints").resolve().glob("v*"))
+    assert newest.parent.parent.name == "elsewhere"
     assert newest.name == f"v{summary['version']:06d}"
     assert accounts["balanced"]
     assert accounts["trained"] >= 3 * 2

@@ -1,26 +1,33 @@
 """What a run goes on from: a checkpoint that is whole, its ledger and its journal; `salvage`."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from deploy.config.loader import load_recipe
+from deploy.errors import InputError
 from deploy.storage.recovery import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.salvage import last_whole
 from deploy.storage.sessions import begin_session
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_accounting
-from queues.readers.checkpoints import recorded_checkpoints
+from queues.readers.checkpoints import last_save_seconds, recorded_checkpoints
 from queues.readers.lost_groups import LostGroup
+from queues.storage import row_checksums
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
 
 
 @pytest.fixture
-def directory(tmp_path):
+def directory(tmp_path, request):
     """Provide a run of 4 batches with checkpoints of versions 2, 3 and 4."""
-    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}", "name=mine"])
+    settings = [f"deploy.runs_dir={tmp_path / 'runs'}", "name=mine"]
+    if getattr(request, "param", "here") == "elsewhere":
+        settings.append(f"deploy.checkpoint_dir={tmp_path / 'disk'}")
+    config = load_recipe("demo", settings)
     made = RunDirectory.of(config)
     with made.created(config, replace=False):
         pass
@@ -47,6 +54,33 @@ def test_the_newest_checkpoint_serves_if_it_is_whole(directory):
 
 def test_a_run_that_has_nothing_yet_has_no_checkpoint(tmp_path):
     assert find_checkpoint(RunDirectory(tmp_path), pytest.fail) is None
+
+
+@pytest.mark.parametrize("directory", ["elsewhere"], indirect=True)
+def test_checkpoints_whose_disk_is_not_there_are_not_taken_for_lost(directory, tmp_path):
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    for command in (["salvage"], ["export", "--to", tmp_path / "model"]):
+        result = call_main([command[0], directory.path, *command[1:]], tmp_path)
+        assert result.returncode == 2
+        assert "which is missing: mount its disk" in " ".join(result.stderr.split())
+    with pytest.raises(InputError, match="which is missing: mount its disk"):
+        find_checkpoint(directory, pytest.fail)
+    (tmp_path / "unmounted").rename(tmp_path / "disk")
+    spoil(directory.checkpoints / "v000004" / "state.json")
+    given_up = []
+    chosen = find_checkpoint(directory, given_up.append)
+    assert chosen == (3, directory.checkpoints / "v000003")
+    assert "checkpoint 4 is damaged" in given_up[0]
+
+
+def test_an_interrupted_learner_gets_time_by_how_long_the_last_checkpoint_took(directory):
+    with closing(sqlite3.connect(directory.ledger)) as ledger, ledger:
+        row_checksums.register(ledger)
+        ledger.execute(
+            "UPDATE checkpoints SET at = 40 + (SELECT acked_at FROM batches"
+            " WHERE batches.version = checkpoints.version - 1) WHERE version = 4"
+        )
+    assert last_save_seconds(directory.path) == pytest.approx(40.0)
 
 
 def other_weights(folder):

@@ -210,3 +210,24 @@ def test_a_runs_folder_that_cannot_be_written_is_bad_input(tmp_path):
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'file'}"])
     with pytest.raises(InputError, match="cannot be written"):
         create(config, replace=False)
+
+
+@pytest.mark.parametrize("private", ["true", "false"])
+def test_checkpoints_may_be_on_a_disk_of_their_own_and_go_with_their_run(tmp_path, private):
+    disk = tmp_path / "disk" / "saved"
+    settings = [f"deploy.runs_dir={tmp_path / 'runs'}", f"deploy.checkpoint_dir={disk}"]
+    config = load_recipe("demo", [*settings, "name=first", f"deploy.private={private}"])
+    directory = create(config, replace=False)
+    [made] = disk.iterdir()
+    assert directory.checkpoints.resolve() == made
+    assert made.name.startswith("first-")
+    assert bool(stat.S_IMODE(made.stat().st_mode) & 0o077) is (private == "false")
+    (made / "v000001").mkdir()
+    other = load_recipe("demo", [*settings, "name=other"])
+    with pytest.raises(InputError), RunDirectory.of(other).created(other, replace=False):
+        raise InputError("nothing was trained")
+    assert [path.name for path in disk.iterdir()] == [made.name], "the other one's is deleted"
+    again = create(config, replace=True)
+    [replaced] = disk.iterdir()
+    assert replaced != made
+    assert (again.checkpoints.resolve(), list(replaced.iterdir())) == (replaced, [])

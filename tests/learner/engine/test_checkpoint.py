@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from learner.engine import checkpoint
 from learner.engine.checkpoint import (
     State,
+    check_shared,
     checkpoint_path,
     expired,
     finish,
@@ -162,6 +164,35 @@ def test_every_rank_checks_its_share_of_the_files_and_all_refuse(tmp_path):
     engine.sum_over_ranks = lambda values: values + 1.0  # another rank's
     with pytest.raises(InputError, match="another rank found damage"):
         load(engine, folder)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_ranks_that_do_not_see_the_folder_of_checkpoints_are_named_by_all(tmp_path, shared):
+    roots = [tmp_path / "one", tmp_path / ("one" if shared else "two")]
+    barrier, sums, told = threading.Barrier(2, timeout=60), [0, 0], [None, None]
+
+    def run(rank):
+        def sum_over_ranks(values):
+            sums[rank] = values
+            barrier.wait()
+            total = sums[0] + sums[1]
+            barrier.wait()
+            return total
+
+        engine = Engine()
+        engine.rank, engine.ranks, engine.sum_over_ranks = rank, 2, sum_over_ranks
+        try:
+            check_shared(roots[rank], engine)
+        except InputError as error:
+            told[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(text is None if shared else "1 of the learner's 2 ranks" in text for text in told)
+    assert list(roots[0].iterdir()) == []
 
 
 def test_no_file_of_a_checkpoint_is_unpickled(tmp_path, monkeypatch):

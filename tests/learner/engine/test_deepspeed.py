@@ -96,10 +96,13 @@ def reference(model_path):
 
 
 def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=None, **options):
-    from learner.engine.deepspeed import PolicyEngine
+    from learner.engine.deepspeed import PolicyEngine, sharing
 
+    if model is None:
+        with sharing(zero_stage):
+            model = policy(model_path, dtype)
     return PolicyEngine(
-        model or policy(model_path, dtype),
+        model,
         config,
         model_path=model_path,
         zero_stage=zero_stage,
@@ -388,10 +391,12 @@ def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
 
 
 def make_critic(model_path, zero_stage, seed=0, config=CONFIG):
-    from learner.engine.deepspeed import CriticEngine
+    from learner.engine.deepspeed import CriticEngine, sharing
 
+    with sharing(zero_stage):
+        model = load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
     return CriticEngine(
-        load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed),
+        model,
         config,
         model_path=model_path,
         zero_stage=zero_stage,

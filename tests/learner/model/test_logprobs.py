@@ -7,7 +7,7 @@ import torch
 
 from learner.errors import InputError
 from learner.model import logprobs
-from learner.model.logprobs import LogprobOptions, chunked_logprobs
+from learner.model.logprobs import LogprobOptions, chunked_logprobs, on_tensor_cores
 
 
 def chunked(hidden, weight, targets, **options):
@@ -227,3 +227,23 @@ def test_a_float32_head_differentiates_entropies_too():
 def test_temperature_and_chunk_must_be_positive(temperature, chunk):
     with pytest.raises(InputError, match=f"found {temperature} and {chunk}"):
         chunked(*random_problem(), temperature=temperature, chunk=chunk)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e6])
+def test_the_product_of_a_gpu_is_that_of_a_cpu(scale, monkeypatch):
+    """The CPU multiplies no halves into float32, so it is shown with the widened factors."""
+    mm, used = torch.mm, []
+
+    def widened(first, second, *, out_dtype):
+        used.append((first.dtype, second.dtype, out_dtype))
+        return mm(first.to(out_dtype), second.to(out_dtype))
+
+    monkeypatch.setattr(torch, "mm", widened)
+    gradient = torch.randn(24, 40, generator=torch.Generator().manual_seed(1)) * scale
+    weight = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
+    found = on_tensor_cores(gradient, weight)
+    assert used == 3 * [(torch.bfloat16, torch.bfloat16, torch.float32)]
+    exact = gradient.double() @ weight.double()
+    error = float((found - exact).norm() / exact.norm())
+    assert error < 2e-7
+    assert error < 2 * float((gradient @ weight.float() - exact).norm() / exact.norm())

@@ -1,0 +1,54 @@
+"""Model folders that are written file by file, so that no process holds all weights."""
+
+import json
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from learner.disk_wait import write_text, write_whole
+from learner.engine.tensor_parts import in_files
+from learner.model.hf_names import HuggingFaceNames
+
+FILE_BYTES = 2**30
+"""Bytes of a file of weights, at least one tensor."""
+
+
+def write_config(model: Any, folder: Path) -> None:
+    """Write the files of a transformers model beside its weights."""
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Write weights under the names that transformers looks for; waits while the disk is full.
+
+    `weights` are those of the whole model by their names in it, each valid until the next.
+    """
+    files: list[tuple[Path, list[str], int]] = []
+    copies = (
+        (name, tensor.to("cpu", copy=True, memory_format=torch.contiguous_format))
+        for name, tensor in HuggingFaceNames(model).of(weights)
+    )
+    for tensors in in_files(copies, FILE_BYTES):
+        path = folder / f"model-{len(files) + 1:05d}.safetensors"
+        write_whole(path, partial(save_file, tensors, path, {"format": "pt"}))
+        files.append((path, list(tensors), sum(tensor.nbytes for tensor in tensors.values())))
+        del tensors
+    if len(files) == 1:
+        files[0][0].rename(folder / "model.safetensors")
+        return
+    places: dict[str, str] = {}
+    for path, names, _ in files:
+        named = f"{path.stem}-of-{len(files):05d}.safetensors"
+        path.rename(folder / named)
+        places |= dict.fromkeys(names, named)
+    index = {"metadata": {"total_size": sum(size for *_, size in files)}, "weight_map": places}
+    write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))

@@ -1,0 +1,121 @@
+"""Ranks that count the weights they hold while they load, train, publish and save, for tests."""
+
+import gc
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rollouts import random_groups
+from torch.nn.modules import module as hooks
+
+from learner.config.learner import LearnerConfig
+from learner.engine import checkpoint, model_folder
+from learner.engine import deepspeed as deepspeed_engine
+from learner.ranks.rank import Rank
+from learner.ranks.spec import LearnerSpec
+
+
+def live_elements():
+    """Count the elements of all tensors of floating point in this process, shared ones once."""
+    tensors = (one for one in gc.get_objects() if isinstance(one, torch.Tensor))
+    kept = {t.data_ptr(): t.numel() for t in tensors if t.is_floating_point() and not t.is_meta}
+    return sum(kept.values())
+
+
+class Peaks:
+    """The most elements held in each phase."""
+
+    def __init__(self):
+        self.of = {}
+
+    def note(self, phase, elements):
+        self.of[phase] = max(self.of.get(phase, 0), elements)
+
+    @contextmanager
+    def loading(self):
+        """Count whenever a weight is set."""
+        before = live_elements()
+
+        def sample(_module, _name, parameter):
+            if parameter is not None and not parameter.is_meta:
+                self.note("load", live_elements() - before)
+
+        hook = hooks.register_module_parameter_registration_hook(sample)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def passing(self, phase, weights):
+        """Count the weights, not activations, whenever a module has been computed or goes back."""
+
+        def sample(_module, _inputs, output):
+            self.note(phase, held(weights))
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(lambda _: self.note(phase, held(weights)))
+
+        hook = hooks.register_module_forward_hook(sample)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def held(weights):
+    """Count what is held of parameters that ranks share: parts, and what is gathered."""
+    return sum(one.ds_tensor.numel() + one.numel() for one in weights)
+
+
+def measure(rank, model_path, folder):
+    """Write the peaks of a rank of a policy at ZeRO 3, and its weights before and after."""
+    peaks, folder = Peaks(), Path(folder)
+    elements = sum(t.numel() for t in _whole(model_path).values())
+    deepspeed_engine.GATHER_BYTES = model_folder.FILE_BYTES = elements // 25 * 4
+    config = LearnerConfig(zero_stage=3, ranks=dist.get_world_size(), learning_rate=1e-3)
+    original = deepspeed_engine.check_forward
+
+    def checked(module, run, **options):
+        weights = list(module.parameters())
+        peaks.note("loaded", held(weights))
+        with peaks.passing("check", weights):
+            original(module, run, **options)
+
+    deepspeed_engine.check_forward = checked
+    with peaks.loading():
+        loaded = Rank(LearnerSpec(config=config, model_path=model_path, seed=0, steps=4))
+    weights = list(loaded.engine._engine.module.parameters())
+    with peaks.passing("train", weights):
+        loaded.updater.update(random_groups(count=5, size=3), 0)
+    gc.collect()
+    idle, own = live_elements(), held(weights)
+    for _ in loaded.weights():
+        peaks.note("publish", live_elements() - idle + own)
+    original_save = model_folder.save_file
+
+    def save(tensors, *args):
+        peaks.note("save", live_elements() - idle + own)
+        original_save(tensors, *args)
+
+    model_folder.save_file = save
+    if rank == 0:
+        checkpoint.prepare(folder, 1)
+    dist.barrier()
+    loaded.write(str(folder / ".v000001.tmp"))
+    trained = {name: tensor.clone() for name, tensor in loaded.weights()}
+    loaded.close()
+    shares = {phase: peak / elements for phase, peak in peaks.of.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(shares))
+    if rank == 0:
+        saved = _whole(str(folder / ".v000001.tmp"))
+        assert saved.keys() == trained.keys()
+        assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
+
+
+def _whole(path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}
