@@ -182,9 +182,14 @@ def _step(learner: LearnerConfig, parameters: int) -> float:
 def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what DeepSpeed needs in a backward pass beside activations."""
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
+    half, ranks = itemsize < 4, learner.ranks
     parts = {}
-    if stage:  # at stage 1 the bucket is of float32, as the gradients that it will reduce
-        size = {1: 4.0, 2: 4.0 + (itemsize if itemsize < 4 else 0), 3: itemsize}[stage]
+    if stage:
+        size = {
+            1: 4.0,  # of float32, as the gradients that it will reduce
+            2: itemsize + (4.0 if half and ranks > 1 else 0.0),  # and a copy, to be summed
+            3: 2 * itemsize + (4.0 / ranks if half else 0.0),  # in order, and then the rank's share
+        }[stage]
         parts["bucket"] = size * min(model.parameters, BUCKET)
     if stage == 3 and learner.ranks > 1:
         gathered = min(GATHERED, model.parameters // 20) + model.largest_layer

@@ -183,6 +183,8 @@ class DeepSpeedEngine:
                 "stage3_max_reuse_distance": live,
                 "stage3_prefetch_bucket_size": live // 2,
             }
+        # Else ranks sum gradients in bfloat16, as they do at stage 3, where that takes less.
+        sums_whole = zero_stage < 3 and self.ranks > 1
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -197,8 +199,7 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
-                # Else gradients are summed in bfloat16, as at stage 3, where that takes less.
-                **({"communication_data_type": "fp32"} if zero_stage < 3 else {}),
+                **({"communication_data_type": "fp32"} if sums_whole else {}),
                 "optimizer": optimizer,
             },
         )
