@@ -1,4 +1,4 @@
-"""What vLLM would change between the logits of a model and the probabilities that it samples with.
+"""Refusal of all by which vLLM would sample with other probabilities than a model's logits give.
 
 The learner gives a token the probability that the model's logits give it at `actors.temperature`.
 A request of ours asks vLLM for no more; top-p and top-k go with objectives that take rollouts of

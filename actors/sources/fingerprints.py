@@ -24,9 +24,9 @@ from actors.errors import InputError, SourceChanged
 from actors.foreign_text import surrogate
 from actors.sources.protocol import PromptSource, RestartableSource
 from queues.records import Prompt
+from queues.runtime.folder_checksums import checksum_of
 
 LOG = logging.getLogger("headway.sources")
-BLOCK_BYTES = 2**20
 Fingerprints = Mapping[str, str]
 """By the name of a table, file or task."""
 
@@ -41,8 +41,8 @@ def of_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def of_files(options: Any) -> dict[str, str]:
-    """Return the fingerprint of every file that options name, by its path."""
-    return {text: _of_file(Path(text).expanduser()) for text in sorted(set(_files(options)))}
+    """Return size and checksum of every file that options name, by its path."""
+    return {text: checksum_of(Path(text).expanduser()) for text in sorted(set(_files(options)))}
 
 
 def _files(options: Any) -> Iterator[str]:
@@ -60,15 +60,6 @@ def _files(options: Any) -> Iterator[str]:
     elif isinstance(options, Iterable):
         for value in options:
             yield from _files(value)
-
-
-def _of_file(path: Path) -> str:
-    digest, size = xxhash.xxh3_64(), 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-    return f"{size} bytes, {digest.hexdigest()}"
 
 
 def check(recorded: Fingerprints, present: Fingerprints) -> None:

@@ -41,7 +41,7 @@ WELL_BATCHES = 20
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What the batches so far say of one engine."""
+    """Evidence of the batches so far that one engine differs from the others."""
 
     evidence: float = 0.0
     log_ratio: float = 0.0

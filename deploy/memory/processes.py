@@ -79,7 +79,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """What an engine's memory depends on beside its weights."""
+    """Sizes that the memory of an engine depends on, beside its weights."""
 
     itemsize: int
     """Bytes of a weight that it serves."""

@@ -1,4 +1,4 @@
-"""What a recipe asks of this machine: a cluster, cores, GPUs, open files."""
+"""Checks that this machine has the cores, GPUs, open files and addresses that a recipe asks for."""
 
 import os
 import resource

@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 
 
 class RateLimit:
-    """How much output may pass now; called from several threads."""
+    """Limit of the output that may pass within a time; called from several threads."""
 
     def __init__(self, origin: str) -> None:
         self._origin = origin

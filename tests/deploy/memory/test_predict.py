@@ -39,7 +39,7 @@ def checked(config):
         ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 55.6, 71.1, 138.6),
         ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 41.4, 71.1, 192),
         pytest.param(
-            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 35.6, 71.1, 753), marks=pytest.mark.slow
+            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 35.6, 71.1, 281), marks=pytest.mark.slow
         ),
     ],
 )
