@@ -32,11 +32,12 @@ def killed(headway):  # noqa: F811
         "actors.scripted_options={tokens_per_second=60.0}", 'actors.reward=["varied:score"]',
     )  # fmt: skip
     headway.wait_for_batches("base", 8, process)
-    until(lambda: all((headway.run_folder("base") / name).exists() for name in DERIVED), process)
+    folder = headway.run_folder("base")
+    until(lambda: all((folder / name).exists() for name in DERIVED), process)
+    until(lambda: len(read_batches(folder)) % 3 == 1, process)  # the first after a checkpoint
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=180)
     wait_for_end(headway, seconds=180)
-    folder = headway.run_folder("base")
     assert len({*checksums(folder)}) >= 8, "every batch teaches something"
     assert len(committed_checkpoints(folder)) == 2
     return folder
