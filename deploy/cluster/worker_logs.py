@@ -51,8 +51,8 @@ def collect_worker_logs(source: Path, target: Path) -> None:
 def collect_ray_logs(source: Path, target: Path) -> None:
     """Copy what Ray's own processes printed, such as `ray-raylet.out`, which tells of failures."""
     for name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
-        with suppress(FileNotFoundError):
-            shutil.copy(source / name, target / f"ray-{name}")
+        with suppress(FileNotFoundError), (source / name).open("rb") as printed:
+            (target / f"ray-{name}").write_bytes(b"".join(map(_clean, printed)))
 
 
 def end_killed_session(directory: RunDirectory) -> None:

@@ -4,8 +4,15 @@ import os
 
 import pytest
 
-from deploy.cluster.worker_logs import collect_worker_logs, logs_of, newest_lines, worker_logs
+from deploy.cluster.worker_logs import (
+    collect_ray_logs,
+    collect_worker_logs,
+    logs_of,
+    newest_lines,
+    worker_logs,
+)
 from deploy.storage.run_directory import RunDirectory
+from queues.runtime import clean_text
 
 
 @pytest.fixture
@@ -50,6 +57,17 @@ def test_restarts_and_later_sessions_follow_in_the_same_file(ray_logs, tmp_path)
     collect_worker_logs(ray_logs, tmp_path)
     lines = (tmp_path / "actor-0.out").read_text().splitlines()
     assert lines[1::2] == ["first", "second"] * 2
+
+
+def test_secrets_and_control_characters_are_left_out_of_all_logs(ray_logs, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKER_TOKEN", "wt-5a6b7c8d")
+    clean_text.register(["WORKER_TOKEN"])
+    (ray_logs / "raylet.err").write_text("env: wt-5a6b7c8d\x1b[31m\n")
+    write(ray_logs, 7, actor("actor-0", "env: wt-5a6b7c8d\x1b[31m\n"))
+    collect_ray_logs(ray_logs, tmp_path)
+    collect_worker_logs(ray_logs, tmp_path)
+    for name in ("ray-raylet.err", "actor-0.out"):
+        assert (tmp_path / name).read_text().splitlines()[-1] == "env: [WORKER_TOKEN]\\x1b[31m"
 
 
 def test_a_name_that_would_leave_the_folder_is_a_plain_file_name(ray_logs):
