@@ -25,10 +25,18 @@ class InputError(DeployError, ValueError):
 class RunFailed(DeployError):
     """A run that failed; names the process that died or raised, and the cause."""
 
-    def add_logs(self, folder: Path) -> None:
-        """Add the folder of the processes' output to the message, unless the input was bad."""
+    def add_logs(self, folder: Path, *, collected: bool) -> None:
+        """Add to the message where the processes' output is, unless the input was bad.
+
+        It is `collected` into the folder unless the run joined a cluster.
+        """
+        where = f"the output of every process is in {folder}"
+        if not collected:
+            where = (
+                f"the log of the driver is in {folder}, other output with Ray: `ray logs cluster`"
+            )
         if self.exit_code == 1:
-            self.args = (f"{self}\nthe output of every process is in {folder}",)
+            self.args = (f"{self}\n{where}",)
 
 
 class Interrupted(DeployError):

@@ -71,7 +71,7 @@ def run(
         status = "interrupted"
         raise Interrupted(describe_interrupted(directory)) from None
     except RunFailed as error:
-        error.add_logs(directory.logs)
+        error.add_logs(directory.logs, collected=config.deploy.ray_address == "local")
         raise
     finally:
         with deferred():

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
-from actors.engines.vllm_output import captured, cause_in, log_to, memory_problem
+from actors.engines.vllm_output import captured, cause_in, died, log_to, memory_problem
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
@@ -279,7 +279,7 @@ class VllmEngine:
             while not (await asyncio.wait({answer}, timeout=DEATH_POLL_SECONDS))[0]:
                 if self._engine is None or self._engine.errored:
                     self._admits.set()  # requests that wait for the end of a pause fail too
-                    raise EngineDied("a process of the vLLM engine is gone")
+                    raise EngineDied(died())
             return answer.result()
         finally:
             answer.cancel()
@@ -338,7 +338,7 @@ def _typed_errors() -> Iterator[None]:
     try:
         yield
     except EngineDeadError as error:
-        raise EngineDied("a process of the vLLM engine is gone") from error
+        raise EngineDied(died()) from error
     except (VLLMClientError, ValueError) as error:
         raise InputError(f"vLLM refused a request: {error}") from error
     except EngineGenerateError as error:

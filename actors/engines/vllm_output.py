@@ -16,6 +16,10 @@ STREAMS = (1, 2)
 """Descriptors of standard output and standard error."""
 CAUSE = re.compile(r"\b((?:[\w.]*Error|[\w.]*Exception): \S.*)$", re.MULTILINE)
 """The last line of a traceback."""
+FATAL = "EngineCore encountered a fatal error"
+"""What vLLM prints before the traceback that ends an engine."""
+LAST_BYTES = 2**20
+"""End of the output that is searched for it."""
 GIB = r"([\d.]+)"
 
 
@@ -57,6 +61,20 @@ def captured(log: Path | None) -> Iterator[Callable[[], str]]:
         for stream, before in kept.items():
             os.dup2(before, stream)
             os.close(before)
+
+
+def died() -> str:
+    """Return that the engine is gone, with its last words where this process prints to files."""
+    said = "a process of the vLLM engine is gone"
+    for stream in STREAMS:
+        if stat.S_ISREG(os.fstat(stream).st_mode):
+            with open(f"/proc/self/fd/{stream}", "rb") as file:
+                file.seek(max(0, os.fstat(stream).st_size - LAST_BYTES))
+                text = file.read().decode(errors="replace")
+            _, fatal, after = text.rpartition(FATAL)
+            if fatal and (cause := cause_in(after)):
+                return f"{said}: {cause}"
+    return said
 
 
 def log_to(log: Path) -> None:

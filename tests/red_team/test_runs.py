@@ -272,7 +272,7 @@ def reader(headway):
         f"prompts.source_options={{parts={toml(parts)}}}", "prompts.groups_per_batch=4",
         "prompts.group_size=12", "heldout.every=100", "heldout.source=lettered_chain_sum",
         "actors.heldout_reward=['tags']", f"actors.reward={rewards}", "actors.max_new_tokens=1",
-        "actors.reward_options={regex={pattern='(a+)+b'}, json_schema={schema={type='object'}}}",
+        "actors.reward_options={regex={pattern='(a+)+@!'}, json_schema={schema={type='object'}}}",
         "actors.max_concurrent_rollouts=48", "actors.verifier_seconds=0.3",
         "actors.scripted_options={median_length = 2}", "queues.max_attempts=1",
         "queues.retry_seconds=0", "learner.microbatch_tokens=16384",

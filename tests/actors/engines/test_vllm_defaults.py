@@ -192,3 +192,17 @@ def test_nothing_is_read_where_output_goes_to_no_file():
     os.close(read)
     with captured(None) as printed:
         assert isinstance(printed(), str)
+
+
+def test_the_last_words_of_an_engine_are_told_where_it_had_any(tmp_path):
+    fatal = "EngineCore encountered a fatal error.\nTraceback:\nRuntimeError: no kernel\n"
+    ends = "async_llm: output failed\nEngineDeadError: see above\n"
+    program = "import sys; from actors.engines.vllm_output import died; sys.stderr.write(died())"
+    for printed, told in ((fatal + ends, ": RuntimeError: no kernel"), (ends, "")):
+        (tmp_path / "out").write_text("ValueError: before\n" + printed)
+        with (tmp_path / "out").open("a") as out:
+            ended = subprocess.run(
+                [sys.executable, "-c", program], stdout=out, stderr=subprocess.PIPE, text=True,
+                check=True, timeout=60,
+            )  # fmt: skip
+        assert ended.stderr == f"a process of the vLLM engine is gone{told}"

@@ -25,11 +25,11 @@ SIZES = {
     "heldout.size": 4, "actors.max_new_tokens": 16, "actors.max_model_len": 64,
     "actors.max_concurrent_rollouts": 16, "actors.kv_cache_gib": 0.05,
     "learner.microbatch_tokens": 512, "learner.checkpoint_every": 2,
-    "actors.reward": '["varied:score"]', "actors.enforce_eager": "true", "actors.threads": 1,
+    "actors.reward": '["varied:score"]', "actors.enforce_eager": "true",
     "learner.threads": 1, "deploy.metrics": "false",
 }  # fmt: skip
 QWEN = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
     "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
