@@ -102,7 +102,7 @@ def test_an_engine_that_is_killed_at_its_first_start_is_started_again(user):
     output = ended(process)
     assert process.returncode == 0, output
     restarts = read_rows(user.run_folder("killed") / "restarts.jsonl")
-    assert [row["process"][:6] for row in restarts] == ["actor-"]
+    assert [row["in_a_row"] for row in restarts] == [1]
     assert user.accounting("killed")["trained"] == 8
 
 
