@@ -39,7 +39,10 @@ class Updater:
         critic: ValueEngine | None = None,
         reference: Reference | None = None,
     ) -> None:
-        """Check the objective, and raise InputError if a setting is wrong."""
+        """Check the objective, and raise InputError if a setting is wrong.
+
+        Without a `reference`, that of a policy with an adapter is the policy without it.
+        """
         self.objective = Objective(config)
         self._engine = engine
         self._critic = critic
@@ -143,6 +146,8 @@ class Updater:
                 del columns["proximal_logprobs"]
         if self._reference is not None:
             columns |= self._score(batch, ("reference_logprobs",), self._reference.logprobs)
+        elif self.config.uses_reference and not self.config.holds_reference:
+            columns |= self._score(batch, ("reference_logprobs",), self._engine.base_logprobs)
         if self._critic is not None:
             columns |= self._score(batch, values, self._of_critic)
         if "values_after" in columns:

@@ -26,6 +26,7 @@ HEAVY = {
         "weight_sync/direct/vllm_sender.py",
     ],
     "deepspeed": ["learner/engine/deepspeed.py"],
+    "peft": ["learner/model/lora.py"],
     "ray": ["ray_*.py", "deploy/*.py", "deploy/*/*.py"],
     "pyarrow": ["queues/schema.py", "actors/sources/*.py", "deploy/api/*.py"],
     "prometheus_client": [
@@ -42,8 +43,8 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "clock errors manifest announcements progress permits broadcaster buckets checksum config "
-        "ray_calls ray_broadcaster transports codecs publish receive vllm direct factory"
+        "clock errors adapter manifest announcements progress permits broadcaster buckets checksum "
+        "config ray_calls ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (
         "errors registry config disk_wait advantages losses corrections batch diagnostics model "

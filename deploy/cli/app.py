@@ -199,13 +199,16 @@ def inspect(
 def export(
     run: RunName,
     to: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The adapter alone, for PEFT, not merged.")
+    ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Copy the newest checkpoint's model and tokenizer into a folder for transformers."""
     from deploy.offline.export import export_model
     from deploy.storage.run_directory import RunDirectory
 
-    exported = export_model(RunDirectory.open(run, runs_dir), to)
+    exported = export_model(RunDirectory.open(run, runs_dir), to, adapter=adapter)
     typer.echo(f"version {exported} in {to}")
 
 

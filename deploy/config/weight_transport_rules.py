@@ -15,7 +15,8 @@ def check_transport(config: "RunConfig") -> None:
     """Refuse a transport that cannot work between the learner and the actors of a recipe.
 
     Raises:
-        InputError: They are on different nodes, or the engine or the GPUs are not what it needs.
+        InputError: They are on different nodes, or the engine or the GPUs are not what it needs, or
+            it would round an adapter.
     """
     weight_sync, placement = config.weight_sync, config.deploy.placement
     learner, actors, transport = config.learner, config.actors, config.weight_sync.transport
@@ -27,6 +28,11 @@ def check_transport(config: "RunConfig") -> None:
             '"object_store" or "filesystem"'
         )
     if weight_sync.staged:
+        if learner.lora is not None and weight_sync.wire_dtype != "as_trained":
+            raise InputError(
+                f'weight_sync.wire_dtype = "{weight_sync.wire_dtype}" would round the factors of '
+                "[learner.lora], which alone are sent; leave it out"
+            )
         return
     if actors.engine != "vllm":
         raise InputError(

@@ -97,10 +97,11 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
             float32_head=learner.float32_head,
             entropy_gradient=learner.entropy is not None,
         ),
+        lora=learner.lora,
     )
     critic = None
     if learner.critic is not None and not learner.critic.shared:
-        critic = measure(learner.critic.path or path, replace(batch, head=None))
+        critic = measure(learner.critic.path or path, replace(batch, head=None, lora=None))
     context = actors.max_model_len or context_length(path)
     spec = EngineSpec(
         index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0

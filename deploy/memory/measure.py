@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_leaves
 from actors.engines.model_folder import configuration
 from deploy.errors import InputError
 from deploy.memory.processes import ModelSizes
+from learner.config.lora import LoraConfig
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
+from learner.model.lora import add_adapter
 from learner.model.policy import checkpoint_activations
 
 NAME = "headway_measured"
@@ -37,6 +39,8 @@ class Microbatch:
     activation_checkpointing: bool
     head: LogprobOptions | None
     """None for a critic, which has no head of a language model."""
+    lora: LoraConfig | None = None
+    """The adapter that is trained; None: all weights are."""
 
 
 @cache
@@ -60,6 +64,8 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
                 dtype=getattr(torch, batch.dtype),
                 attn_implementation="eager" if batch.attention == "eager" else NAME,
             )
+            if batch.lora is not None:
+                add_adapter(model, batch.lora.model_copy(update={"path": None}), seed=0)
         if batch.activation_checkpointing:
             checkpoint_activations(model, model_path)
         activations, peak = _pass(model, batch)
@@ -75,6 +81,7 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
     ]  # fmt: skip
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained=sum(one.numel() for one in model.parameters() if one.requires_grad),
         largest_layer=max(blocks, default=0),
         activations=activations,
         passing=peak - activations,
@@ -87,7 +94,8 @@ def _pass(model: Any, batch: Microbatch) -> tuple[int, int]:
     position_ids = torch.zeros_like(token_ids)
     everything = torch.ones_like(token_ids)  # else transformers would look for sequences in a row
     for parameter in model.parameters():  # DeepSpeed takes each gradient as soon as it is there
-        parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
     with Allocations(model) as allocations:
         hidden = model.base_model(
             input_ids=token_ids,

@@ -24,7 +24,7 @@ from deploy.memory.processes import (
     total,
     wire_bytes,
 )
-from deploy.preflight.disk_space import TOKEN_BYTES, parameter_bytes
+from deploy.preflight.disk_space import TOKEN_BYTES, parameter_bytes, stepped_bytes
 
 MOST_CHANGES = 8
 """Settings that are changed one after the other before it is given up."""
@@ -91,11 +91,12 @@ def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
     kept = config.steps if config.queues.keep_rollouts == "all" else learner.checkpoint_every
     rollouts = min(kept, config.steps) * prompts.groups_per_batch * prompts.group_size
     saves = math.ceil(config.steps / learner.checkpoint_every)
+    adapter = stepped_bytes(learner) * sizes.policy.trained if learner.lora else 0
     return Prediction(
         processes=(rank, actor),
         nodes=nodes,
         checkpoints=min(saves, learner.keep_checkpoints + 1)
-        * float(parameter_bytes(learner) * sizes.policy.parameters),
+        * float(parameter_bytes(learner) * sizes.policy.parameters + adapter),
         journal=float(TOKEN_BYTES * rollouts * config.actors.max_new_tokens),
         lacks=tuple(_lacks(nodes, sizes.served, capacity)),
     )

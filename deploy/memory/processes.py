@@ -43,7 +43,9 @@ class ModelSizes:
     """Sizes of a model and of one microbatch through it."""
 
     parameters: int
-    """Weights, tied ones once."""
+    """Weights, tied ones once, and the factors of an adapter."""
+    trained: int
+    """Those that have gradients."""
     largest_layer: int
     """Weights of the largest transformer block."""
     activations: int
@@ -103,14 +105,14 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
     models = [sizes] if critic is None else [sizes, critic]
     held, step = (
-        _added([_states(learner, model.parameters) for model in models]),
-        {"step": sum(_step(learner, model.parameters) for model in models)},
+        _added([_states(learner, model) for model in models]),
+        {"step": sum(_step(learner, model.trained) for model in models)},
     )
     stepped: Parts = {}
     if learner.offload_optimizer:
         stepped = {part: size for part, size in held.items() if part != "weights"} | step
         held, step = {"weights": held["weights"]}, {}
-    if learner.uses_reference:
+    if learner.holds_reference:
         held["reference"] = itemsize * sizes.parameters
     larger = max(models, key=lambda model: model.activations + model.passing)
     passing: dict[str, float] = {
@@ -155,27 +157,28 @@ def _larger(first: Parts, second: Parts) -> dict[str, float]:
 def wire_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of a published version."""
     half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
-    return sizes.parameters * (2.0 if half else 4.0)
+    alone = config.learner.lora is not None and config.weight_sync.staged
+    return (sizes.trained if alone else sizes.parameters) * (2.0 if half else 4.0)
 
 
-def _states(learner: LearnerConfig, parameters: int) -> Parts:
+def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
-    share = parameters / learner.ranks
-    moments = 8.0 * (share if stage else parameters)
+    share = model.trained / learner.ranks
+    moments = 8.0 * (share if stage else model.trained)
     return {
-        "weights": itemsize * (share if stage == 3 else parameters),
-        "gradients": 4.0 * (share if stage >= 2 else parameters),
+        "weights": itemsize * model.parameters / (learner.ranks if stage == 3 else 1),
+        "gradients": 4.0 * (share if stage >= 2 else model.trained),
         **({"master weights": 4.0 * share} if stage else {}),
         "optimizer": moments,
     }
 
 
-def _step(learner: LearnerConfig, parameters: int) -> float:
+def _step(learner: LearnerConfig, trained: int) -> float:
     """Return the bytes of gradients, gathered into one tensor, that a step of ZeRO begins with."""
     if not learner.zero_stage:
         return 0.0
-    share = parameters / learner.ranks
+    share = trained / learner.ranks
     return 4.0 * (min(share, GATHERED) if learner.zero_stage == 3 else share)
 
 
@@ -190,7 +193,7 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
             2: itemsize + (4.0 if half and ranks > 1 else 0.0),  # and a copy, to be summed
             3: 2 * itemsize + (4.0 / ranks if half else 0.0),  # in order, and then the rank's share
         }[stage]
-        parts["bucket"] = size * min(model.parameters, BUCKET)
+        parts["bucket"] = size * min(model.trained, BUCKET)
     if stage == 3 and learner.ranks > 1:
         gathered = min(GATHERED, model.parameters // 20) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)

@@ -1,4 +1,4 @@
-"""`headway export`: copies the newest checkpoint into a plain model folder."""
+"""`headway export`: copies the newest checkpoint into a plain model or adapter folder."""
 
 import shutil
 from pathlib import Path
@@ -13,12 +13,18 @@ from queues.runtime.folder_checksums import FILE_NAME
 EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json", FILE_NAME)
 
 
-def export_model(directory: RunDirectory, to: Path) -> int:
+def export_model(directory: RunDirectory, to: Path, *, adapter: bool = False) -> int:
     """Copy config, weights and tokenizer of the newest committed checkpoint; return its version.
 
+    An adapter is merged into its model, unless `adapter` asks for it alone.
+
     Raises:
-        InputError: There is no checkpoint yet, it is damaged, or the folder exists.
+        InputError: There is no checkpoint yet, it is damaged or has no adapter, or the folder
+            exists.
     """
+    from learner.engine.model_folder import merge_adapter
+    from learner.model.lora import CONFIG_FILE
+
     if to.exists():
         raise InputError(f"{to} exists; name a folder that does not")
     version, folder = _newest(directory)
@@ -32,7 +38,12 @@ def export_model(directory: RunDirectory, to: Path) -> int:
                     raise
                 shutil.rmtree(partial)  # the run has saved another and deleted this one meanwhile
             else:
-                return version
+                break
+        if adapter and not (partial / CONFIG_FILE).exists():
+            raise InputError(f"{directory.path} trained whole weights: export it without --adapter")
+        if (partial / CONFIG_FILE).exists() and not adapter:
+            merge_adapter(partial)
+    return version
 
 
 def _newest(directory: RunDirectory) -> tuple[int, Path]:

@@ -157,6 +157,7 @@ def train_model(
 
     from learner.engine.deepspeed import PolicyEngine
     from learner.model.logprobs import LogprobOptions
+    from learner.model.lora import add_adapter
     from learner.model.policy import build_tiny, load_policy
     from learner.supervised import Progress
     from learner.supervised.sft import Example, train_supervised
@@ -174,6 +175,8 @@ def train_model(
         attention=sft.attention,
         context=config.actors.max_model_len or context_length(origin),
     )
+    if sft.lora is not None:
+        add_adapter(policy.model, sft.lora, seed=config.seed)
     examples = (Example(*tokens) for tokens in demonstrations)
     engine = PolicyEngine(
         policy, sft, model_path=origin, zero_stage=sft.zero_stage, dtype=sft.dtype,

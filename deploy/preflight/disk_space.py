@@ -99,11 +99,19 @@ def _require(folder: Path, needed: int, what: str, key: str) -> None:
 def parameter_bytes(learner: LearnerConfig) -> int:
     """Return the bytes of a parameter in a checkpoint with AdamW; Muon stores less.
 
-    A checkpoint has the weights for actors, and in float32 the weights that are stepped and AdamW's
-    two moments. A separate critic takes as much again, and a refreshed reference another copy of
-    the weights.
+    A separate critic takes as much again, and a refreshed reference another copy of the weights. An
+    adapter is not counted, and what it is added to is in no checkpoint.
     """
-    weights = 4 if learner.dtype == "float32" else 2
     critic = learner.critic is not None and not learner.critic.shared
     refreshed = learner.kl is not None and learner.kl.refresh_every is not None
-    return (weights + 12) * (2 if critic else 1) + (weights if refreshed else 0)
+    stepped, weights = stepped_bytes(learner), stepped_bytes(learner) - 12
+    return stepped * ((learner.lora is None) + critic) + (weights if refreshed else 0)
+
+
+def stepped_bytes(learner: LearnerConfig) -> int:
+    """Return the bytes of a trained parameter in a checkpoint.
+
+    A checkpoint has the weights for actors, and in float32 the weights that are stepped and AdamW's
+    two moments.
+    """
+    return 12 + (4 if learner.dtype == "float32" else 2)

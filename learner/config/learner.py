@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from learner.config.lora import LoraConfig, check_lora
 from learner.config.objective import ObjectiveConfig
 from learner.config.optimizer import Dtype, OptimizerConfig, Section, check_deepspeed
 from queues.runtime.cpu_affinity import Cores, parse_cores
@@ -82,6 +83,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """Torch threads of a rank; None takes the number of its cores, else 1."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank."""
+    lora: LoraConfig | None = None
+    """An adapter, which is trained in place of the weights. Without this section these are. A
+    critic of its own is trained whole."""
 
     microbatch_tokens: int = Field(default=2048, ge=16)
     """Capacity of one microbatch in tokens; a longer sequence gets one of its own."""
@@ -117,6 +121,12 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
     @property
+    def holds_reference(self) -> bool:
+        """True if the reference has weights of its own, and is not the policy without adapter."""
+        moves = self.kl is not None and (self.kl.reference or self.kl.refresh_every)
+        return self.uses_reference and (self.lora is None or bool(moves))
+
+    @property
     def threads_of_rank(self) -> int:
         """Torch threads of one rank."""
         return self.threads or len(self.cores_of_rank(0) or [0])
@@ -142,6 +152,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
+        check_lora(self.lora, self)
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "offload_optimizer = true needs zero_stage 1, 2 or 3, not 0: DeepSpeed offloads "

@@ -37,7 +37,8 @@ class KlConfig(Section):
     horizon: int = Field(default=10_000, ge=1)
     """Rollouts over which the controller corrects an error of 100 %."""
     reference: str | None = None
-    """Model folder or hub name of the reference; None takes the run's initial model."""
+    """Model folder or hub name of the reference; None takes the run's initial model, which with
+    [learner.lora] is the policy without its adapter and takes no memory."""
     refresh_every: int | None = Field(default=None, ge=1)
     """Batches after which the reference becomes the current policy; None never."""
     refresh_mix: float = Field(default=1.0, gt=0, le=1)

@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from learner.config.lora import LoraConfig, check_lora
 from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
@@ -47,6 +48,13 @@ class SftConfig(SupervisedConfig):
     """Capacity of one microbatch in tokens."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Positions whose logits are held at once."""
+    lora: LoraConfig | None = None
+    """An adapter, which is trained in place of the weights and merged into the warm start."""
+
+    @model_validator(mode="after")
+    def _adapter_is_stepped_by_adam(self) -> Self:
+        check_lora(self.lora, self)
+        return self
 
 
 class RewardTrainingConfig(SupervisedConfig):

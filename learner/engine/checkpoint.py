@@ -37,6 +37,8 @@ RANDOM_FOLDER = "optimizer/random"
 PART_CHECKSUMS = ".checksums-"
 """Prefix of the files, in an unfinished checkpoint, with the checksums that each rank computed."""
 CRITIC_FOLDER = "critic"
+ADAPTER_ALONE = "adapter"
+"""Value of `State.wire_dtype` where the factors of an adapter were published, as trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class State:
     weights_checksum: str = ""
     """Checksum of the weights as they were published; the ledger has it too."""
     wire_dtype: str = "as_trained"
-    """The setting `weight_sync.wire_dtype` that they were published with."""
+    """The setting `weight_sync.wire_dtype` that they were published with, or `ADAPTER_ALONE`."""
 
     def checksum_as(self, dtype: str, wire_dtype: str) -> str | None:
         """Return the checksum of the weights in these dtypes; None if they were in others."""

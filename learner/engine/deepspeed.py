@@ -5,7 +5,7 @@ The only file that imports deepspeed. One process is one rank.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,10 +21,12 @@ from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
+from learner.engine.parameter_groups import optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, write_parts
 from learner.errors import TrainingDiverged
+from learner.model import lora
 from learner.model.forward_check import check_forward
 from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy, before_each, load_tokenizer
@@ -35,8 +37,6 @@ OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
-HEADS = ("score.weight", "value_head.weight")
-"""Heads of critics, whose updates Muon does not orthogonalise."""
 BUCKET_ELEMENTS = 500_000_000
 """Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
 pass, so that models of fewer weights get a smaller bucket."""
@@ -54,7 +54,7 @@ def _prepare() -> None:
         # Without a GPU these would compile C++ for a minute before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch._dynamo.config.disable = True
-    # DeepSpeed's own would mark every matrix but embeddings, and undo the marks of `_optimizer`.
+    # DeepSpeed's own would mark every matrix but embeddings, and undo `optimizer_section`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
@@ -80,65 +80,6 @@ def sharing(zero_stage: int) -> Iterator[None]:
 
     with each_loaded(share):
         yield
-
-
-def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
-    """Return DeepSpeed's optimizer section; mark the matrices that Muon updates."""
-    ends = [module.model.get_input_embeddings(), module.model.get_output_embeddings()]
-    outer = {id(end.weight) for end in ends if end is not None}
-    for name, parameter in module.named_parameters():
-        inner = id(parameter) not in outer and not name.endswith(HEADS)
-        parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
-    shared = {
-        "betas": list(config.betas),
-        "eps": config.epsilon,
-        "weight_decay": config.weight_decay,
-        "torch_adam": True,  # DeepSpeed's own is compiled at first use, and needs a toolchain
-    }
-    if config.optimizer == "muon":
-        rates = {"muon_lr": config.muon_learning_rate, "adam_lr": config.learning_rate}
-        return {"type": "Muon", "params": {**rates, **shared, "momentum": 0.95}}
-    # Fused: one pass over the state in place of ten.
-    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
-
-
-def _groups(
-    module: nn.Module, config: OptimizerConfig, rates: Mapping[str, float]
-) -> list[dict[str, Any]] | None:
-    """Return parameter groups by learning rate and weight decay; None where all have the same.
-
-    `rates` are learning rates of parts of the module, by the prefix of their parameters' names.
-    The names of groups begin with those of their parts.
-    """
-    only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
-    spared = no_matrices(module) if only_matrices else set()
-    if not (rates or spared):
-        return None
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
-    for name, parameter in module.named_parameters():
-        part = next((part for part in rates if name.startswith(part)), "")
-        groups.setdefault((part, id(parameter) in spared), []).append(parameter)
-    return [
-        {"params": groups[part, spares], "name": (part or "rest") + ("-spared" if spares else "")}
-        | ({"lr": rates[part]} if part else {})
-        | ({"weight_decay": 0.0} if spares else {})
-        for part, spares in sorted(groups)
-    ]
-
-
-def no_matrices(module: nn.Module) -> set[int]:
-    """Return the ids of the parameters that are norms, biases or embeddings.
-
-    An output layer that shares its weight with the embedding is one too.
-    """
-    spared = set()
-    for owner in module.modules():
-        kind = type(owner).__name__.lower()
-        whole = isinstance(owner, nn.Embedding) or "norm" in kind
-        for name, parameter in owner.named_parameters(recurse=False):
-            if whole or len(shape_of(parameter)) < 2 or "bias" in name or "embed" in name:
-                spared.add(id(parameter))
-    return spared
 
 
 class DeepSpeedEngine:
@@ -168,12 +109,15 @@ class DeepSpeedEngine:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._model_path = model_path
         self._zero_stage = zero_stage
+        self._adapted = any(True for _ in lora.factors(module))
         self.steps_taken = 0
-        optimizer = _optimizer(config, module)
-        elements = sum(shape_of(parameter).numel() for parameter in module.parameters())
+        optimizer = optimizer_section(config, module)
+        sizes = {one: shape_of(one).numel() for one in module.parameters()}
+        elements = sum(sizes.values())
+        trained = sum(size for one, size in sizes.items() if one.requires_grad)
         zero: dict[str, Any] = {
             "stage": zero_stage,
-            "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, trained),
         }
         if zero_stage == 3:
             live = min(LIVE_ELEMENTS, elements // 20)
@@ -189,7 +133,7 @@ class DeepSpeedEngine:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module,
-            model_parameters=_groups(module, config, rates or {}),
+            model_parameters=parameter_groups(module, config, rates or {}),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
@@ -292,51 +236,64 @@ class DeepSpeedEngine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine.weights`; gathers `GATHER_BYTES` at a time."""
+        return self._gathered(lora.weights(self._engine.module.model))
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine.adapter`; gathers as `weights` does."""
+        return self._gathered(lora.factors(self._engine.module.model))
+
+    def _gathered(self, weights: Iterable[lora.Weight]) -> Iterator[tuple[str, Tensor]]:
         if self.gathers:  # what a pass fetched ahead may still be on its way
             self._engine.optimizer.empty_partition_cache()
-        for bucket in self._buckets():
-            parameters = [parameter for _, parameter in bucket]
+        for bucket in _buckets(weights):
+            parameters = [parameter for weight in bucket for parameter in weight.parameters]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
-                for name, parameter in bucket:
-                    yield name, parameter.detach()
-
-    def _buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
-        bucket: list[tuple[str, Tensor]] = []
-        size = 0
-        for name, parameter in self._engine.module.model.named_parameters():
-            nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-            if bucket and size + nbytes > GATHER_BYTES:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append((name, parameter))
-            size += nbytes
-        yield bucket
+                for weight in bucket:
+                    yield weight.name, weight.value()
 
     def save_model(self, folder: Path) -> None:
-        """Write the model and its tokenizer as a folder that transformers loads. Collective."""
+        """Write the model and its tokenizer as a folder that transformers loads. Collective.
+
+        An adapter is merged in.
+        """
         model = self._engine.module.model
+        by_tensor = self.gathers or self._adapted
         if self.rank == 0:
-            tokenizer = load_tokenizer(self._model_path)
-
-            def write() -> None:
-                tokenizer.save_pretrained(folder)
-                if self.gathers:
-                    write_config(model, folder)
-                else:
-                    model.save_pretrained(folder)
-
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder, write)
-        if self.gathers and self.rank == 0:
+            self._save_with_tokenizer(
+                folder,
+                lambda: write_config(model, folder) if by_tensor else model.save_pretrained(folder),
+            )
+        if by_tensor and self.rank == 0:
             write_weights(model, self.weights(), folder)
         elif self.gathers:
             for _ in self.weights():
                 pass
         dist.barrier()
 
+    def _save_adapter(self, folder: Path) -> None:
+        """Write the adapter as a folder that PEFT loads, with the tokenizer. Collective."""
+        model = self._engine.module.model
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.adapter()}
+        if self.rank == 0:
+            self._save_with_tokenizer(folder, lambda: lora.write_adapter(model, tensors, folder))
+        dist.barrier()
+
+    def _save_with_tokenizer(self, folder: Path, save: Callable[[], object]) -> None:
+        tokenizer = load_tokenizer(self._model_path)
+
+        def write() -> None:
+            tokenizer.save_pretrained(folder)
+            save()
+
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder, write)
+
     def save(self, folder: Path) -> None:
         """See `Trainable.save`; ranks share out the optimizer's folder."""
-        self.save_model(folder)
+        if self._adapted:
+            self._save_adapter(folder)
+        else:
+            self.save_model(folder)
         parts = [Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))] if self.rank == 0 else []
         write_parts(
             folder / OPTIMIZER_FOLDER,
@@ -373,6 +330,25 @@ class PolicyEngine(DeepSpeedEngine):
         """See `TrainEngine.forward`."""
         chosen = () if wanted is None else (wanted,)
         return Forward(*self.outputs(token_ids, position_ids, *chosen))
+
+    def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
+        """See `TrainEngine.base_logprobs`."""
+        with lora.switched_off(self._engine.module.model):
+            return self.forward(token_ids, position_ids, wanted).logprobs
+
+
+def _buckets(weights: Iterable[lora.Weight]) -> Iterator[list[lora.Weight]]:
+    """Yield weights of `GATHER_BYTES` together, at least one."""
+    bucket: list[lora.Weight] = []
+    size = 0
+    for weight in weights:
+        nbytes = sum(shape_of(one).numel() * one.element_size() for one in weight.parameters)
+        if bucket and size + nbytes > GATHER_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(weight)
+        size += nbytes
+    yield bucket
 
 
 class CriticEngine(DeepSpeedEngine):

@@ -10,9 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.config.lora import LoraConfig
 from learner.disk_wait import write_text, write_whole
 from learner.engine.tensor_parts import in_files
+from learner.model import lora
 from learner.model.hf_names import HuggingFaceNames
+from learner.model.logprobs import LogprobOptions
+from learner.model.policy import load_policy
 
 FILE_BYTES = 2**30
 """Bytes of a file of weights, at least one tensor."""
@@ -52,3 +56,27 @@ def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Pat
         places |= dict.fromkeys(names, named)
     index = {"metadata": {"total_size": sum(size for *_, size in files)}, "weight_map": places}
     write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
+
+
+def merge_adapter(folder: Path) -> None:
+    """Turn an adapter folder into that of the whole model, its adapter merged in.
+
+    Raises:
+        InputError: The adapter, or the model that it names, cannot be loaded.
+    """
+    settings, tensors = lora.read_adapter(folder)
+    config = LoraConfig(
+        rank=settings["r"],
+        alpha=settings["lora_alpha"],
+        rslora=settings["use_rslora"],
+        targets=tuple(settings["target_modules"]),
+        path=str(folder),
+    )
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    path = settings["base_model_name_or_path"]
+    model = load_policy(path, LogprobOptions(chunk=1), dtype=dtype, attention="sdpa").model
+    lora.add_adapter(model, config, seed=0)
+    write_config(model, folder)
+    write_weights(model, ((one.name, one.value()) for one in lora.weights(model)), folder)
+    for file in (lora.CONFIG_FILE, lora.WEIGHTS_FILE):
+        (folder / file).unlink()

@@ -1,4 +1,4 @@
-"""The state of DeepSpeed's optimizer by parameter, whatever the ZeRO stage and the number of ranks.
+"""The state of DeepSpeed's optimizer by trained parameter, for any ZeRO stage and ranks.
 
 DeepSpeed flattens the parameters of a group and cuts the result into one partition for each rank:
 across parameters at stages 1 and 2, each parameter by itself at stage 3. Stage 0 has no partitions.
@@ -53,7 +53,7 @@ def shards_of(engine: Any) -> Iterator[Shard]:
     """Yield what this rank of a DeepSpeed engine steps of each parameter."""
     zero, stage = engine.optimizer, engine.zero_optimization_stage()
     momentum = _momentum_places(zero) if stage in (1, 2) else {}
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in _trained(engine):
         size = parameter.ds_numel if stage == 3 else parameter.numel()
         start, count, flat, offset = 0, size, parameter, 0
         if stage == 3:
@@ -69,6 +69,10 @@ def shards_of(engine: Any) -> Iterator[Shard]:
         if count > 0:
             places = momentum.get(id(parameter))
             yield Shard(name, parameter, size, start, count, flat, offset, places)
+
+
+def _trained(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in engine.module.named_parameters() if one.requires_grad]
 
 
 def _momentum_places(zero: Any) -> dict[int, tuple[int, int]]:
@@ -124,7 +128,7 @@ def load_parts(engine: Any, reader: PartReader) -> None:
         for key in names[shard.name]:
             if key != WEIGHT:
                 _load_state(engine.basic_optimizer.state[shard.flat], key, shard, reader)
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in _trained(engine):
         # Every rank has all weights to compute with; at stage 3 only those of small parameters.
         if 0 < stage < 3 or (stage == 3 and parameter.numel() == parameter.ds_numel):
             whole = reader.read(f"{name}/{WEIGHT}", 0, parameter.numel())

@@ -128,8 +128,17 @@ class TrainEngine(Trainable, Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors of the policy as in its model folder, each valid until the next.
 
-        Views, not copies. Collective where `gathers`; then it must be read to its end.
+        Views, not copies, unless an adapter is merged in. Collective where `gathers`; then it must
+        be read to its end.
         """
+        ...
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the factors of its adapter alone, by PEFT's names; otherwise as `weights`."""
+        ...
+
+    def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Compute the log-probabilities [N] of `forward` without its adapter. Collective."""
         ...
 
     @property

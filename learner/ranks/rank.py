@@ -17,6 +17,7 @@ from learner.engine import checkpoint
 from learner.engine.deepspeed import CriticEngine, PolicyEngine, sharing
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
+from learner.model.lora import add_adapter
 from learner.model.policy import load_policy
 from learner.model.reference import REFERENCE_FOLDER, Reference
 from learner.model.scalar_model import load_scalar_model
@@ -69,10 +70,12 @@ class Rank:
             temperature=spec.temperature,
             float32_head=config.float32_head,
         )
+        self.adapter_scale: float | None = None
+        """Scale of the adapter where it alone is published; None: whole weights are."""
         self.engine = self._policy(spec.model_path)
         self.critic = self._critic()
         saved = Path(spec.checkpoint) if spec.checkpoint else None
-        self.reference = self._reference(saved) if config.uses_reference else None
+        self.reference = self._reference(saved) if config.holds_reference else None
         self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
         self._settings_now = config, spec.steps
         self.state: checkpoint.State | None = None
@@ -89,7 +92,11 @@ class Rank:
         if shared is not None:
             policy.add_value_head()
             policy.values_after = config.bootstraps
+        if config.lora is not None:
+            add_adapter(policy.model, config.lora, seed=self._spec.seed)
         self._names = HuggingFaceNames(policy.model)
+        engines_merge = self._spec.weight_sync.staged and not self._names.merges
+        self.adapter_scale = config.lora.scale if config.lora and engines_merge else None
         return PolicyEngine(
             policy,
             config,
@@ -136,10 +143,12 @@ class Rank:
         return report
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors of the policy as its folder has them.
+        """Yield names and tensors of the policy as its folder has them, or those of its adapter.
 
         Collective where the engine gathers.
         """
+        if self.adapter_scale is not None:
+            return self.engine.adapter()
         return self._names.of(self.engine.weights())
 
     def gather(self) -> None:

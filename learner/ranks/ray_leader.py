@@ -38,7 +38,7 @@ class RankZero:
     publisher: BackgroundPublisher
     checkpoints: Path
     wire_dtype: str = "as_trained"
-    """The setting `weight_sync.wire_dtype`."""
+    """See `checkpoint.State.wire_dtype`."""
     _skipped: int = field(default=0, init=False)
     """Versions that the publisher skipped, as far as they are reported."""
 
@@ -56,8 +56,9 @@ class RankZero:
         """See `Trainer.publish`."""
         gathering = self.followers if self.rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
+        scale = self.rank.adapter_scale
         checksum: str = await self._together(
-            self.call(lambda: self.publisher.publish(version, self.rank.weights())), calls
+            self.call(lambda: self.publisher.publish(version, self.rank.weights(), scale)), calls
         )
         return checksum
 

@@ -96,6 +96,7 @@ class RankActor:
         Raises:
             LearnerError: The loaded weights are not those of `spec.version`.
         """
+        from learner.engine.checkpoint import ADAPTER_ALONE
         from learner.learner import Learner
         from learner.ranks.ray_leader import RankZero
         from weight_sync.factory import make_publisher
@@ -107,7 +108,8 @@ class RankActor:
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = await self._call(make_publisher, spec.weight_sync, broadcaster)
-        wire_dtype = spec.weight_sync.wire_dtype
+        whole = self._rank.adapter_scale is None
+        wire_dtype = spec.weight_sync.wire_dtype if whole else ADAPTER_ALONE
         leader = RankZero(
             self._rank,
             followers,

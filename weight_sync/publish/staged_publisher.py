@@ -72,6 +72,7 @@ class StagedPublisher(BackgroundPublisher):
             created_at=pending.created_at,
             delta=delta,
             changed=encoded.changed if encoded else None,
+            scale=pending.scale,
         )
         self._progress.reach("it is being announced")
         announcing = self._announce(manifest)

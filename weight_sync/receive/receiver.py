@@ -12,6 +12,7 @@ failed load leaves it paused, and the loop loads the same version or a newer one
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -176,7 +177,7 @@ class Receiver:
         finally:
             self._keep_or_close(staged)
         self.version, self._failed_loads = manifest.version, 0
-        self._expected = manifest.signature
+        self._expected = {**(self._expected or {}), **manifest.signature}
         report = await self._report(None)
         if resending is not None:
             resending.set_result(None)
@@ -227,7 +228,7 @@ class Receiver:
 
     async def _prepare(self, staged: StagedWeights) -> None:
         begin = time.perf_counter()
-        deadline = allowance(self._options.timeout, staged.manifest.nbytes)
+        deadline = allowance(self._options.timeout, self._loaded_bytes(staged.manifest))
         try:
             async with asyncio.timeout(deadline):
                 await self._engine.prepare(staged)
@@ -237,6 +238,12 @@ class Receiver:
                 f"{show(deadline)} s"
             ) from error
         self._note(prepare_seconds=time.perf_counter() - begin)
+
+    def _loaded_bytes(self, manifest: Manifest) -> int:
+        """Return the bytes that the engine loads, whole weights even for an adapter."""
+        if manifest.scale is None or self._expected is None:
+            return manifest.nbytes
+        return 4 * sum(math.prod(shape) for _, shape in self._expected.values())
 
     async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
         """Wait for a permit; False if a newer version or `stop` came first."""
@@ -249,7 +256,7 @@ class Receiver:
     async def _swap(self, staged: StagedWeights) -> None:
         """Pause, load and resume under one deadline, and measure each."""
         version = staged.manifest.version
-        deadline = allowance(self._options.timeout, staged.manifest.nbytes)
+        deadline = allowance(self._options.timeout, self._loaded_bytes(staged.manifest))
         self._note(swap_started_at=clock.now())
         try:
             async with asyncio.timeout(deadline):

@@ -6,19 +6,23 @@ thread does so while the engine generates, and the pause covers only the exchang
 """
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.config import LoadConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.reload import layerwise
 
+from weight_sync.adapter import merged
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import tensor_views
@@ -45,7 +49,7 @@ class ManifestInfo(WeightTransferUpdateInfo):
 
 
 class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
-    """Replaces all weights of the model from memory of this node."""
+    """Replaces all weights of the model from memory of this node, for adapters with its folder."""
 
     init_info_cls = NoInitInfo
     update_info_cls = ManifestInfo
@@ -65,7 +69,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         if not applies(self.model):
             return False
         self._discard()
-        preparing = _THREAD.submit(_prepare, self.model, manifest, self.memory)
+        preparing = _THREAD.submit(self._prepare, manifest)
         self._preparation = manifest.version, preparing
         return True
 
@@ -82,6 +86,31 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             shadow.exchange()
             self._discard()
         return shadow is not None
+
+    def _prepare(self, manifest: Manifest) -> Shadow | None:
+        """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
+        shadow = Shadow(self.model, self.memory)
+        try:
+            shadow.load(self._weights(manifest))
+        except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
+            logger.warning("version %d cannot be prepared: %s", manifest.version, error)
+            shadow.close()
+            return None
+        return shadow
+
+    def _weights(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights of a version; an adapter is merged into those of the model folder.
+
+        The folder is read anew, so that what rounding takes never adds up. Its files are mapped:
+        engines of a node share their pages.
+        """
+        memories = [map_verified(bucket) for bucket in manifest.buckets]
+        tensors = tensor_views(manifest.tensors, memories)
+        if manifest.scale is None:
+            return tensors
+        loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
+        base = loader.get_all_weights(self.model_config, self.model)
+        return merged(base, dict(tensors), manifest.scale)
 
     def _discard(self) -> None:
         """Free the prepared or the replaced weights, before the next version is loaded."""
@@ -111,8 +140,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         Raises StagingError if a bucket is gone, LoadFailed if a layer was not loaded whole.
         """
         manifest = Manifest.from_json(update_info.manifest)
-        memories = [map_verified(bucket) for bucket in manifest.buckets]
-        self.model.load_weights(tensor_views(manifest.tensors, memories))
+        self.model.load_weights(self._weights(manifest))
         skipped = [name for name, layer in self.model.named_modules() if incomplete(layer)]
         self._tied, without = _layers_without_weights(self.model)
         skipped += without
@@ -138,21 +166,6 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     def shutdown(self) -> None:
         """Free the prepared weights; nothing else is held between updates."""
         self._discard()
-
-
-def _prepare(
-    model: torch.nn.Module, manifest: Manifest, memory: DeviceMemory | None
-) -> Shadow | None:
-    """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
-    shadow = Shadow(model, memory)
-    try:
-        memories = [map_verified(bucket) for bucket in manifest.buckets]
-        shadow.load(tensor_views(manifest.tensors, memories))
-    except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
-        logger.warning("version %d cannot be prepared: %s", manifest.version, error)
-        shadow.close()
-        return None
-    return shadow
 
 
 def _free(preparation: Future[Shadow | None]) -> None:

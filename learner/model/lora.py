@@ -1,0 +1,162 @@
+"""Adapters (LoRA): frozen linear layers W and trained factors, W + scale · B A.
+
+Hu et al. (2021, arXiv 2106.09685); the scale of `rslora` is Kalajdzievski's (2023, arXiv
+2312.03732). The only file that imports peft, which puts a layer of its own around each linear one.
+Weights keep the names here that they have without an adapter.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from learner.config.lora import LoraConfig
+from learner.errors import InputError
+from weight_sync.adapter import A, B, factor_name, merge
+
+ADAPTER = "default"
+"""PEFT's name of a model's only adapter."""
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+class Weight(NamedTuple):
+    """A tensor of a model, and what it is made of."""
+
+    name: str
+    parameters: tuple[nn.Parameter, ...]
+    """The tensor itself; of an adapted layer its factors A [r, in] and B [out, r] too."""
+    scale: float = 0.0
+
+    def value(self) -> Tensor:
+        """Return the tensor, with its factors merged in; else a view."""
+        weight, *factors = (parameter.detach() for parameter in self.parameters)
+        return merge(weight, *factors, self.scale) if factors else weight
+
+
+def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
+    """Freeze a transformers model, and add factors to its linear layers.
+
+    Its outputs stay the same, bit for bit, unless there is an adapter to begin with.
+
+    Raises:
+        InputError: It has no such layers, or the adapter to begin with does not fit.
+    """
+    import peft
+
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        use_rslora=config.rslora,
+        target_modules=_targets(model, config),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=model.name_or_path,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, model)
+    for factor in factors(model):
+        (parameter,) = factor.parameters
+        parameter.data = parameter.data.to(model.dtype)
+    if config.path is not None:
+        _begin_with(model, config, Path(config.path))
+
+
+def _targets(model: Any, config: LoraConfig) -> list[str]:
+    """Return the last parts of the names of the layers that get factors."""
+    layers = model.base_model.named_modules()
+    linear = {name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)}
+    targets = linear if config.targets == "all-linear" else set(config.targets)
+    if not targets or targets - linear:
+        raise InputError(
+            f"lora.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
+            f"{', '.join(sorted(targets - linear))}; those that can have an adapter are "
+            f"{', '.join(sorted(linear)) or 'none'}"
+        )
+    return sorted(targets)
+
+
+def _begin_with(model: Any, config: LoraConfig, folder: Path) -> None:
+    """Replace the factors by those of an adapter folder."""
+    settings, tensors = read_adapter(folder)
+    wanted = {"r": config.rank, "lora_alpha": config.alpha, "use_rslora": config.rslora}
+    stored = {name: settings.get(name) or False for name in wanted}
+    if stored != wanted or settings.get("alpha_pattern"):
+        raise InputError(f"lora.path = {str(folder)!r} has {stored}, and the recipe {wanted}")
+    own = {name: parameter for name, (parameter,), _ in factors(model)}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: parameter.shape for name, parameter in own.items()}:
+        others = sorted(shapes.keys() ^ own.keys()) or sorted(own)
+        raise InputError(
+            f"lora.path = {str(folder)!r} has other tensors than lora.targets and lora.rank make "
+            f"of {model.name_or_path!r}: {', '.join(others[:3])}"
+        )
+    for name, parameter in own.items():
+        parameter.data.copy_(tensors[name])
+
+
+def read_adapter(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """Return the settings and the tensors of an adapter folder, as PEFT names them.
+
+    Raises:
+        InputError: A file is missing or damaged.
+    """
+    try:
+        return json.loads((folder / CONFIG_FILE).read_text()), load_file(folder / WEIGHTS_FILE)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"no adapter can be read from {str(folder)!r}, which needs {CONFIG_FILE} and "
+            f"{WEIGHTS_FILE}: {error}"
+        ) from error
+
+
+def write_adapter(model: Any, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write an adapter folder that PEFT loads; `tensors` are those that `factors` names."""
+    model.peft_config[ADAPTER].save_pretrained(folder)
+    save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the layers with factors, and their names."""
+    return ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "lora_A"))
+
+
+def factors(model: nn.Module) -> Iterator[Weight]:
+    """Yield the factors of an adapter by PEFT's names; none where there is no adapter."""
+    for name, layer in _adapted(model):
+        yield Weight(factor_name(name, A), (layer.lora_A[ADAPTER].weight,))
+        yield Weight(factor_name(name, B), (layer.lora_B[ADAPTER].weight,))
+
+
+def weights(model: nn.Module) -> Iterator[Weight]:
+    """Yield the tensors of a model as if it had no adapter, in the order of its parameters."""
+    trained = {id(parameter) for factor in factors(model) for parameter in factor.parameters}
+    layers = {id(layer.base_layer.weight): layer for _, layer in _adapted(model)}
+    for name, parameter in model.named_parameters():
+        plain, layer = name.replace(".base_layer.", "."), layers.get(id(parameter))
+        if layer is not None:
+            own = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            yield Weight(plain, (parameter, *own), layer.scaling[ADAPTER])
+        elif id(parameter) not in trained:
+            yield Weight(plain, (parameter,))
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """Compute without the adapter for a while.
+
+    Its layers still run, with a scale of 0, since ZeRO 3 fetches weights in the order of a pass.
+    """
+    scales = [(layer.scaling, layer.scaling[ADAPTER]) for _, layer in _adapted(model)]
+    for scaling, _ in scales:
+        scaling[ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for scaling, scale in scales:
+            scaling[ADAPTER] = scale

@@ -1,0 +1,59 @@
+"""Adapters (LoRA) on their way: factors of changes to the weights of a model folder.
+
+A layer's factors A [r, in] and B [out, r] change its weight W [out, in] to W + scale · B A. They
+have the names that PEFT gives them. Imports no torch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from weight_sync.errors import LoadFailed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREFIX, A, B, WEIGHT = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".weight"
+
+
+def factor_name(weight: str, kind: str) -> str:
+    """Return the name of the factor A or B (`kind`) of a weight of the model folder.
+
+    Example:
+        >>> factor_name("model.layers.0.mlp.up_proj.weight", A)
+        'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
+    """
+    return f"{PREFIX}{weight.removesuffix(WEIGHT)}{kind}"
+
+
+def weight_name(factor: str) -> str:
+    """Return the name of the weight that a factor changes."""
+    return factor.removeprefix(PREFIX).removesuffix(A).removesuffix(B) + WEIGHT
+
+
+def merge(weight: "Tensor", a: "Tensor", b: "Tensor", scale: float) -> "Tensor":
+    """Return weight + scale · b a, summed in float32 and rounded once to the weight's dtype."""
+    return weight.float().addmm(b.float(), a.float(), alpha=scale).to(weight.dtype)
+
+
+def merged(
+    base: Iterable[tuple[str, "Tensor"]], factors: Mapping[str, "Tensor"], scale: float
+) -> Iterator[tuple[str, "Tensor"]]:
+    """Yield the weights of a model folder with an adapter merged in.
+
+    They have the dtype of the factors, in which the learner has them too: the result is bit for
+    bit what it would have merged.
+
+    Raises:
+        LoadFailed: The folder lacks weights that have factors.
+    """
+    left = dict(factors)
+    dtype = next(iter(left.values())).dtype
+    for name, weight in base:
+        own = weight.to(dtype) if weight.is_floating_point() else weight
+        a, b = (left.pop(factor_name(name, kind), None) for kind in (A, B))
+        yield name, own if a is None or b is None else merge(own, a, b, scale)
+    if left:
+        raise LoadFailed(
+            f"the engine's model folder has no weights for {len(left)} factors of the adapter "
+            f"({', '.join(sorted(left)[:3])})"
+        )
