@@ -26,6 +26,7 @@ TAKEN_OVER = {
     "rollouts are taken to be as long as": ("actors.temperature", "prompts.source"),
     "groups are taken to be tied as often as": ("prompts.group_size",),
     "the learner is taken to be as fast as": ("learner.zero_stage", "learner.dtype"),
+    "updates and the learner are taken to be as fast as": ("learner.lora",),
 }
 """Keys of a recipe by what a plan takes over from the run where they differ."""
 

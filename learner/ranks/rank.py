@@ -92,8 +92,10 @@ class Rank:
         if shared is not None:
             policy.add_value_head()
             policy.values_after = config.bootstraps
-        if config.lora is not None:
-            add_adapter(policy.model, config.lora, seed=self._spec.seed)
+        if (lora := config.lora) is not None:
+            begun = self._spec.checkpoint is not None  # which then replaces the factors
+            lora = lora.model_copy(update={"path": None}) if begun else lora
+            add_adapter(policy.model, lora, seed=self._spec.seed)
         self._names = HuggingFaceNames(policy.model)
         engines_merge = self._spec.weight_sync.staged and not self._names.merges
         self.adapter_scale = config.lora.scale if config.lora and engines_merge else None

@@ -43,7 +43,7 @@ class Capturing:
         update = self._engine._take_model_step
 
         def capture(*args, **options):
-            parameters = self._engine.module.parameters()
+            parameters = [p for p in self._engine.module.parameters() if p.requires_grad]
             gradients = [safe_get_full_grad(p).double().flatten() for p in parameters]
             self.gradient = torch.cat(gradients)
             return update(*args, **options)

@@ -37,6 +37,13 @@ def test_a_direct_transport_is_refused_where_it_cannot_work(overrides, message) 
     assert str(refused.value).count("\n") == 1
 
 
+def test_a_dtype_that_would_round_the_factors_of_an_adapter_is_refused() -> None:
+    rounds = ["learner.lora.rank=4", "weight_sync.wire_dtype=bfloat16"]
+    with pytest.raises(InputError, match=r"would round the factors of \[learner.lora\]"):
+        load_recipe("demo", rounds)
+    load_recipe("demo", [*rounds, *settings("nccl", *GPUS)])
+
+
 @pytest.mark.parametrize("overrides", [settings("nccl", *GPUS), settings("ipc", *SHARES)])
 def test_a_direct_transport_is_taken_where_it_may_work(overrides) -> None:
     config = load_recipe("demo", overrides)

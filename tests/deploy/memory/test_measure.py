@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from deploy.memory.measure import Allocations, Microbatch, measure
+from learner.config.lora import LoraConfig
 from learner.model.logprobs import LogprobOptions
+from learner.model.lora import add_adapter
 from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy, checkpoint_activations
 
@@ -19,7 +21,7 @@ HEAD = LogprobOptions(chunk=64)
 LONGEST, SEQUENCES = 96, 3
 
 
-def with_data(folder, *, dtype, checkpointing):
+def with_data(folder, *, dtype, checkpointing, lora=None):
     """Return the bytes that a microbatch keeps and its peak, computed with data."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,9 +30,11 @@ def with_data(folder, *, dtype, checkpointing):
         config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
     )
     assert attend_packed(model)
+    if lora is not None:
+        add_adapter(model, lora, seed=0)
     if checkpointing:
         checkpoint_activations(model, str(folder))
-    for parameter in model.parameters():
+    for parameter in (one for one in model.parameters() if one.requires_grad):
         parameter.register_post_accumulate_grad_hook(lambda own: setattr(own, "grad", None))
     positions = torch.arange(LONGEST).repeat(SEQUENCES)
     policy = Policy(model, HEAD)
@@ -54,6 +58,23 @@ def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointin
     kept, peak = with_data(tmp_path, dtype=dtype, checkpointing=checkpointing)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
     assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
+
+
+def test_an_adapter_is_measured_as_it_is_trained(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
+    lora = LoraConfig(rank=4, path="is not read")
+    batch = Microbatch(
+        tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype="float32", attention="sdpa",
+        activation_checkpointing=False, head=HEAD, lora=lora,
+    )  # fmt: skip
+    sizes = measure(str(tmp_path), batch)
+    plain = lora.model_copy(update={"path": None})
+    kept, peak = with_data(tmp_path, dtype="float32", checkpointing=False, lora=plain)
+    assert sizes.activations == pytest.approx(kept, rel=0.03)
+    assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
+    widths = 4 * (64 + 64) + 3 * (64 + 96)
+    assert sizes.trained == 3 * 4 * (widths - 2 * 2 * 16)
+    assert sizes.parameters > sizes.trained
 
 
 def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):

@@ -1,6 +1,7 @@
 """Predictions for shipped recipes by their models' published shapes, and refusals."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from deploy.memory.processes import GIB, EngineSizes, ModelSizes, total
 SHAPES = Path(__file__).parent / "shapes"
 BILLION = 10**9
 MODEL = ModelSizes(
-    parameters=BILLION, largest_layer=BILLION // 10, activations=4 * GIB, passing=GIB
-)
+    parameters=BILLION, trained=BILLION, largest_layer=BILLION // 10, activations=4 * GIB,
+    passing=GIB,
+)  # fmt: skip
 SERVED = EngineSizes(itemsize=2, kv_token=10_000, vocabulary=1000, context=2048, cpu_cache=GIB)
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
 
@@ -97,6 +99,24 @@ def test_a_reference_and_a_critic_add_their_weights():
     both = predict(recipe(), sizes, Capacity()).processes[0].device
     assert both["optimizer"] == 2 * plain["optimizer"]
     assert both["activations"] == plain["activations"]
+
+
+def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no_reference():
+    factors = BILLION // 100
+    sizes = Sizes(policy=replace(MODEL, trained=factors), critic=None, served=SERVED)
+    config = recipe("learner.lora.rank=8", "learner.kl.coefficient=0.1", "learner.zero_stage=1")
+    prediction = predict(config, sizes, Capacity())
+    rank, actor = prediction.processes
+    states = ("gradients", "optimizer", "master weights")
+    assert [rank.device[name] for name in states] == [4 * factors, 4 * factors, 2 * factors]
+    assert rank.device["weights"] == 2 * BILLION
+    assert "reference" not in rank.device
+    assert rank.first["versions"] == 2 * 2 * factors
+    assert actor.mapped["staged version"] == 2 * factors
+    saves = config.learner.keep_checkpoints + 1
+    assert prediction.checkpoints == saves * 14 * factors
+    own = recipe("learner.lora.rank=8", "learner.kl.reference=other/model")
+    assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
 
 
 def lacks(config, **capacity):

@@ -264,6 +264,8 @@ def test_a_checkpoint_weighs_what_it_holds():
     assert parameter_bytes(LearnerConfig(**critic)) == 32
     assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 16
     assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 20
+    assert parameter_bytes(LearnerConfig(lora={})) == 0
+    assert parameter_bytes(LearnerConfig(lora={}, **critic)) == 16
 
 
 @pytest.mark.parametrize(

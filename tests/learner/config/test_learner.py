@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from learner.config.learner import LearnerConfig
+from learner.config.lora import LoraConfig
 from learner.config.supervised import SftConfig
 
 
@@ -16,6 +17,8 @@ from learner.config.supervised import SftConfig
         ({"optimizer": "muon", "zero_stage": 1}, "use gradient_clipping = 0, or zero_stage = 0"),
         ({"optimizer": "muon", "zero_stage": 0}, "needs muon_learning_rate, which has no default"),
         ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
+        ({"lora": {}, "optimizer": "muon", "zero_stage": 0}, "an adapter trains their factors"),
+        ({"lora": {"targets": []}}, "at least 1 item"),
         ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),
     ],
@@ -53,6 +56,20 @@ def test_only_warm_starts_have_a_rate_of_muon_by_default():
 def test_a_warm_start_in_bfloat16_needs_zero_too():
     with pytest.raises(ValidationError, match="needs zero_stage >= 1"):
         SftConfig(demonstrations="x", dtype="bfloat16")
+
+
+def test_the_reference_of_an_adapter_is_its_base_unless_it_is_another_or_moves():
+    with_kl = {"lora": {}, "kl": {"coefficient": 0.1}}
+    assert not LearnerConfig(**with_kl).holds_reference
+    assert LearnerConfig(kl={}).holds_reference
+    assert LearnerConfig(lora={}, kl={"reference": "other/model"}).holds_reference
+    assert LearnerConfig(lora={}, kl={"refresh_every": 5}).holds_reference
+    assert not LearnerConfig(lora={}).holds_reference
+
+
+def test_the_scale_of_an_adapter_is_that_of_the_paper_or_of_rslora():
+    assert LoraConfig(rank=16, alpha=32.0).scale == 2.0
+    assert LoraConfig(rank=16, alpha=32.0, rslora=True).scale == 8.0
 
 
 def test_several_steps_a_batch_use_the_proximal_policy_unless_told_otherwise():

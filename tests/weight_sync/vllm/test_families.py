@@ -46,31 +46,27 @@ def expected(model, token_ids: list[int]) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def staged(version: int, weights):
+def staged(version: int, weights, scale: float | None = None):
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
     with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
-        publisher.publish(version, weights.items())
+        publisher.publish(version, weights.items(), scale)
         publisher.flush(60)
         held = stage(manifests[0], transport)
     yield held
     held.close()
 
 
-@pytest.mark.parametrize(
-    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
-)
-def test_the_engine_serves_exactly_what_was_published_last(
-    family: str, workers: int, tmp_path, monkeypatch
-) -> None:
-    """With one worker, and with two that hold half of every projection."""
+def serve_updates(family: str, model, folder, staged_version, workers: int = 1) -> None:
+    """Serve several versions; compare each with a forward pass of `model`.
+
+    `staged_version` changes the model and returns a context in which its version is staged.
+    """
     from actors.config import ActorsConfig
     from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
     from weight_sync.config import WeightSyncConfig
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model = build(family, tmp_path)
     config = ActorsConfig(dtype="float32", kv_cache_gib=1, tensor_parallel_size=workers)
     config = config.model_copy(update={"cores": ("0" if workers == 1 else "0|1",)})
     engine = VllmEngine(
@@ -78,7 +74,7 @@ def test_the_engine_serves_exactly_what_was_published_last(
             index=0,
             config=config,
             weight_sync=WeightSyncConfig(),
-            model_path=str(tmp_path),
+            model_path=str(folder),
             seed=0,
         ),
         max_model_len=128,
@@ -86,8 +82,7 @@ def test_the_engine_serves_exactly_what_was_published_last(
     prepared = "moe" not in family
 
     async def update(version: int, *, prepare: bool) -> None:
-        perturb(model, version)
-        with staged(version, named_as_in_the_folder(model)) as held:
+        with staged_version(version) as held:
             if prepare:
                 await engine.prepare(held)
                 assert (engine.prepared is not None) == prepared
@@ -113,3 +108,45 @@ def test_the_engine_serves_exactly_what_was_published_last(
             await engine.close()
 
     asyncio.run(asyncio.wait_for(serve(), 240))
+
+
+@pytest.mark.parametrize(
+    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
+)
+def test_the_engine_serves_exactly_what_was_published_last(
+    family: str, workers: int, tmp_path, monkeypatch
+) -> None:
+    """With one worker, and with two that hold half of every projection."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = build(family, tmp_path)
+
+    def staged_version(version: int):
+        perturb(model, version)
+        return staged(version, named_as_in_the_folder(model))
+
+    serve_updates(family, model, tmp_path, staged_version, workers)
+
+
+@pytest.mark.parametrize(
+    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
+)
+def test_the_engine_merges_the_adapter_that_was_published_last_into_its_folder(
+    family: str, workers: int, tmp_path, monkeypatch
+) -> None:
+    """Beside generation, or, for experts and what was not prepared, in the pause."""
+    from learner.config.lora import LoraConfig
+    from learner.model.lora import add_adapter, factors
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = build(family, tmp_path)
+    config = LoraConfig(rank=4, alpha=8.0)
+    add_adapter(model, config, seed=0)
+
+    def staged_version(version: int):
+        adapter = {factor.name: factor.value() for factor in factors(model)}
+        generator = torch.Generator().manual_seed(version)
+        for tensor in adapter.values():
+            tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
+        return staged(version, adapter, config.scale)
+
+    serve_updates(family, model, tmp_path, staged_version, workers)

@@ -1,0 +1,217 @@
+"""Adapters: the same outputs merged and not, as PEFT has them, in folders that PEFT loads."""
+
+import json
+
+import peft
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from learner.config.learner import TinyModelConfig
+from learner.config.lora import LoraConfig
+from learner.engine.model_folder import merge_adapter
+from learner.errors import InputError
+from learner.model import lora
+from learner.model.logprobs import LogprobOptions
+from learner.model.packed_attention import plain_attention
+from learner.model.policy import build_tiny, load_policy, load_tokenizer
+from tests.learner.model.architectures import write
+
+IDS, POSITIONS = (
+    torch.tensor([5, 9, 4, 7, 3, 8, 8, 6, 4]),
+    torch.tensor([0, 1, 2, 3, 0, 1, 2, 0, 1]),
+)
+LORA = LoraConfig(rank=4, alpha=8.0)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+def load(path, dtype="float32"):
+    return load_policy(path, LogprobOptions(chunk=4), dtype=dtype, attention="sdpa")
+
+
+def adapted(path, config=LORA, *, seed=1, dtype="float32"):
+    """Return a policy whose adapter changes its outputs."""
+    policy = load(path, dtype)
+    lora.add_adapter(policy.model, config, seed=0)
+    make = torch.Generator().manual_seed(seed)
+    for _, (factor,), _ in lora.factors(policy.model):
+        factor.data = (0.3 * torch.randn(factor.shape, generator=make)).to(factor.dtype)
+    return policy
+
+
+@torch.no_grad()
+def outputs(policy):
+    return policy(IDS, POSITIONS)[0]
+
+
+def logits(model):
+    with torch.no_grad(), plain_attention(model, written_out=False):
+        return model(input_ids=IDS[None], use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_model_with_its_adapter_merged_in_has_the_same_outputs(model_path, rslora):
+    policy, plain = (
+        adapted(model_path, LORA.model_copy(update={"rslora": rslora})),
+        load(model_path),
+    )
+    names = [name for name, _ in plain.model.named_parameters()]
+    merged = {weight.name: weight.value() for weight in lora.weights(policy.model)}
+    assert list(merged) == names
+    assert not torch.allclose(outputs(policy), outputs(plain), atol=1e-2)
+    changed = {
+        name for name, p in plain.model.named_parameters() if not torch.equal(p, merged[name])
+    }
+    assert changed == {name for name in names if name.endswith("_proj.weight")}
+    plain.model.load_state_dict(merged, strict=False)
+    torch.testing.assert_close(outputs(plain), outputs(policy), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits(plain.model), logits(policy.model), atol=1e-5, rtol=0)
+
+
+def test_a_new_adapter_changes_nothing_and_freezes_all_else(model_path):
+    policy, plain = load(model_path), load(model_path)
+    state = torch.get_rng_state()
+    lora.add_adapter(policy.model, LORA, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(outputs(policy), outputs(plain))
+    trained = {id(p) for p in policy.model.parameters() if p.requires_grad}
+    assert trained == {id(p) for _, (p,), _ in lora.factors(policy.model)}
+    assert len(trained) == 2 * 7 * 2
+    again = load(model_path)
+    lora.add_adapter(again.model, LORA, seed=0)
+    for one, other in zip(lora.factors(policy.model), lora.factors(again.model), strict=True):
+        assert torch.equal(one.value(), other.value())
+
+
+def test_a_model_whose_adapter_is_switched_off_is_the_base_bit_for_bit(model_path):
+    policy = adapted(model_path)
+    on = outputs(policy)
+    with lora.switched_off(policy.model):
+        assert torch.equal(outputs(policy), outputs(load(model_path)))
+    assert torch.equal(outputs(policy), on)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_peft_loads_what_is_written_and_what_peft_writes_is_gone_on_with(
+    model_path, tmp_path, dtype
+):
+    policy = adapted(model_path, dtype=dtype)
+    tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
+    assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    lora.write_adapter(policy.model, tensors, ours)
+    base = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+    loaded = peft.PeftModel.from_pretrained(base, ours, autocast_adapter_dtype=False)
+    reference = load(model_path, dtype)
+    lora.add_adapter(reference.model, LORA.model_copy(update={"path": str(ours)}), seed=5)
+    assert torch.equal(outputs(reference), outputs(policy))
+    assert torch.equal(logits(loaded.get_base_model()), logits(policy.model))
+    loaded.save_pretrained(theirs)
+    again = load(model_path, dtype)
+    lora.add_adapter(again.model, LORA.model_copy(update={"path": str(theirs)}), seed=6)
+    assert torch.equal(outputs(again), outputs(policy))
+
+
+def test_an_adapter_folder_becomes_that_of_the_merged_model(model_path, tmp_path):
+    policy = adapted(model_path)
+    lora.write_adapter(
+        policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, tmp_path
+    )
+    load_tokenizer(model_path).save_pretrained(tmp_path)
+    merge_adapter(tmp_path)
+    assert not list(tmp_path.glob("adapter*"))
+    whole = load(str(tmp_path))
+    torch.testing.assert_close(outputs(whole), outputs(policy), atol=1e-5, rtol=0)
+    for weight in lora.weights(policy.model):
+        assert torch.equal(whole.model.get_parameter(weight.name), weight.value()), weight.name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 8}, r"has \{'r': 4, .* and the recipe \{'r': 8"),
+        ({"alpha": 9.0}, "'lora_alpha': 8.0.* and the recipe .*'lora_alpha': 9.0"),
+        ({"rslora": True}, "'use_rslora': False.* and the recipe .*'use_rslora': True"),
+        ({"targets": ("q_proj",)}, "other tensors .*: base_model.model.model.layers.0"),
+    ],
+)
+def test_an_adapter_of_another_form_is_refused(model_path, tmp_path, change, message):
+    policy = adapted(model_path)
+    lora.write_adapter(
+        policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, tmp_path
+    )
+    config = LORA.model_copy(update={**change, "path": str(tmp_path)})
+    with pytest.raises(InputError, match=message):
+        lora.add_adapter(load(model_path).model, config, seed=0)
+
+
+def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_path, tmp_path):
+    policy = adapted(model_path)
+    tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
+    lora.write_adapter(policy.model, tensors, tmp_path)
+    config = LORA.model_copy(update={"path": str(tmp_path)})
+    file, settings_file = tmp_path / lora.WEIGHTS_FILE, tmp_path / lora.CONFIG_FILE
+    dora = "base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector"
+    save_file({**tensors, dora: torch.ones(48)}, file)
+    with pytest.raises(InputError, match=f"other tensors .*{dora}"):
+        lora.add_adapter(load(model_path).model, config, seed=0)
+    save_file(tensors, file)
+    plain = settings_file.read_text()
+    settings_file.write_text(json.dumps({**json.loads(plain), "alpha_pattern": {"up_proj": 2}}))
+    with pytest.raises(InputError, match="and the recipe"):
+        lora.add_adapter(load(model_path).model, config, seed=0)
+    settings_file.write_text(plain)
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(InputError, match="no adapter can be read"):
+        lora.add_adapter(load(model_path).model, config, seed=0)
+    file.unlink()
+    with pytest.raises(InputError, match="needs adapter_config"):
+        lora.add_adapter(load(model_path).model, config, seed=0)
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "wrong"), ("lm_head",), ("embed_tokens",)])
+def test_layers_that_cannot_have_an_adapter_are_refused_with_those_that_can(model_path, targets):
+    config = LORA.model_copy(update={"targets": targets})
+    allowed = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    with pytest.raises(InputError, match=f"no linear layers {targets[-1]}; .* are {allowed}"):
+        lora.add_adapter(load(model_path).model, config, seed=0)
+
+
+def test_a_model_without_linear_layers_is_refused(tmp_path):
+    write("gpt2", tmp_path)
+    with pytest.raises(InputError, match="those that can have an adapter are none"):
+        lora.add_adapter(load(str(tmp_path)).model, LORA, seed=0)
+
+
+def test_the_head_and_experts_in_one_tensor_get_no_factors(tmp_path):
+    write("qwen3_moe", tmp_path)
+    policy = adapted(str(tmp_path))
+    names = {name.split(".")[-3] for name, _, _ in lora.factors(policy.model)}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**16), rank=st.integers(1, 5), scale=st.floats(-4, 4))
+def test_merging_rounds_once(seed, rank, scale):
+    make = torch.Generator().manual_seed(seed)
+    weight, a, b = (torch.randn(shape, generator=make) for shape in ((6, 4), (rank, 4), (6, rank)))
+    for dtype in (torch.float32, torch.bfloat16):
+        parts = [nn.Parameter(part.to(dtype)) for part in (weight, a, b)]
+        exact = parts[0].double() + scale * parts[2].double() @ parts[1].double()
+        value = lora.Weight("w", tuple(parts), scale).value()
+        assert value.dtype == dtype
+        torch.testing.assert_close(
+            value.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5, check_dtype=False
+        )

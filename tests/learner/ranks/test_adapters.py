@@ -1,0 +1,156 @@
+"""Ranks that train an adapter are one learner, which leaves all other weights as they are."""
+
+import pytest
+import torch
+from adapter_ranks import BUDGETS, OBJECTIVES, gradients, objectives, published, resumed
+from rank_processes import COMBINATIONS, spawn
+from safetensors import safe_open
+
+from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.config.lora import LoraConfig
+from learner.engine import checkpoint
+from learner.model import lora
+from learner.model.logprobs import LogprobOptions
+from learner.model.policy import build_tiny, load_policy
+from learner.ranks.rank import Rank
+from learner.ranks.spec import LearnerSpec
+from tests.learner.model.architectures import write
+from weight_sync.config import WeightSyncConfig
+
+pytestmark = pytest.mark.deepspeed
+FACTORS = 2 * 7 * 2
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def adapter(model_path, tmp_path_factory):
+    """Provide the folder of an adapter that changes the model's outputs."""
+    folder = tmp_path_factory.mktemp("adapter")
+    model = load_policy(
+        model_path, LogprobOptions(chunk=4), dtype="float32", attention="sdpa"
+    ).model
+    lora.add_adapter(model, LoraConfig(rank=4, alpha=8.0), seed=0)
+    make = torch.Generator().manual_seed(1)
+    tensors = {
+        name: 0.1 * torch.randn(factor.shape, generator=make)
+        for name, (factor,), _ in lora.factors(model)
+    }
+    lora.write_adapter(model, tensors, folder)
+    return str(folder)
+
+
+def by_ranks(work, model_path, adapter, tmp_path_factory):
+    """Run `work` on one rank and on two; return what it writes, by number of ranks and key."""
+    results = {}
+    for ranks in (1, 2):
+        file = tmp_path_factory.mktemp("ranks") / "results.pt"
+        spawn(ranks, work, model_path, adapter, str(file))
+        for key, value in torch.load(file, weights_only=True).items():
+            results[ranks, *key] = value
+    return results
+
+
+def test_loss_and_gradient_do_not_depend_on_ranks_and_zero_stage(
+    model_path, adapter, tmp_path_factory
+):
+    measured = by_ranks(gradients, model_path, adapter, tmp_path_factory)
+    reference, expected, elements = measured[1, 0, max(BUDGETS)]
+    assert elements == len(reference) < 0.5 * sum(
+        p.numel() for p in load_policy(
+            model_path, LogprobOptions(chunk=4), dtype="float32", attention="sdpa"
+        ).parameters()
+    )  # fmt: skip
+    for (ranks, stage, budget), (gradient, found, stepped) in measured.items():
+        case = f"{ranks} ranks, stage {stage}, {budget} tokens"
+        assert float((gradient - reference).norm() / reference.norm()) < 1e-6, case
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-7), case
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6), case
+        assert stepped <= (elements if stage == 0 else elements / ranks + 64), case
+
+
+@pytest.mark.slow
+def test_every_kind_of_objective_has_one_gradient(model_path, adapter, tmp_path_factory):
+    measured = by_ranks(objectives, model_path, adapter, tmp_path_factory)
+    for name in OBJECTIVES:
+        reference, expected = measured[1, name, 0]
+        assert reference.norm() > 0
+        for ranks, stage in ((1, 3), (2, 0), (2, 3)):
+            gradient, found = measured[ranks, name, stage]
+            assert float((gradient - reference).norm() / reference.norm()) < 1e-6, name
+            for figure in ("loss", "policy_loss", "reference_kl", "value_loss"):
+                if figure in expected:
+                    assert found[figure] == pytest.approx(expected[figure], rel=1e-5, abs=1e-6)
+    without, held = measured[1, "kl", 0], measured[1, "held", 0]
+    assert without[1]["reference_kl"] == pytest.approx(held[1]["reference_kl"], rel=1e-6) != 0
+    assert float((without[0] - held[0]).norm() / held[0].norm()) < 1e-6
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def interrupted(model_path, adapter, tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    file = folder / "results.pt"
+    spawn(request.param, resumed, model_path, adapter, str(folder), str(file))
+    return folder, torch.load(file, weights_only=True)
+
+
+def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_same(interrupted):
+    folder, results = interrupted
+    for stage, dtype in COMBINATIONS:
+        straight, again = results[stage, dtype]
+        assert again["statistics"] == straight["statistics"]
+        for name, tensor in straight["weights"].items():
+            assert torch.equal(again["weights"][name], tensor), (stage, dtype, name)
+        saved = checkpoint.checkpoint_path(folder / f"{stage}-{dtype}", 2)
+        assert not list(saved.glob("model*")), "the base is not in it"
+        names = set()
+        for file in (saved / "optimizer").glob("*.safetensors"):
+            with safe_open(file, framework="pt") as opened:
+                names |= {key.rpartition("/")[0] for key in opened.keys()}  # noqa: SIM118
+        assert len(names - {""}) == FACTORS
+        assert all(".lora_" in name for name in names - {""})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_engines_merge_bit_for_bit_what_the_learner_has_merged(
+    model_path, adapter, tmp_path, ranks
+):
+    file = tmp_path / "results.pt"
+    spawn(ranks, published, model_path, adapter, str(file))
+    for (_, dtype), (whole, merged) in torch.load(file, weights_only=True).items():
+        assert whole.keys() == merged.keys()
+        for name, tensor in whole.items():
+            assert tensor.dtype == getattr(torch, dtype)
+            assert torch.equal(merged[name], tensor), name
+
+
+def loaded(model_path, **settings):
+    weight_sync = settings.pop("weight_sync", WeightSyncConfig())
+    config = LearnerConfig(lora={"rank": 4}, **settings)
+    return Rank(
+        LearnerSpec(config=config, model_path=model_path, seed=0, steps=4, weight_sync=weight_sync)
+    )
+
+
+def test_transports_that_write_into_the_engine_are_given_whole_weights(model_path):
+    rank = loaded(model_path, weight_sync=WeightSyncConfig(transport="nccl"))
+    names = [name for name, _ in rank.weights()]
+    rank.close()
+    assert rank.adapter_scale is None
+    assert not [name for name in names if "lora" in name]
+
+
+def test_of_a_model_with_experts_the_attention_is_adapted(tmp_path):
+    write("qwen3_moe", str(tmp_path / "model"))
+    rank = loaded(str(tmp_path / "model"))
+    names = [name for name, _ in rank.weights()]
+    rank.close()
+    assert len(names) == 2 * 4 * 2
+    assert rank.adapter_scale == 8.0

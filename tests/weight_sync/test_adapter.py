@@ -1,0 +1,151 @@
+"""Adapters travel as factors: checked in the manifest, merged into the weights of a folder."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from weight_sync.adapter import A, B, factor_name, merge, merged, weight_name
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.errors import IncompatibleWeights, LoadFailed, ManifestError
+from weight_sync.manifest import Manifest, check_signature
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
+from weight_sync.receive.staging import stage
+
+Q, UP = "model.q.weight", "model.up.weight"
+SHAPES = {"model.norm.weight": (4,), Q: (6, 4), UP: (8, 4)}
+EXPECTED = {name: (None, shape) for name, shape in SHAPES.items()}
+
+
+def base(dtype=torch.float32):
+    make = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=make).to(dtype) for name, shape in SHAPES.items()}
+
+
+def factors(seed=1, rank=2, dtype=torch.float32):
+    make = torch.Generator().manual_seed(seed)
+    shapes = {}
+    for name in (Q, UP):
+        rows, columns = SHAPES[name]
+        shapes |= {factor_name(name, A): (rank, columns), factor_name(name, B): (rows, rank)}
+    return {name: torch.randn(shape, generator=make).to(dtype) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def published(transport):
+    """Return a function that publishes the factors of a version and returns its manifest."""
+    manifests: list[Manifest] = []
+    publisher = StagedPublisher(transport, manifests.append, bucket_bytes=4096)
+
+    def publish(version: int, tensors=None) -> Manifest:
+        publisher.publish(version, (tensors or factors(version)).items(), 0.5)
+        publisher.flush(30)
+        return manifests[-1]
+
+    return publish
+
+
+def test_names_are_those_of_peft_and_lead_back_to_the_weight() -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    a, b = (factor_name(name, kind) for kind in (A, B))
+    assert a == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert (weight_name(a), weight_name(b)) == (name, name)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_with_factors_are_merged_and_all_have_the_dtype_of_the_factors(
+    stored, dtype
+) -> None:
+    weights, adapter = base(stored), factors(dtype=dtype)
+    result = dict(merged(weights.items(), adapter, 0.5))
+    assert list(result) == list(weights)
+    assert {tensor.dtype for tensor in result.values()} == {dtype}
+    assert torch.equal(result["model.norm.weight"], weights["model.norm.weight"].to(dtype))
+    for name in (Q, UP):
+        a, b = (adapter[factor_name(name, kind)] for kind in (A, B))
+        exact = weights[name].to(dtype).double() + 0.5 * b.double() @ a.double()
+        assert torch.equal(result[name], merge(weights[name].to(dtype), a, b, 0.5))
+        torch.testing.assert_close(
+            result[name].double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6
+        )
+
+
+def test_a_folder_without_a_weight_that_has_factors_cannot_be_loaded() -> None:
+    weights = base()
+    del weights[UP]
+    with pytest.raises(LoadFailed, match=r"no weights for 2 factors .*model\.up\.lora_A\.weight"):
+        dict(merged(weights.items(), factors(), 1.0))
+
+
+def test_a_manifest_of_factors_survives_json_and_fits_the_engine_that_has_their_weights(
+    published,
+) -> None:
+    manifest = published(3)
+    assert manifest.scale == 0.5
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert manifest.signature == {name: EXPECTED[name] for name in (Q, UP)}
+    check_signature(manifest, EXPECTED)
+    with pytest.raises(IncompatibleWeights, match=r"does not know \(model.q.weight\)"):
+        check_signature(manifest, {name: EXPECTED[name] for name in (UP, "model.norm.weight")})
+    with pytest.raises(IncompatibleWeights, match=r"'model.q.weight' .* \(6, 4\).*\(6, 5\)"):
+        check_signature(manifest, {**EXPECTED, Q: (None, (6, 5))})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: replace(spec, name="model.q.weight"),
+        lambda spec: replace(spec, name=factor_name("model.k.weight", A)),
+        lambda spec: replace(spec, shape=(1, 4)),
+        lambda spec: replace(spec, shape=(8,)),
+    ],
+)
+def test_tensors_that_are_no_pairs_of_factors_are_refused(published, change) -> None:
+    manifest = published(0)
+    first, *rest = manifest.tensors
+    with pytest.raises(ManifestError, match="is no factor of an adapter"):
+        replace(manifest, tensors=(change(first), *rest))
+
+
+def test_a_receiver_takes_adapter_after_adapter_and_refuses_one_of_another_model(
+    engine, transport, published
+) -> None:
+    async def run():
+        options = ReceiverOptions(expected=EXPECTED)
+        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+        reports = [await receiver.update(published(version)) for version in (0, 1)]
+        other = {name.replace(".up.", ".down."): tensor for name, tensor in factors(2).items()}
+        return [*reports, await receiver.update(published(2, other))]
+
+    first, second, refused = asyncio.run(run())
+    assert (first.error, second.error) == (None, None)
+    assert "does not know (model.down.weight)" in refused.error
+    assert engine.events == ["pause", "load 0", "resume", "pause", "load 1", "resume"]
+    assert engine.weights.keys() == factors().keys()
+
+
+def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
+    engine, transport, published, monkeypatch
+) -> None:
+    sizes = []
+    monkeypatch.setattr(
+        "weight_sync.receive.receiver.allowance", lambda timeout, size: sizes.append(size) or 10.0
+    )
+    large = {**EXPECTED, "model.embed.weight": (None, (1000, 4))}
+
+    async def run():
+        options = ReceiverOptions(expected=large)
+        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+        return await receiver.update(published(0))
+
+    assert asyncio.run(run()).error is None
+    assert sizes == [4 * (4000 + 4 + 24 + 32)] * 2
+
+
+def test_factors_are_staged_as_they_were_published(transport, published) -> None:
+    staged = stage(published(5), transport)
+    assert all(torch.equal(tensor, factors(5)[name]) for name, tensor in staged.tensors())
+    staged.close()
