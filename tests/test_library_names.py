@@ -33,6 +33,7 @@ MEMBERS = {
         "init_transfer_engine start_weight_update receive_weights finish_weight_update shutdown "
         "parse_update_info update_weights"
     ),
+    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader": "get_all_weights",
     "vllm.distributed.weight_transfer.base:TrainerWeightTransferEngine": "send_weights shutdown",
     "vllm.model_executor.model_loader.reload.types:LayerReloadingInfo": (
         "can_load reset load_numel load_numel_total kernel_tensors restore_metadata"
@@ -49,6 +50,7 @@ OPTIONS = {
         "temperature top_p top_k seed max_tokens logprobs flat_logprobs stop stop_token_ids "
         "detokenize output_kind stream_interval"
     ),
+    "vllm.config:LoadConfig": "use_tqdm_on_load",
     "vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo": (
         "rank master_address master_port world_size packed_buffer_size_bytes"
     ),

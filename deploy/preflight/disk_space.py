@@ -104,8 +104,9 @@ def parameter_bytes(learner: LearnerConfig) -> int:
     """
     critic = learner.critic is not None and not learner.critic.shared
     refreshed = learner.kl is not None and learner.kl.refresh_every is not None
-    stepped, weights = stepped_bytes(learner), stepped_bytes(learner) - 12
-    return stepped * ((learner.lora is None) + critic) + (weights if refreshed else 0)
+    stepped = stepped_bytes(learner)
+    parts = [(learner.lora is None, stepped), (critic, stepped), (refreshed, stepped - 12)]
+    return sum(size for held, size in parts if held)
 
 
 def stepped_bytes(learner: LearnerConfig) -> int:

@@ -29,7 +29,12 @@ from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
 from deploy.preflight.disk_space import check_free_space
 from deploy.preflight.machine import check_machine
-from deploy.preflight.models import check_examples, model_path, reward_model_paths
+from deploy.preflight.models import (
+    check_adapter,
+    check_examples,
+    model_path,
+    reward_model_paths,
+)
 from deploy.preflight.provenance import fingerprint_of_model
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import read_sessions
@@ -128,9 +133,10 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
             template_options=actors.chat_template_options,
         )
     if Path(path).is_dir():
-        check_free_space(
-            config, weight_shapes(path), resumed=None if resumed is None else resumed.checkpoints
-        )
+        shapes = weight_shapes(path)
+        check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
+        if config.learner.lora is not None and resumed is None:
+            check_adapter(config.learner.lora, shapes)
     _check_objective(config)
     check_fit(path, actors, sample)
     models = _models(path, reward_models)

@@ -1,6 +1,7 @@
 """Finds the model folders that a recipe names or that earlier commands made from it."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.config.run_config import RunConfig
@@ -12,12 +13,14 @@ from deploy.preflight.provenance import (
     same_warm_starts,
     warm_start_origin,
 )
+from learner.config.lora import LoraConfig
 
 SFT_ANEW = "run `headway sft --replace` with the same recipe and settings, or choose another name"
 REWARD_MODELS_ANEW = (
     "run `headway reward-model --replace` with the same recipe and settings, or name the model "
     "folders in actors.reward_model.paths"
 )
+ADAPTER_FILE = "adapter_config.json"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -89,6 +92,27 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
         REWARD_MODELS_ANEW,
     )
     return tuple(str(path.absolute()) for path in members)
+
+
+def check_adapter(lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare the names in [learner.lora] with a model's weights, before anything is loaded.
+
+    Raises:
+        InputError: The model has no such layers, or there is no adapter to begin with.
+    """
+    matrices = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
+    layers = {parts[-2] for parts in matrices if parts[1:] and parts[-1] == "weight"}
+    unknown = set() if lora.targets == "all-linear" else set(lora.targets) - layers
+    if unknown:
+        raise InputError(
+            f"learner.lora.targets: the model has no layers {', '.join(sorted(unknown))}; its "
+            f"layers are {', '.join(sorted(layers))}"
+        )
+    if lora.path is not None and not (Path(lora.path) / ADAPTER_FILE).is_file():
+        raise InputError(
+            f"learner.lora.path = {lora.path!r} has no {ADAPTER_FILE}, seen from {Path.cwd()}; "
+            "give the folder of an adapter as PEFT writes it"
+        )
 
 
 def find_model(path: str, *, setting: str = "model.path") -> str:

@@ -1,7 +1,7 @@
 """Settings of adapters: the sections `[learner.lora]` and `[sft.lora]` of a recipe."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ class LoraConfig(Section):
     """The scale is alpha / rank."""
     rslora: bool = False
     """The scale is alpha / √rank (rank-stabilised LoRA)."""
-    targets: Literal["all-linear"] | tuple[str, ...] = Field(default="all-linear", min_length=1)
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Layers that get factors: every linear layer but the head, or the last parts of the names of
     some, such as ["q_proj", "v_proj"]. Experts that are held as one tensor get none."""
     path: str | None = None

@@ -112,9 +112,8 @@ class DeepSpeedEngine:
         self._adapted = any(True for _ in lora.factors(module))
         self.steps_taken = 0
         optimizer = optimizer_section(config, module)
-        sizes = {one: shape_of(one).numel() for one in module.parameters()}
-        elements = sum(sizes.values())
-        trained = sum(size for one, size in sizes.items() if one.requires_grad)
+        sizes = [(shape_of(one).numel(), one.requires_grad) for one in module.parameters()]
+        elements, trained = sum(n for n, _ in sizes), sum(n for n, steps in sizes if steps)
         zero: dict[str, Any] = {
             "stage": zero_stage,
             "reduce_bucket_size": min(BUCKET_ELEMENTS, trained),

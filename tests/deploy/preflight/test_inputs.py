@@ -12,9 +12,10 @@ from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.preflight.inputs import check_code, load_inputs
 from deploy.preflight.machine import DESCRIPTORS, DESCRIPTORS_OF_PEER, check_descriptors
-from deploy.preflight.models import model_path
+from deploy.preflight.models import check_adapter, model_path
 from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from learner.config.lora import LoraConfig
 
 
 def recipe(tmp_path, *overrides):
@@ -319,3 +320,24 @@ def test_a_source_that_would_end_the_command_is_refused_and_prints_little(
     with pytest.raises(InputError, match="SystemExit"):
         check_code(config)
     assert len(capsys.readouterr().out) < 70_000
+
+
+SHAPES = {
+    "model.embed_tokens.weight": (8, 4), "model.layers.0.self_attn.q_proj.weight": (4, 4),
+    "model.layers.0.mlp.up_proj.weight": (6, 4), "model.norm.weight": (4,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ["up_proj", "q_proj"]])
+def test_an_adapter_of_layers_that_the_model_has_is_taken(targets):
+    check_adapter(LoraConfig(targets=targets), SHAPES)
+
+
+def test_an_adapter_of_other_layers_or_without_its_folder_is_refused_at_once(tmp_path):
+    with pytest.raises(InputError, match="no layers norm, q_prj; its layers are embed_tokens, q_"):
+        check_adapter(LoraConfig(targets=["q_prj", "norm", "up_proj"]), SHAPES)
+    begins = LoraConfig(path=str(tmp_path))
+    with pytest.raises(InputError, match=r"has no adapter_config.json, seen from .*PEFT writes"):
+        check_adapter(begins, SHAPES)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    check_adapter(begins, SHAPES)
