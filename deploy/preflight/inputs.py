@@ -133,10 +133,7 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
             template_options=actors.chat_template_options,
         )
     if Path(path).is_dir():
-        shapes = weight_shapes(path)
-        check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
-        if config.learner.lora is not None and resumed is None:
-            check_adapter(config.learner.lora, shapes)
+        _check_folder(config, path, resumed)
     _check_objective(config)
     check_fit(path, actors, sample)
     models = _models(path, reward_models)
@@ -145,6 +142,14 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
     else:
         _check_same_models(resumed, models)
     return Inputs(path, source, problems, evaluations, reward_models, models)
+
+
+def _check_folder(config: RunConfig, path: str, resumed: RunDirectory | None) -> None:
+    """Compare the free space, and the layers of a new adapter, with the weights of a folder."""
+    shapes, lora = weight_shapes(path), config.learner.lora
+    check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
+    if lora is not None and resumed is None:
+        check_adapter(lora, shapes)
 
 
 def _models(path: str, reward_models: Sequence[str]) -> dict[str, str]:
