@@ -13,6 +13,7 @@ from torch import Tensor
 from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
+from learner.model import lora
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.publish.staged_publisher import StagedPublisher
@@ -29,9 +30,11 @@ class Fleet:
     publisher: StagedPublisher
 
     async def publish(self, version: int, model: Path) -> None:
-        """Publish the weights of a model folder, or of a model of the hub, to all actors."""
+        """Publish a model folder, an adapter folder, or a model of the hub to all actors."""
         weights = await asyncio.to_thread(load_weights, model)
-        await asyncio.to_thread(self.publisher.publish, version, weights.items())
+        adapted = (model / lora.CONFIG_FILE).exists()
+        scale = lora.read_adapter(model).config.scale if adapted else None
+        await asyncio.to_thread(self.publisher.publish, version, weights.items(), scale)
 
     async def serve(self, **work: Awaitable[None]) -> None:
         """Run the actors and the named tasks until the first of the tasks ends, then close all."""

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from learner.config.lora import LoraConfig
 from learner.disk_wait import write_text, write_whole
 from learner.engine.tensor_parts import in_files
 from learner.model import lora
@@ -64,18 +63,11 @@ def merge_adapter(folder: Path) -> None:
     Raises:
         InputError: The adapter, or the model that it names, cannot be loaded.
     """
-    settings, tensors = lora.read_adapter(folder)
-    config = LoraConfig(
-        rank=settings["r"],
-        alpha=settings["lora_alpha"],
-        rslora=settings["use_rslora"],
-        targets=tuple(settings["target_modules"]),
-        path=str(folder),
-    )
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    path = settings["base_model_name_or_path"]
-    model = load_policy(path, LogprobOptions(chunk=1), dtype=dtype, attention="sdpa").model
-    lora.add_adapter(model, config, seed=0)
+    adapter = lora.read_adapter(folder)
+    dtype = str(next(iter(adapter.tensors.values())).dtype).removeprefix("torch.")
+    options = LogprobOptions(chunk=1)
+    model = load_policy(adapter.base, options, dtype=dtype, attention="sdpa").model
+    lora.add_adapter(model, adapter.config, seed=0)
     write_config(model, folder)
     write_weights(model, ((one.name, one.value()) for one in lora.weights(model)), folder)
     for file in (lora.CONFIG_FILE, lora.WEIGHTS_FILE):

@@ -6,7 +6,7 @@ Weights keep the names here that they have without an adapter.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,17 @@ class Weight(NamedTuple):
         """Return the tensor, with its factors merged in; else a view."""
         weight, *factors = (parameter.detach() for parameter in self.parameters)
         return merge(weight, *factors, self.scale) if factors else weight
+
+
+class Adapter(NamedTuple):
+    """An adapter as a folder has it."""
+
+    config: LoraConfig
+    """Its form; `path` is the folder."""
+    base: str
+    """Folder or hub name of the model that it was trained on."""
+    tensors: dict[str, Tensor]
+    """Factors by PEFT's names."""
 
 
 def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
@@ -83,13 +94,13 @@ def _targets(model: Any, config: LoraConfig) -> list[str]:
 
 def _begin_with(model: Any, config: LoraConfig, folder: Path) -> None:
     """Replace the factors by those of an adapter folder."""
-    settings, tensors = read_adapter(folder)
-    wanted = {"r": config.rank, "lora_alpha": config.alpha, "use_rslora": config.rslora}
-    stored = {name: settings.get(name) or False for name in wanted}
-    if stored != wanted or settings.get("alpha_pattern"):
-        raise InputError(f"lora.path = {str(folder)!r} has {stored}, and the recipe {wanted}")
+    stored = read_adapter(folder)
+    form = {"rank", "alpha", "rslora"}
+    has, wanted = (one.model_dump(include=form) for one in (stored.config, config))
+    if has != wanted:
+        raise InputError(f"lora.path = {str(folder)!r} has {has}, and the recipe {wanted}")
     own = {name: parameter for name, (parameter,), _ in factors(model)}
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
     if shapes != {name: parameter.shape for name, parameter in own.items()}:
         others = sorted(shapes.keys() ^ own.keys()) or sorted(own)
         raise InputError(
@@ -97,18 +108,30 @@ def _begin_with(model: Any, config: LoraConfig, folder: Path) -> None:
             f"of {model.name_or_path!r}: {', '.join(others[:3])}"
         )
     for name, parameter in own.items():
-        parameter.data.copy_(tensors[name])
+        parameter.data.copy_(stored.tensors[name])
 
 
-def read_adapter(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-    """Return the settings and the tensors of an adapter folder, as PEFT names them.
+def read_adapter(folder: Path) -> Adapter:
+    """Read an adapter folder, as PEFT writes it.
 
     Raises:
-        InputError: A file is missing or damaged.
+        InputError: A file is missing or damaged, or single layers have a scale of their own.
     """
     try:
-        return json.loads((folder / CONFIG_FILE).read_text()), load_file(folder / WEIGHTS_FILE)
-    except (OSError, ValueError, SafetensorError) as error:
+        settings = json.loads((folder / CONFIG_FILE).read_text())
+        targets = settings["target_modules"]
+        if settings.get("alpha_pattern"):
+            raise ValueError("its alpha_pattern gives single layers a scale of their own")
+        config = LoraConfig(
+            rank=settings["r"],
+            alpha=settings["lora_alpha"],
+            rslora=settings.get("use_rslora", False),
+            targets=tuple(targets) if isinstance(targets, list) else "all-linear",
+            path=str(folder),
+        )
+        tensors = load_file(folder / WEIGHTS_FILE)
+        return Adapter(config, settings["base_model_name_or_path"], tensors)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(
             f"no adapter can be read from {str(folder)!r}, which needs {CONFIG_FILE} and "
             f"{WEIGHTS_FILE}: {error}"
