@@ -84,10 +84,10 @@ def _targets(model: Any, config: LoraConfig) -> list[str]:
     linear = {name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)}
     targets = linear if config.targets == "all-linear" else set(config.targets)
     if not targets or targets - linear:
+        missing, present = (", ".join(sorted(names)) for names in (targets - linear, linear))
         raise InputError(
             f"lora.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
-            f"{', '.join(sorted(targets - linear))}; those that can have an adapter are "
-            f"{', '.join(sorted(linear)) or 'none'}"
+            f"{missing or 'at all'}; those that can have an adapter are {present or 'none'}"
         )
     return sorted(targets)
 
