@@ -2,8 +2,17 @@
 
 import pytest
 import torch
-from adapter_ranks import BUDGETS, OBJECTIVES, gradients, objectives, published, resumed
+from adapter_ranks import (
+    BUDGETS,
+    OBJECTIVES,
+    frozen,
+    gradients,
+    objectives,
+    published,
+    resumed,
+)
 from rank_processes import COMBINATIONS, spawn
+from rollouts import random_groups
 from safetensors import safe_open
 
 from learner.config.learner import LearnerConfig, TinyModelConfig
@@ -14,6 +23,7 @@ from learner.model.logprobs import LogprobOptions
 from learner.model.policy import build_tiny, load_policy
 from learner.ranks.rank import Rank
 from learner.ranks.spec import LearnerSpec
+from queues.schema import encode
 from tests.learner.model.architectures import write
 from weight_sync.config import WeightSyncConfig
 
@@ -57,6 +67,7 @@ def by_ranks(work, model_path, adapter, tmp_path_factory):
     return results
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_do_not_depend_on_ranks_and_zero_stage(
     model_path, adapter, tmp_path_factory
 ):
@@ -92,7 +103,7 @@ def test_every_kind_of_objective_has_one_gradient(model_path, adapter, tmp_path_
     assert float((without[0] - held[0]).norm() / held[0].norm()) < 1e-6
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[1, 2])
 def interrupted(model_path, adapter, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("checkpoints")
     file = folder / "results.pt"
@@ -100,6 +111,7 @@ def interrupted(model_path, adapter, tmp_path_factory, request):
     return folder, torch.load(file, weights_only=True)
 
 
+@pytest.mark.slow
 def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_same(interrupted):
     folder, results = interrupted
     for stage, dtype in COMBINATIONS:
@@ -137,6 +149,29 @@ def loaded(model_path, **settings):
     return Rank(
         LearnerSpec(config=config, model_path=model_path, seed=0, steps=4, weight_sync=weight_sync)
     )
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_factors_alone_are_trained_and_saved_and_gone_on_with(model_path, tmp_path, stage):
+    settings = {"zero_stage": stage, "learning_rate": 1e-2, "kl": {"coefficient": 0.1}}
+    rank = loaded(model_path, **settings)
+    before = frozen(rank)
+    batches = [[encode(group) for group in random_groups(seed=v, version=v)] for v in (0, 1)]
+    first = rank.update(batches[0], 0)
+    assert first.reference_kl == pytest.approx(0.0, abs=1e-7)
+    rank.engine.save(tmp_path)
+    last = rank.update(batches[1], 1)
+    assert last.reference_kl > 1e-4
+    assert all(torch.equal(one, before[name]) for name, one in frozen(rank).items())
+    trained = {name: tensor.clone() for name, tensor in rank.weights()}
+    rank.close()
+    assert len(trained) == FACTORS
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    rank = loaded(model_path, **settings)
+    rank.engine.load(tmp_path)
+    rank.update(batches[1], 1)
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in rank.weights())
+    rank.close()
 
 
 def test_transports_that_write_into_the_engine_are_given_whole_weights(model_path):
