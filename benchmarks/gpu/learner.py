@@ -67,6 +67,10 @@ class PlainEngine:
         columns = (token_ids, position_ids) if wanted is None else (token_ids, position_ids, wanted)
         return Forward(*self._policy(*(column.to(self.device) for column in columns)))
 
+    def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
+        """See `TrainEngine.base_logprobs`; there is no adapter."""
+        return self.forward(token_ids, position_ids, wanted).logprobs
+
     def backward(self, loss: Tensor) -> None:
         """See `Trainable.backward`."""
         torch.autograd.backward(loss)

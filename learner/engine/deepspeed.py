@@ -238,7 +238,7 @@ class DeepSpeedEngine:
         return self._gathered(lora.weights(self._engine.module.model))
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """See `TrainEngine.adapter`; gathers as `weights` does."""
+        """Yield the factors of the adapter alone, by PEFT's names; otherwise as `weights`."""
         return self._gathered(lora.factors(self._engine.module.model))
 
     def _gathered(self, weights: Iterable[lora.Weight]) -> Iterator[tuple[str, Tensor]]:

@@ -133,10 +133,6 @@ class TrainEngine(Trainable, Protocol):
         """
         ...
 
-    def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the factors of its adapter alone, by PEFT's names; otherwise as `weights`."""
-        ...
-
     def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Compute the log-probabilities [N] of `forward` without its adapter. Collective."""
         ...

@@ -35,8 +35,10 @@ class Weight(NamedTuple):
 
     def value(self) -> Tensor:
         """Return the tensor, with its factors merged in; else a view."""
-        weight, *factors = (parameter.detach() for parameter in self.parameters)
-        return merge(weight, *factors, self.scale) if factors else weight
+        if len(self.parameters) == 1:
+            return self.parameters[0].detach()
+        weight, a, b = (parameter.detach() for parameter in self.parameters)
+        return merge(weight, a, b, self.scale)
 
 
 class Adapter(NamedTuple):
