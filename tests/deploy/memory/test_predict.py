@@ -37,6 +37,7 @@ def checked(config):
     ("name", "model", "learner", "actor", "node"),
     [
         ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 12.4, 7.7, 11.6),
+        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.1, 39.5, 21.9),
         ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 66.1, 71.1, 48.2),
         ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 55.6, 71.1, 138.6),
         ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 41.4, 71.1, 192),
