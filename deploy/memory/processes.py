@@ -32,8 +32,11 @@ BUCKET = 500_000_000
 GATHERED = 1_000_000_000
 """Weights that ZeRO 3 gathers beside a layer, at most a twentieth of the model, and that it
 steps at a time."""
-TRANSFER = 1 * GIB
-"""[E] Buffers of vLLM's own transports, `nccl` and `ipc`."""
+TRANSFERS = {"nccl": 4, "ipc": 2}
+"""Copies of the largest tensor in the buffers of vLLM's own transports: `nccl` fills two in turn,
+each with what it joins."""
+SPARE_BYTES = 1 * GIB
+"""Memory of a GPU that is left free beside staged weights."""
 ENGINE_WORK = 2 * GIB
 """[E] Activations, CUDA graphs and communicators of a worker of an engine."""
 
@@ -46,6 +49,8 @@ class ModelSizes:
     """Weights, tied ones once."""
     largest_layer: int
     """Weights of the largest transformer block."""
+    largest_tensor: int
+    """Weights of the largest tensor."""
     activations: int
     """Bytes that autograd keeps from the forward to the backward pass."""
     passing: int
@@ -121,11 +126,13 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     if gpu:
         passing["fragments"] = FRAGMENTS * total(passing)
     training = held | _larger(step, passing)
-    shares = learner.ranks if learner.zero_stage == 3 else 1
+    shares = learner.ranks if learner.zero_stage == 3 and not learner.uses_reference else 1
     loading = {"weights as loaded": itemsize * sizes.parameters / shares}
     kept = 3 if config.weight_sync.codec == "delta" else 2
     copies = {"versions": kept * wire_bytes(config, sizes)}
     staged = config.weight_sync.staged
+    transferred = TRANSFERS.get(config.weight_sync.transport, 0) * wire_bytes(config, sizes)
+    transferred *= sizes.largest_tensor / sizes.parameters
     if not gpu:
         host = {"libraries": LEARNER_BASE, **training, **stepped}
         return Process("learner", learner.ranks, host, {}, 0, first=copies)
@@ -135,7 +142,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped)},
         {
             "CUDA": CONTEXT,
-            **({} if staged else {"transfer": TRANSFER}),
+            **({} if staged else {"transfer": max(float(GIB), transferred)}),
             **_larger(training, loading),
         },
         learner.gpus,
@@ -216,12 +223,24 @@ def engine(
     rollout = served.kv_token * served.context / workers
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
-    cache, note = rollout, ""
+    left, notes = 0.0 if card is None else card * (1 - actors.gpu_memory_share) - CONTEXT, []
+    if config.weight_sync.staged:
+        host["next version"] = weights
+        # As `weight_sync.vllm.device_memory` does, which others of the GPU may forestall.
+        if actors.gpus >= 1 and left > weights / workers + SPARE_BYTES:
+            device["staged weights"] = weights / workers
+        else:
+            host["staged weights"] = weights
+            notes.append("updates come from host memory")
+    cache = rollout
     if card is not None:
-        cache = max(rollout, actors.gpu_memory_share * card - total(device))
+        own = device["weights"] + device["work"]
+        cache = max(rollout, actors.gpu_memory_share * card - own)
         fit = int(cache / rollout)
         note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
         if fit < actors.max_concurrent_rollouts:
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
+        notes.insert(0, note)
     device["KV cache"] = cache
+    note = "; ".join(notes)
     return Process("actor", actors.count, host, device, actors.gpus, mapped=mapped, note=note)

@@ -33,7 +33,7 @@ from learner.model.shared_weights import each_loaded, shape_of
 
 OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
-GATHER_BYTES = 64 * 2**20
+GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 HEADS = ("score.weight", "value_head.weight")
 """Heads of critics, whose updates Muon does not orthogonalise."""
