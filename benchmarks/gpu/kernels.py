@@ -213,7 +213,7 @@ def _pass(size: Size, device: torch.device, *, checkpoints: bool) -> dict[str, f
 
 
 def ipc(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield if another process reads a tensor above 1 GiB by its handle, and in how many seconds."""
+    """Yield if another process reads a tensor above 1 GiB by its handle, and its seconds."""
     nbytes = LARGE_BYTES if device.type == "cuda" else 2**20
     tensor = torch.arange(nbytes // 4, dtype=torch.int32, device=device)
     context = torch.multiprocessing.get_context("spawn")

@@ -106,6 +106,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     """Return the ranks; the first publishes, and has two versions in turn for that."""
     learner = config.learner
     gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
+    shares = learner.ranks if learner.zero_stage == 3 else 1
     models = [sizes] if critic is None else [sizes, critic]
     held, step = (
         _added([_states(learner, model.parameters) for model in models]),
@@ -116,7 +117,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         stepped = {part: size for part, size in held.items() if part != "weights"} | step
         held, step = {"weights": held["weights"]}, {}
     if learner.uses_reference:
-        held["reference"] = itemsize * sizes.parameters
+        held["reference"] = itemsize * sizes.parameters / shares
     larger = max(models, key=lambda model: model.activations + model.passing)
     passing: dict[str, float] = {
         "activations": larger.activations,
@@ -126,7 +127,6 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     if gpu:
         passing["fragments"] = FRAGMENTS * total(passing)
     training = held | _larger(step, passing)
-    shares = learner.ranks if learner.zero_stage == 3 and not learner.uses_reference else 1
     loading = {"weights as loaded": itemsize * sizes.parameters / shares}
     kept = 3 if config.weight_sync.codec == "delta" else 2
     copies = {"versions": kept * wire_bytes(config, sizes)}

@@ -150,6 +150,15 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return self
 
     @model_validator(mode="after")
+    def _a_reference_that_ranks_share_stays(self) -> Self:
+        if self.zero_stage == 3 and self.kl is not None and self.kl.refresh_every is not None:
+            raise ValueError(
+                f"kl.refresh_every = {self.kl.refresh_every} needs zero_stage 0, 1 or 2, not 3, by "
+                "which ranks share the reference too; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(

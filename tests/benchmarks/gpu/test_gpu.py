@@ -17,7 +17,6 @@ from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
 from deploy.runtime.machine import output_of
 
-
 KERNELS = ("transfers", "attention", "head", "memory", "ipc")
 ZERO = ("zero1", "zero2", "zero3")
 
@@ -29,9 +28,9 @@ def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     found = {part: suite.missing(part, "cuda") for part in suite.NEEDS}
     assert found == {
-        **dict.fromkeys(("packing", "learner", "lag", *KERNELS), []),
-        **dict.fromkeys(("generation", "pause"), ["vllm"]),
-        **dict.fromkeys(ZERO, ["deepspeed"]),
+        **{part: [] for part in ("packing", "learner", "lag", *KERNELS)},
+        **{part: ["vllm"] for part in ("generation", "pause")},
+        **{part: ["deepspeed"] for part in ZERO},
     }
     assert suite.missing("pause", "cpu") == ["vllm", "GPU"]
 
