@@ -62,8 +62,8 @@ def _prepare() -> None:
 def sharing(zero_stage: int) -> Iterator[None]:
     """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
 
-    Each tensor is read by rank 0 and scattered before the next is read, so that no rank ever holds
-    a whole model.
+    Each tensor is read, and that of rank 0 scattered, before the next is read, so that no rank ever
+    holds a whole model.
     """
     if zero_stage < 3:
         yield
