@@ -27,7 +27,7 @@ CONTEXT = 1 * GIB
 """[E] CUDA context and communicators of a process on its GPU."""
 FRAGMENTS = 0.1
 """[E] Share of a pass that torch's allocator holds and cannot use."""
-BUCKET = 500_000_000
+BUCKET = 100_000_000
 """Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`."""
 GATHERED = 1_000_000_000
 """Weights that ZeRO 3 gathers beside a layer, at most a twentieth of the model, and that it
@@ -189,13 +189,14 @@ def _step(learner: LearnerConfig, parameters: int) -> float:
 def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what DeepSpeed needs in a backward pass beside activations."""
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
-    half, ranks = itemsize < 4, learner.ranks
+    cast = 4.0 if itemsize < 4 else 0.0
+    summed = cast if learner.ranks > 1 else 0.0  # in float32
     parts = {}
     if stage:
         size = {
             1: 4.0,  # of float32, as the gradients that it will reduce
-            2: itemsize + (4.0 if half and ranks > 1 else 0.0),  # and a copy, to be summed
-            3: 2 * itemsize + (4.0 / ranks if half else 0.0),  # in order, and then the rank's share
+            2: itemsize + summed,
+            3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
         parts["bucket"] = size * min(model.parameters, BUCKET)
     if stage == 3 and learner.ranks > 1:

@@ -36,7 +36,7 @@ OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
-BUCKET_ELEMENTS = 500_000_000
+BUCKET_ELEMENTS = 100_000_000
 """Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
 pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
@@ -148,8 +148,6 @@ class DeepSpeedEngine:
                 "stage3_max_reuse_distance": live,
                 "stage3_prefetch_bucket_size": live // 2,
             }
-        # Else ranks sum gradients in bfloat16, as they do at stage 3, where that takes less.
-        sums_whole = zero_stage < 3 and self.ranks > 1
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -164,7 +162,8 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
-                **({"communication_data_type": "fp32"} if sums_whole else {}),
+                # Else ranks sum gradients in bfloat16.
+                **({"communication_data_type": "fp32"} if self.ranks > 1 else {}),
                 "optimizer": optimizer,
             },
         )
