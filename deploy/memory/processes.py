@@ -28,7 +28,8 @@ CONTEXT = 1 * GIB
 FRAGMENTS = 0.1
 """[E] Share of a pass that torch's allocator holds and cannot use."""
 BUCKET = 100_000_000
-"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`."""
+"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`, but for a tensor that
+is larger."""
 GATHERED = 1_000_000_000
 """Weights that ZeRO 3 gathers beside a layer, at most a twentieth of the model, and that it
 steps at a time."""
@@ -198,7 +199,7 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
             2: itemsize + summed,
             3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
-        parts["bucket"] = size * min(model.parameters, BUCKET)
+        parts["bucket"] = size * max(min(model.parameters, BUCKET), model.largest_tensor)
     if stage == 3 and learner.ranks > 1:
         gathered = min(GATHERED, model.parameters // 20) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)
