@@ -94,22 +94,25 @@ def attention(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[
             return output
 
         def one_by_one(columns: list[Tensor] = columns, lengths: list[int] = lengths) -> Tensor:
-            parts = zip(*(column.split(lengths, dim=2) for column in columns), strict=True)
+            parts = zip(*(torch.split(column, lengths, dim=2) for column in columns), strict=True)
             attend = torch.nn.functional.scaled_dot_product_attention
-            outputs = [attend(*part, is_causal=True, enable_gqa=True) for part in parts]
+            outputs = [
+                attend(query, key, value, is_causal=True, enable_gqa=True)
+                for query, key, value in parts
+            ]
             return torch.cat(outputs, dim=2).transpose(1, 2)
 
-        found = {}
-        gradients = []
+        found, gradients = {}, []
         for way in (at_once, one_by_one):
-            found[way.__name__] = timed(device, rounds, lambda way=way: way().sum().backward())
-            for column in columns:
-                column.grad = None
-            output = way()
-            output.sum().backward()
-            gradients.append([output.detach(), *(column.grad for column in columns)])
-            for column in columns:
-                column.grad = None
+
+            def both(
+                way: Callable[[], Tensor] = way, columns: list[Tensor] = columns
+            ) -> list[Tensor]:
+                output = way()
+                return [output.detach(), *torch.autograd.grad(output.sum(), columns)]
+
+            found[way.__name__] = timed(device, rounds, both)
+            gradients.append(both())
         apart = [_difference(*pair) for pair in zip(*gradients, strict=True)]
         figures[f"mean {mean}"] = {
             **found,

@@ -81,6 +81,21 @@ def sharing(zero_stage: int) -> Iterator[None]:
         yield
 
 
+def _elements(module: nn.Module) -> int:
+    return sum(shape_of(parameter).numel() for parameter in module.parameters())
+
+
+def _gathering(elements: int) -> dict[str, int]:
+    """Return how much ZeRO 3 gathers of a module with so many weights."""
+    live = min(LIVE_ELEMENTS, elements // 20)
+    return {
+        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_prefetch_bucket_size": live // 2,
+    }
+
+
 def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor, ...]]:
     """Return a frozen policy that was loaded under `sharing`, as a function of columns. Collective.
 
@@ -90,10 +105,7 @@ def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor
         model=policy,
         config={
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {
-                "stage": 3,
-                "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-            },
+            "zero_optimization": {"stage": 3, **_gathering(_elements(policy))},
             "bf16": {"enabled": dtype == "bfloat16"},
         },
     )
@@ -135,19 +147,13 @@ class DeepSpeedEngine:
         self._zero_stage = zero_stage
         self.steps_taken = 0
         optimizer = optimizer_section(config, module)
-        elements = sum(shape_of(parameter).numel() for parameter in module.parameters())
+        elements = _elements(module)
         zero: dict[str, Any] = {
             "stage": zero_stage,
             "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
         }
         if zero_stage == 3:
-            live = min(LIVE_ELEMENTS, elements // 20)
-            zero |= {
-                "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-                "stage3_max_live_parameters": live,
-                "stage3_max_reuse_distance": live,
-                "stage3_prefetch_bucket_size": live // 2,
-            }
+            zero |= _gathering(elements)
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(

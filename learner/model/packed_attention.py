@@ -169,6 +169,7 @@ def _attend_at_once(
     if not GROUPS_HEADS:
         groups = query.shape[1] // key.shape[1]
         key, value = (column.repeat_interleave(groups, dim=1) for column in (key, value))
+    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     ends = list(itertools.accumulate(lengths, initial=0))
     offsets = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
     attended = varlen_attn(
@@ -181,7 +182,7 @@ def _attend_at_once(
         max(lengths),
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        **({"enable_gqa": query.shape[1] != key.shape[1]} if GROUPS_HEADS else {}),
+        **grouped,
     )
     assert isinstance(attended, Tensor), "no auxiliary outputs were asked for"
     return attended[None]
