@@ -75,7 +75,7 @@ class VllmEngine:
             from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
 
-            # On GPUs vLLM batches eight times as many tokens for its offline class as otherwise.
+            # On GPUs vLLM batches several times as many tokens for its offline class as otherwise.
             offline = self._spec.config.gpus > 0
             usage = UsageContext.LLM_CLASS if offline else UsageContext.ENGINE_CONTEXT
             try:

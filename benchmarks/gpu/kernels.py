@@ -1,4 +1,4 @@
-"""What single operations of the learner and of weight updates cost on a GPU, and that they agree.
+"""Times of single operations of the learner and of weight updates on a GPU, compared in values too.
 
 Every part yields its figures so far. Seconds are the least of `rounds`.
 """
