@@ -82,6 +82,7 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained=sum(one.numel() for one in model.parameters() if one.requires_grad),
+        largest_tensor=max(parameter.numel() for parameter in model.parameters()),
         largest_layer=max(blocks, default=0),
         activations=activations,
         passing=peak - activations,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from learner.config.optimizer import OptimizerConfig
+from learner.config.optimizer import Dtype, OptimizerConfig
 from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
@@ -35,9 +35,9 @@ from learner.model.shared_weights import each_loaded, shape_of
 
 OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
-GATHER_BYTES = 64 * 2**20
+GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
-BUCKET_ELEMENTS = 500_000_000
+BUCKET_ELEMENTS = 100_000_000
 """Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
 pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
@@ -63,8 +63,8 @@ def _prepare() -> None:
 def sharing(zero_stage: int) -> Iterator[None]:
     """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
 
-    Each tensor is read by rank 0 and scattered before the next is read, so that no rank ever holds
-    a whole model.
+    Each tensor is read, and that of rank 0 scattered, before the next is read, so that no rank ever
+    holds a whole model.
     """
     if zero_stage < 3:
         yield
@@ -80,6 +80,47 @@ def sharing(zero_stage: int) -> Iterator[None]:
 
     with each_loaded(share):
         yield
+
+
+def _elements(module: nn.Module, *, trained: bool = False) -> int:
+    """Return how many weights a module has, or only those with gradients."""
+    return sum(
+        shape_of(parameter).numel()
+        for parameter in module.parameters() if parameter.requires_grad or not trained
+    )  # fmt: skip
+
+
+def _gathering(elements: int) -> dict[str, int]:
+    """Return how much ZeRO 3 gathers of a module with so many weights."""
+    live = min(LIVE_ELEMENTS, elements // 20)
+    return {
+        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_prefetch_bucket_size": live // 2,
+    }
+
+
+def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a frozen policy that was loaded under `sharing`, as a function of columns. Collective.
+
+    Weights are gathered for each layer as it is computed.
+    """
+    engine, *_ = deepspeed.initialize(
+        model=policy,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 3, **_gathering(_elements(policy))},
+            "bf16": {"enabled": dtype == "bfloat16"},
+        },
+    )
+    weight = policy.model.get_output_embeddings().weight
+    deepspeed.zero.register_external_parameter(policy, weight)
+    for buffer in policy.buffers():
+        buffer.data = buffer.data.to(engine.device)
+    attend_packed(policy.model)
+    run: Callable[..., tuple[Tensor, ...]] = engine
+    return run
 
 
 class DeepSpeedEngine:
@@ -112,22 +153,12 @@ class DeepSpeedEngine:
         self._adapted = any(True for _ in lora.factors(module))
         self.steps_taken = 0
         optimizer = optimizer_section(config, module)
-        sizes = [(shape_of(one).numel(), one.requires_grad) for one in module.parameters()]
-        elements, trained = sum(n for n, _ in sizes), sum(n for n, steps in sizes if steps)
         zero: dict[str, Any] = {
             "stage": zero_stage,
-            "reduce_bucket_size": min(BUCKET_ELEMENTS, trained),
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, _elements(module, trained=True)),
         }
         if zero_stage == 3:
-            live = min(LIVE_ELEMENTS, elements // 20)
-            zero |= {
-                "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-                "stage3_max_live_parameters": live,
-                "stage3_max_reuse_distance": live,
-                "stage3_prefetch_bucket_size": live // 2,
-            }
-        # Else ranks sum gradients in bfloat16, as they do at stage 3, where that takes less.
-        sums_whole = zero_stage < 3 and self.ranks > 1
+            zero |= _gathering(_elements(module))
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -142,7 +173,8 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
-                **({"communication_data_type": "fp32"} if sums_whole else {}),
+                # Else ranks sum gradients in bfloat16.
+                **({"communication_data_type": "fp32"} if self.ranks > 1 else {}),
                 "optimizer": optimizer,
             },
         )

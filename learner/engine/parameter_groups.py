@@ -1,4 +1,4 @@
-"""The parameters that an optimizer steps: which of them together, and by which rule."""
+"""The parameters of a module by learning rate, weight decay and optimizer, for DeepSpeed."""
 
 from collections.abc import Mapping
 from typing import Any
