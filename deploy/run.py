@@ -13,7 +13,7 @@ what a batch teaches, `weight_sync` how weights travel.
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import ray
 
@@ -153,7 +153,7 @@ class Run:
             )
 
     async def start(self) -> None:
-        """Load the model in the learner and in every engine at once.
+        """Load the model in the learner and in every engine, at once or, on a shared GPU, in turn.
 
         Raises:
             RunFailed: Not all were ready within deploy.start_timeout_seconds.
@@ -161,13 +161,16 @@ class Run:
         config, console = self.context.config, self.context.console
         model_path = self.context.inputs.model_path
         console.say(f"the learner and {config.actors.count} actor(s) load {model_path}")
+        # Engines first: one that shares a GPU takes memory by what is free while it starts.
         loading = {
+            **{actor.name: actor.start() for actor in self.processes.actors},
             "learner": self.processes.learner.start(),
             **{service.name: service.start() for service in self.processes.services},
-            **{actor.name: actor.start() for actor in self.processes.actors},
         }
+        shared = any(0 < role.gpus < 1 for role in (config.actors, config.learner))
+        turn = asyncio.Lock() if shared else nullcontext()
         self.starting = {*loading, "the run"}
-        tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
+        tasks = [named(name, self.announce(name, ready, turn)) for name, ready in loading.items()]
         if self.exporter is not None:
             console.say(f"metrics: http://{self.exporter.address}/targets")
             tasks += [named(name, serving) for name, serving in self.targets.serve()]
@@ -186,9 +189,12 @@ class Run:
                 message += f"; Ray has not placed {', '.join(unplaced)}: see {look}"
             raise RunFailed(message) from None
 
-    async def announce(self, name: str, ready: Awaitable[object]) -> None:
+    async def announce(
+        self, name: str, ready: Awaitable[object], turn: AbstractAsyncContextManager[object]
+    ) -> None:
         """Print a line when a process is ready; an actor that was given up answers False."""
-        answer = await ready
+        async with turn:
+            answer = await ready
         self.starting.discard(name)
         if answer is not False:
             self.context.console.say(f"{name} is ready")

@@ -39,6 +39,10 @@ MEMBERS = {
     ),
     "vllm.outputs:CompletionOutput": "token_ids logprobs weight_versions finish_reason",
     "ray.util.placement_group:PlacementGroup": "wait",
+    "deepspeed.runtime.zero.partition_parameters:Init": "_convert_to_zero_parameters",
+    "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3": (
+        "empty_partition_cache grad_position get_param_id"
+    ),
     "deepspeed.runtime.engine:DeepSpeedEngine": (
         "backward step get_global_grad_norm gradient_clipping destroy"
     ),

@@ -72,10 +72,16 @@ class VllmEngine:
             arguments = engine_arguments(self._spec, self._max_model_len)
             from vllm import AsyncEngineArgs
             from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+            from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
 
+            # On GPUs vLLM batches several times as many tokens for its offline class as otherwise.
+            offline = self._spec.config.gpus > 0
+            usage = UsageContext.LLM_CLASS if offline else UsageContext.ENGINE_CONTEXT
             try:
-                self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                self._engine = AsyncLLM.from_engine_args(
+                    AsyncEngineArgs(**arguments), usage_context=usage
+                )
             except (ValueError, OSError, RuntimeError) as error:
                 raise self._start_error(error, printed()) from error
         if self._spec.log is not None:

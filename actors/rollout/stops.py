@@ -78,10 +78,10 @@ def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool =
             f"actors.stop has the id {unknown[0]}, and the tokenizer has ids up to {largest}"
         )
     strings = tuple(value for value in ids if isinstance(value, str))
-    for stop, text in itertools.product(strings, special):
-        if text in stop:
+    for string, text in itertools.product(strings, special):
+        if text in string:
             raise InputError(
-                f"actors.stop has {stop!r}, which would never be seen: texts of messages are "
+                f"actors.stop has {string!r}, which would never be seen: texts of messages are "
                 f"without special tokens such as {text!r}, which can only be a stop by itself"
             )
     numbers = tuple(value for value in ids if isinstance(value, int))

@@ -42,7 +42,12 @@ def of_prompts(prompts: Sequence[Prompt]) -> str:
 
 def of_files(options: Any) -> dict[str, str]:
     """Return size and checksum of every file that options name, by its path."""
-    return {text: checksum_of(Path(text).expanduser()) for text in sorted(set(_files(options)))}
+    return {text: _of_file(text) for text in sorted(set(_files(options)))}
+
+
+def _of_file(text: str) -> str:
+    size, _, digest = checksum_of(Path(text).expanduser()).partition("-")
+    return f"{size} bytes, {digest}"
 
 
 def _files(options: Any) -> Iterator[str]:

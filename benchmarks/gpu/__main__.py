@@ -1,4 +1,4 @@
-"""Benchmarks of one GPU in at most eight minutes: packing, learner, lag, generation, pause.
+"""Benchmarks of one GPU in at most ten minutes: kernels, memory, learner, generation, pause.
 
     python -m benchmarks.gpu [--sizes 0.5b 1.5b] [--device cuda] [--output gpu.json]
 
@@ -24,11 +24,13 @@ from typing import Any
 from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.synthetic_load import SIZES
 
-SECONDS = 470.0
+SECONDS = 590.0
 """Deadline of all parts together."""
 LEARNER = ("torch", "transformers", "numpy", "pydantic")
 NEEDS = {
     "packing": (),
+    **dict.fromkeys(("transfers", "attention", "head", "memory", "ipc"), (*LEARNER, "xxhash")),
+    **dict.fromkeys(("zero1", "zero2", "zero3"), (*LEARNER, "xxhash", "deepspeed")),
     "learner": LEARNER,
     "lag": LEARNER,
     "generation": ("torch", "transformers", "vllm"),
@@ -40,7 +42,10 @@ ENDS = ("not_run", "failed", "part_seconds")
 """Figures of every part; the others are in the record alone."""
 ON_GPUS = ("generation", "pause")
 """Parts that a trial on a CPU leaves out."""
-WEIGHTS = {"packing": 1, "learner": 4, "lag": 2, "generation": 5, "pause": 4}
+WEIGHTS = {
+    "packing": 1, "transfers": 1, "attention": 1, "head": 1, "memory": 1, "ipc": 1,
+    "zero1": 2, "zero2": 2, "zero3": 2, "learner": 4, "lag": 2, "generation": 5, "pause": 4,
+}  # fmt: skip
 """Weights by which parts share the time that is left."""
 
 
@@ -57,6 +62,9 @@ def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
     """Return parts and sizes, the most important ones first; parts that may fail are last."""
     return [
         ("packing", ""),
+        *((part, sizes[-1]) for part in ("transfers", "attention", "head", "memory")),
+        ("ipc", ""),
+        *((part, sizes[0]) for part in ("zero1", "zero2", "zero3")),
         *(("learner", size) for size in sizes),
         ("lag", sizes[0]),
         *(("generation", size) for size in sizes),
@@ -89,11 +97,19 @@ def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[
         from benchmarks.gpu.generation import generation
 
         return generation(size, where)
+    from benchmarks.gpu import kernels
     from benchmarks.gpu.learner import sample_size_by_lag, utilisation
 
-    if part == "learner":
-        return utilisation(size, where, rounds=rounds)
-    return sample_size_by_lag(size, where)
+    if part == "ipc":
+        return kernels.ipc(where)
+    if part == "memory":
+        return kernels.memory(size, where)
+    if part.startswith("zero"):
+        return kernels.zero(size, where, int(part.removeprefix("zero")))
+    if part == "lag":
+        return sample_size_by_lag(size, where)
+    ways = {"learner": utilisation, **{one.__name__: one for one in kernels.TIMED}}
+    return ways[part](size, where, rounds=rounds)
 
 
 def pause(size: str) -> Iterator[Record]:

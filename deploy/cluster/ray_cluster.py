@@ -23,6 +23,8 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
 from deploy.runtime.signals import deferred, without_hangups
 
+NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+"""Variable by which Ray hides all GPUs from processes that have reserved none."""
 VERSIONS_SECONDS = 60.0
 """Deadline of the nodes' answers, which have to start their first process."""
 
@@ -44,13 +46,16 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
         InputError: No cluster answers at the address, or its nodes lack what the run needs.
         RunFailed: Ray did not start on this machine, or a node did not answer in time.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    os.environ.setdefault(NO_GPUS, "1")
     address = config.deploy.ray_address
     local = address == "local"
     with ExitStack() as own:
         options: dict[str, Any] = {}
-        if config.deploy.environment:
-            options["runtime_env"] = {"env_vars": dict(config.deploy.environment)}
+        variables = dict(config.deploy.environment)
+        if not local:  # whose processes do not inherit that of this one
+            variables = {NO_GPUS: "1", **variables}
+        if variables:
+            options["runtime_env"] = {"env_vars": variables}
         if local:
             own.enter_context(reaping_orphans())
             folder = own.enter_context(private_folder())

@@ -35,7 +35,8 @@ class Placements(BaseModel):
     model_config = SECTION
 
     learner: Placement | None = Field(default=None)
-    """A learner on other nodes than the driver needs the run's folder on a disk that they share."""
+    """A learner on other nodes than the driver needs `deploy.checkpoint_dir` on a disk that they
+    share."""
     actors: Placement | None = Field(default=None)
     reward_model: Placement | None = Field(default=None)
 
@@ -44,6 +45,7 @@ class NodeConfig(BaseModel):
     """Section `[deploy.node]`: what each node has, for the prediction of memory.
 
     What is not given is that of this machine if the run would be on it, and else not compared.
+    A run on this machine has no more than the machine, whatever is given.
     """
 
     model_config = SECTION

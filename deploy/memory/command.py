@@ -60,7 +60,7 @@ def check_memory(config: RunConfig, console: Console) -> Predicted | None:
 
 
 def capacity_of(config: RunConfig) -> Capacity:
-    """Return what `[deploy.node]` gives, and else this machine's if the run would be on it."""
+    """Return what `[deploy.node]` gives, but no more than this machine has if the run is on it."""
     node, actors, learner = config.deploy.node, config.actors, config.learner
     gpus, gpu = node.gpus, node.gpu_gib and node.gpu_gib * GIB
     host = node.memory_gib and node.memory_gib * GIB
@@ -68,11 +68,17 @@ def capacity_of(config: RunConfig) -> Capacity:
     here = visible_gpus()
     if config.deploy.ray_address != "local" or needed > here:
         return Capacity(gpus=gpus, gpu=gpu, host=host)
-    if gpu is None and needed:
+    if needed:
         import torch
 
-        gpu = float(torch.cuda.get_device_properties(0).total_memory)
-    return Capacity(gpus=gpus or here, gpu=gpu, host=host or psutil.virtual_memory().total)
+        own = float(torch.cuda.get_device_properties(0).total_memory)
+        gpu = own if gpu is None else min(gpu, own)
+    memory = psutil.virtual_memory().total
+    return Capacity(
+        gpus=here if gpus is None else min(gpus, here),
+        gpu=gpu,
+        host=memory if host is None else min(host, memory),
+    )
 
 
 def longest_sequence(config: RunConfig, path: str) -> int:

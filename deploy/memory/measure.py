@@ -75,6 +75,7 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
     ]  # fmt: skip
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        largest_tensor=max(parameter.numel() for parameter in model.parameters()),
         largest_layer=max(blocks, default=0),
         activations=activations,
         passing=peak - activations,

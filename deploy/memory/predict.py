@@ -106,9 +106,11 @@ def _nodes(
 ) -> Iterator[Node]:
     """Yield the nodes of a run; actors are on the learner's node where weights cannot leave it.
 
-    Published versions lie in shared memory: two on the learner's node, while one follows another.
+    Published versions lie in shared memory: two on each node, while one follows another, and a copy
+    of the newest in Ray's object store if it travels by that.
     """
-    published = {"published versions": 2 * version if config.weight_sync.staged else 0.0}
+    versions = 3 if config.weight_sync.transport == "object_store" else 2
+    published = {"published versions": versions * version if config.weight_sync.staged else 0.0}
     driver = {"driver, broker": float(DRIVER_BASE)}
     local = config.deploy.ray_address == "local"
     if local or (config.weight_sync.one_node and config.deploy.placement.actors is None):
@@ -144,6 +146,14 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
                 f"the {node.name} has {gib(capacity.host)} GiB of memory, and needs "
                 f"{gib(needed)}: {described(node.parts)}",
                 needed - capacity.host,
+            )
+        gpus = sum(one.count * one.gpus for one in node.processes)
+        if capacity.gpus is not None and gpus > capacity.gpus:
+            most = max(node.processes, key=lambda one: one.count * one.gpus)
+            yield Lack(
+                most.role,
+                f"the {node.name} has {capacity.gpus} GPUs, and needs {gpus:g}",
+                (gpus - capacity.gpus) * (capacity.gpu or GIB),
             )
         if capacity.gpu is None:
             continue

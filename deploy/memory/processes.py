@@ -27,13 +27,17 @@ CONTEXT = 1 * GIB
 """[E] CUDA context and communicators of a process on its GPU."""
 FRAGMENTS = 0.1
 """[E] Share of a pass that torch's allocator holds and cannot use."""
-BUCKET = 500_000_000
-"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`."""
+BUCKET = 100_000_000
+"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`, but for a tensor that
+is larger."""
 GATHERED = 1_000_000_000
 """Weights that ZeRO 3 gathers beside a layer, at most a twentieth of the model, and that it
 steps at a time."""
-TRANSFER = 1 * GIB
-"""[E] Buffers of vLLM's own transports, `nccl` and `ipc`."""
+TRANSFERS = {"nccl": 4, "ipc": 2}
+"""Copies of the largest tensor in the buffers of vLLM's own transports: `nccl` fills two in turn,
+each with what it joins."""
+SPARE_BYTES = 1 * GIB
+"""Memory of a GPU that is left free beside staged weights."""
 ENGINE_WORK = 2 * GIB
 """[E] Activations, CUDA graphs and communicators of a worker of an engine."""
 
@@ -46,6 +50,8 @@ class ModelSizes:
     """Weights, tied ones once."""
     largest_layer: int
     """Weights of the largest transformer block."""
+    largest_tensor: int
+    """Weights of the largest tensor."""
     activations: int
     """Bytes that autograd keeps from the forward to the backward pass."""
     passing: int
@@ -101,6 +107,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     """Return the ranks; the first publishes, and has two versions in turn for that."""
     learner = config.learner
     gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
+    shares = learner.ranks if learner.zero_stage == 3 else 1
     models = [sizes] if critic is None else [sizes, critic]
     held, step = (
         _added([_states(learner, model.parameters) for model in models]),
@@ -111,7 +118,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         stepped = {part: size for part, size in held.items() if part != "weights"} | step
         held, step = {"weights": held["weights"]}, {}
     if learner.uses_reference:
-        held["reference"] = itemsize * sizes.parameters
+        held["reference"] = itemsize * sizes.parameters / shares
     larger = max(models, key=lambda model: model.activations + model.passing)
     passing: dict[str, float] = {
         "activations": larger.activations,
@@ -121,11 +128,12 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     if gpu:
         passing["fragments"] = FRAGMENTS * total(passing)
     training = held | _larger(step, passing)
-    shares = learner.ranks if learner.zero_stage == 3 else 1
     loading = {"weights as loaded": itemsize * sizes.parameters / shares}
     kept = 3 if config.weight_sync.codec == "delta" else 2
     copies = {"versions": kept * wire_bytes(config, sizes)}
     staged = config.weight_sync.staged
+    transferred = TRANSFERS.get(config.weight_sync.transport, 0) * wire_bytes(config, sizes)
+    transferred *= sizes.largest_tensor / sizes.parameters
     if not gpu:
         host = {"libraries": LEARNER_BASE, **training, **stepped}
         return Process("learner", learner.ranks, host, {}, 0, first=copies)
@@ -135,7 +143,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped)},
         {
             "CUDA": CONTEXT,
-            **({} if staged else {"transfer": TRANSFER}),
+            **({} if staged else {"transfer": max(float(GIB), transferred)}),
             **_larger(training, loading),
         },
         learner.gpus,
@@ -182,15 +190,16 @@ def _step(learner: LearnerConfig, parameters: int) -> float:
 def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what DeepSpeed needs in a backward pass beside activations."""
     stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
-    half, ranks = itemsize < 4, learner.ranks
+    cast = 4.0 if itemsize < 4 else 0.0
+    summed = cast if learner.ranks > 1 else 0.0  # in float32
     parts = {}
     if stage:
         size = {
             1: 4.0,  # of float32, as the gradients that it will reduce
-            2: itemsize + (4.0 if half and ranks > 1 else 0.0),  # and a copy, to be summed
-            3: 2 * itemsize + (4.0 / ranks if half else 0.0),  # in order, and then the rank's share
+            2: itemsize + summed,
+            3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
-        parts["bucket"] = size * min(model.parameters, BUCKET)
+        parts["bucket"] = size * max(min(model.parameters, BUCKET), model.largest_tensor)
     if stage == 3 and learner.ranks > 1:
         gathered = min(GATHERED, model.parameters // 20) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)
@@ -216,12 +225,24 @@ def engine(
     rollout = served.kv_token * served.context / workers
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
-    cache, note = rollout, ""
+    left, notes = 0.0 if card is None else card * (1 - actors.gpu_memory_share) - CONTEXT, []
+    if config.weight_sync.staged:
+        host["next version"] = weights
+        # As `weight_sync.vllm.device_memory` does, which others of the GPU may forestall.
+        if actors.gpus >= 1 and left > weights / workers + SPARE_BYTES:
+            device["staged weights"] = weights / workers
+        else:
+            host["staged weights"] = weights
+            notes.append("updates come from host memory")
+    cache = rollout
     if card is not None:
-        cache = max(rollout, actors.gpu_memory_share * card - total(device))
+        own = device["weights"] + device["work"]
+        cache = max(rollout, actors.gpu_memory_share * card - own)
         fit = int(cache / rollout)
         note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
         if fit < actors.max_concurrent_rollouts:
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
+        notes.insert(0, note)
     device["KV cache"] = cache
+    note = "; ".join(notes)
     return Process("actor", actors.count, host, device, actors.gpus, mapped=mapped, note=note)

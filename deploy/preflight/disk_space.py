@@ -11,12 +11,18 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 from rich.filesize import decimal
 
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from learner.config.learner import LearnerConfig
 
+NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs", "afs", "fuse.sshfs",
+     "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs"}
+)  # fmt: skip
+"""File systems whose files several machines may write."""
 TOKEN_BYTES = 13
 """Bytes of a token in the journal: id, log-probability, version (4 each), mask."""
 
@@ -25,9 +31,23 @@ def check_runs_dir(config: RunConfig) -> Path:
     """Return `deploy.runs_dir`, or the nearest of its parents that exists.
 
     Raises:
-        InputError: It is a file, or cannot be written.
+        InputError: It is a file, on a network file system, or cannot be written.
     """
-    return _existing("deploy.runs_dir", config.deploy.runs_dir)
+    folder = _existing("deploy.runs_dir", config.deploy.runs_dir)
+    if (kind := file_system(folder)) in NETWORK:
+        raise InputError(
+            f"deploy.runs_dir = {str(config.deploy.runs_dir)!r} is on {kind}, where the ledger's "
+            "SQLite cannot work; take a local disk, and deploy.checkpoint_dir for what machines "
+            "share"
+        )
+    return folder
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system of a folder, such as "ext4"; "" if it is not known."""
+    mounts = psutil.disk_partitions(all=True)
+    above = [mount for mount in mounts if folder.resolve().is_relative_to(mount.mountpoint)]
+    return max(above, key=lambda mount: len(mount.mountpoint)).fstype if above else ""
 
 
 def check_checkpoint_dir(config: RunConfig) -> Path | None:

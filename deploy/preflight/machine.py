@@ -29,6 +29,7 @@ def check_machine(config: RunConfig) -> None:
     check_descriptors(config)
     _check_cores(config)
     check_gpus(config, visible_gpus())
+    _check_offload(config)
     check_devices(config.weight_sync, deploy.ray_address)
     _check_address(deploy.ray_address)
     if deploy.metrics:
@@ -93,15 +94,33 @@ def _check_cores(config: RunConfig) -> None:
             )
 
 
-def check_gpus(config: RunConfig, available: int) -> None:
-    """Refuse a run that names no GPUs on a machine with `available` of them, which are too few."""
-    actors, learner = config.actors, config.learner
-    named = "gpus" in actors.model_fields_set | learner.model_fields_set
-    if config.deploy.ray_address == "local" and actors.engine == "vllm" and available and not named:
+def _check_offload(config: RunConfig) -> None:
+    """Refuse an optimizer that would step on a single thread of a node of a cluster."""
+    learner = config.learner
+    given = (learner.threads, learner.cores) != (None, None)
+    if config.deploy.ray_address != "local" and learner.offload_optimizer and not given:
         raise InputError(
-            f"this machine has {available} GPU(s), and learner.ranks = {learner.ranks} with "
-            f"actors.count = {actors.count} × actors.tensor_parallel_size = "
-            f"{actors.tensor_parallel_size} would take {learner.ranks} and "
-            f"{actors.count * actors.tensor_parallel_size}; set learner.gpus and actors.gpus, "
-            "which may be shares such as 0.5, or both to 0"
+            "learner.offload_optimizer = true steps on the CPU, and on another cluster with one "
+            "thread a rank by default; set learner.threads, such as to half of a node's cores "
+            "divided by its ranks"
+        )
+
+
+def check_gpus(config: RunConfig, available: int) -> None:
+    """Refuse engines without a GPU on a machine with `available` of them.
+
+    vLLM's build for GPUs cannot compute without one. A recipe that names no GPUs gets them by
+    `deploy.config.devices` where they are enough.
+    """
+    actors, learner = config.actors, config.learner
+    if config.deploy.ray_address != "local" or actors.engine != "vllm" or not available:
+        return
+    if actors.gpus == 0:
+        workers = actors.count * actors.tensor_parallel_size
+        raise InputError(
+            f"actors.gpus = 0 and vLLM is built for GPUs, of which this machine has {available}: "
+            f"learner.ranks = {learner.ranks} with actors.count = {actors.count} × "
+            f"actors.tensor_parallel_size = {actors.tensor_parallel_size} would take "
+            f"{learner.ranks} and {workers}; set learner.gpus and actors.gpus, which may be shares "
+            "such as 0.5"
         )

@@ -81,7 +81,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of a rank; None takes the number of its cores, else 1."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs of each rank."""
+    """GPUs of each rank: 0, 1, or below 1 for a single rank that shares one."""
 
     microbatch_tokens: int = Field(default=2048, ge=16)
     """Capacity of one microbatch in tokens; a longer sequence gets one of its own."""
@@ -137,6 +137,24 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
             raise ValueError(
                 f"cores = {self.cores!r} are {count} cores, which ranks = {self.ranks} cannot "
                 f"share equally; give a multiple of {self.ranks}, or fewer cores than ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_are_whole_or_shared_with_an_engine(self) -> Self:
+        if self.gpus not in (0, 1) and (self.gpus > 1 or self.ranks > 1):
+            raise ValueError(
+                f"gpus = {self.gpus:g} with ranks = {self.ranks}: a rank computes on one GPU; give "
+                "0, 1, or with ranks = 1 a share below 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_reference_that_ranks_share_stays(self) -> Self:
+        if self.zero_stage == 3 and self.kl is not None and self.kl.refresh_every is not None:
+            raise ValueError(
+                f"kl.refresh_every = {self.kl.refresh_every} needs zero_stage 0, 1 or 2, not 3, by "
+                "which ranks share the reference too; leave it out"
             )
         return self
 

@@ -5,7 +5,7 @@ The only file that imports deepspeed. One process is one rank.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from learner.config.optimizer import OptimizerConfig
+from learner.config.optimizer import Dtype, OptimizerConfig
 from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
+from learner.engine.parameter_groups import optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, write_parts
@@ -33,11 +34,9 @@ from learner.model.shared_weights import each_loaded, shape_of
 
 OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
-GATHER_BYTES = 64 * 2**20
+GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
-HEADS = ("score.weight", "value_head.weight")
-"""Heads of critics, whose updates Muon does not orthogonalise."""
-BUCKET_ELEMENTS = 500_000_000
+BUCKET_ELEMENTS = 100_000_000
 """Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
 pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
@@ -54,7 +53,7 @@ def _prepare() -> None:
         # Without a GPU these would compile C++ for a minute before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch._dynamo.config.disable = True
-    # DeepSpeed's own would mark every matrix but embeddings, and undo the marks of `_optimizer`.
+    # DeepSpeed's own would mark every matrix but embeddings, and undo those of `optimizer_section`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
@@ -63,8 +62,8 @@ def _prepare() -> None:
 def sharing(zero_stage: int) -> Iterator[None]:
     """Under ZeRO 3, share out the weights of models that are loaded meanwhile. Collective.
 
-    Each tensor is read by rank 0 and scattered before the next is read, so that no rank ever holds
-    a whole model.
+    Each tensor is read, and that of rank 0 scattered, before the next is read, so that no rank ever
+    holds a whole model.
     """
     if zero_stage < 3:
         yield
@@ -82,63 +81,41 @@ def sharing(zero_stage: int) -> Iterator[None]:
         yield
 
 
-def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
-    """Return DeepSpeed's optimizer section; mark the matrices that Muon updates."""
-    ends = [module.model.get_input_embeddings(), module.model.get_output_embeddings()]
-    outer = {id(end.weight) for end in ends if end is not None}
-    for name, parameter in module.named_parameters():
-        inner = id(parameter) not in outer and not name.endswith(HEADS)
-        parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
-    shared = {
-        "betas": list(config.betas),
-        "eps": config.epsilon,
-        "weight_decay": config.weight_decay,
-        "torch_adam": True,  # DeepSpeed's own is compiled at first use, and needs a toolchain
+def _elements(module: nn.Module) -> int:
+    return sum(shape_of(parameter).numel() for parameter in module.parameters())
+
+
+def _gathering(elements: int) -> dict[str, int]:
+    """Return how much ZeRO 3 gathers of a module with so many weights."""
+    live = min(LIVE_ELEMENTS, elements // 20)
+    return {
+        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_prefetch_bucket_size": live // 2,
     }
-    if config.optimizer == "muon":
-        rates = {"muon_lr": config.muon_learning_rate, "adam_lr": config.learning_rate}
-        return {"type": "Muon", "params": {**rates, **shared, "momentum": 0.95}}
-    # Fused: one pass over the state in place of ten.
-    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
-def _groups(
-    module: nn.Module, config: OptimizerConfig, rates: Mapping[str, float]
-) -> list[dict[str, Any]] | None:
-    """Return parameter groups by learning rate and weight decay; None where all have the same.
+def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a frozen policy that was loaded under `sharing`, as a function of columns. Collective.
 
-    `rates` are learning rates of parts of the module, by the prefix of their parameters' names.
-    The names of groups begin with those of their parts.
+    Weights are gathered for each layer as it is computed.
     """
-    only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
-    spared = no_matrices(module) if only_matrices else set()
-    if not (rates or spared):
-        return None
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
-    for name, parameter in module.named_parameters():
-        part = next((part for part in rates if name.startswith(part)), "")
-        groups.setdefault((part, id(parameter) in spared), []).append(parameter)
-    return [
-        {"params": groups[part, spares], "name": (part or "rest") + ("-spared" if spares else "")}
-        | ({"lr": rates[part]} if part else {})
-        | ({"weight_decay": 0.0} if spares else {})
-        for part, spares in sorted(groups)
-    ]
-
-
-def no_matrices(module: nn.Module) -> set[int]:
-    """Return the ids of the parameters that are norms, biases or embeddings.
-
-    An output layer that shares its weight with the embedding is one too.
-    """
-    spared = set()
-    for owner in module.modules():
-        kind = type(owner).__name__.lower()
-        whole = isinstance(owner, nn.Embedding) or "norm" in kind
-        for name, parameter in owner.named_parameters(recurse=False):
-            if whole or len(shape_of(parameter)) < 2 or "bias" in name or "embed" in name:
-                spared.add(id(parameter))
-    return spared
+    engine, *_ = deepspeed.initialize(
+        model=policy,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 3, **_gathering(_elements(policy))},
+            "bf16": {"enabled": dtype == "bfloat16"},
+        },
+    )
+    weight = policy.model.get_output_embeddings().weight
+    deepspeed.zero.register_external_parameter(policy, weight)
+    for buffer in policy.buffers():
+        buffer.data = buffer.data.to(engine.device)
+    attend_packed(policy.model)
+    run: Callable[..., tuple[Tensor, ...]] = engine
+    return run
 
 
 class DeepSpeedEngine:
@@ -169,27 +146,19 @@ class DeepSpeedEngine:
         self._model_path = model_path
         self._zero_stage = zero_stage
         self.steps_taken = 0
-        optimizer = _optimizer(config, module)
-        elements = sum(shape_of(parameter).numel() for parameter in module.parameters())
+        optimizer = optimizer_section(config, module)
+        elements = _elements(module)
         zero: dict[str, Any] = {
             "stage": zero_stage,
             "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
         }
         if zero_stage == 3:
-            live = min(LIVE_ELEMENTS, elements // 20)
-            zero |= {
-                "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-                "stage3_max_live_parameters": live,
-                "stage3_max_reuse_distance": live,
-                "stage3_prefetch_bucket_size": live // 2,
-            }
-        # Else ranks sum gradients in bfloat16, as they do at stage 3, where that takes less.
-        sums_whole = zero_stage < 3 and self.ranks > 1
+            zero |= _gathering(elements)
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module,
-            model_parameters=_groups(module, config, rates or {}),
+            model_parameters=parameter_groups(module, config, rates or {}),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
@@ -199,7 +168,8 @@ class DeepSpeedEngine:
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
-                **({"communication_data_type": "fp32"} if sums_whole else {}),
+                # Else ranks sum gradients in bfloat16.
+                **({"communication_data_type": "fp32"} if self.ranks > 1 else {}),
                 "optimizer": optimizer,
             },
         )

@@ -7,6 +7,7 @@ one call of `torch.nn.attention.varlen` has all sequences. `flash_attention_2` d
 stays as it is.
 """
 
+import inspect
 import itertools
 import logging
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 NAME = "headway_packed"
 
+GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""True where torch lets keys and values of `varlen_attn` have fewer heads than queries."""
 LARGEST_HEAD = 256
 """Size of a head up to which `varlen_attn` computes it."""
 
@@ -163,6 +166,10 @@ def _attend_at_once(
     `window` counts the tokens that a token sees, itself included; keys and values may have fewer
     heads. Only for GPUs and half precision.
     """
+    if not GROUPS_HEADS:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (column.repeat_interleave(groups, dim=1) for column in (key, value))
+    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     ends = list(itertools.accumulate(lengths, initial=0))
     offsets = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
     attended = varlen_attn(
@@ -175,7 +182,7 @@ def _attend_at_once(
         max(lengths),
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     assert isinstance(attended, Tensor), "no auxiliary outputs were asked for"
     return attended[None]

@@ -1,6 +1,6 @@
 """The reference policy: frozen weights that the KL penalty and DPO compare with."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -16,21 +16,29 @@ REFERENCE_FOLDER = "reference"
 class Reference:
     """A frozen policy, which `refresh` moves towards the one that is trained."""
 
-    def __init__(self, policy: Policy, *, device: torch.device, refreshed: bool = False) -> None:
-        """Freeze the policy, and move it to the device.
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        device: torch.device,
+        refreshed: bool = False,
+        shared: Callable[[Policy], Callable[..., tuple[Tensor, ...]]] | None = None,
+    ) -> None:
+        """Freeze the policy, and move it to the device or have it `shared` by the ranks.
 
         `refreshed`: its weights are no longer those of the model folder.
         """
-        self._policy = policy.to(device).requires_grad_(requires_grad=False)
+        self._policy = policy.requires_grad_(requires_grad=False)
+        self._run = self._policy.to(device) if shared is None else shared(self._policy)
         self._device = device
         self._refreshed = refreshed
-        check_forward(self._policy, self._policy, device=device)
+        check_forward(self._policy, self._run, device=device)
 
     @torch.no_grad()
     def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the log-probabilities [N] float32 of packed tokens; see `Policy.forward`."""
         columns = (token_ids, position_ids, wanted)
-        outputs: tuple[Tensor, ...] = self._policy(*(one.to(self._device) for one in columns))
+        outputs: tuple[Tensor, ...] = self._run(*(one.to(self._device) for one in columns))
         return outputs[0]
 
     @torch.no_grad()

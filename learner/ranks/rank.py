@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
-from learner.engine.deepspeed import CriticEngine, PolicyEngine, sharing
+from learner.engine.deepspeed import CriticEngine, PolicyEngine, shared_reference, sharing
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
@@ -122,8 +123,14 @@ class Rank:
         refreshed = folder is not None and folder.exists()
         first = (config.kl.reference if config.kl else None) or self._spec.model_path
         model = {**self._model, "activation_checkpointing": False}
-        policy = load_policy(str(folder) if refreshed else first, self._options, **model)
-        return Reference(policy, device=self.engine.device, refreshed=refreshed)
+        with sharing(config.zero_stage):
+            policy = load_policy(str(folder) if refreshed else first, self._options, **model)
+        return Reference(
+            policy,
+            device=self.engine.device,
+            refreshed=refreshed,
+            shared=partial(shared_reference, dtype=config.dtype) if self.engine.gathers else None,
+        )
 
     def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """Train a batch of encoded groups; return figures over all ranks. Collective."""

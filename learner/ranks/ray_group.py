@@ -150,7 +150,7 @@ def create_learner(
             num_cpus=config.cpus_of_rank,
             num_gpus=config.gpus,
             max_concurrency=8,
-            runtime_env={"env_vars": environment(config)},
+            runtime_env={"env_vars": environment(config, spec.weight_sync.transport)},
             **options_of(rank),
         )
         for rank in range(config.ranks)

@@ -55,6 +55,8 @@ class LearnerSpec:
         return self.config, self.steps
 
 
+GROWING_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Environment that has torch fragment the memory of a GPU less."""
 KEEP_FREED_MEMORY: Mapping[str, str] = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -68,7 +70,12 @@ time, and the kernel fills every page with zeros first: a tenth of a step of 60 
 have an allocator of their own."""
 
 
-def environment(config: LearnerConfig) -> dict[str, str]:
-    """Return the environment variables of a rank's process, which are read when it starts."""
+def environment(config: LearnerConfig, transport: str) -> dict[str, str]:
+    """Return the environment variables of a rank's process, which are read when it starts.
+
+    `transport` is that of the weights: `ipc` cannot share memory whose segments grow.
+    """
     variables = {"OMP_NUM_THREADS": str(config.threads_of_rank)}
-    return variables if config.gpus else {**variables, **KEEP_FREED_MEMORY}
+    if not config.gpus:
+        return {**variables, **KEEP_FREED_MEMORY}
+    return variables if transport == "ipc" else {**variables, **GROWING_SEGMENTS}

@@ -2,7 +2,7 @@
 
 import gc
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -112,6 +112,22 @@ def measure(rank, model_path, folder):
         saved = _whole(str(folder / ".v000001.tmp"))
         assert saved.keys() == trained.keys()
         assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
+
+
+def score_by_reference(rank, model_path, reference_path, folder):
+    """Write figures of a batch with a reference at ZeRO 1 and 3, and what a rank held of it."""
+    figures, peaks = {}, Peaks()
+    for stage in (1, 3):
+        kl = {"coefficient": 0.1, "reference": reference_path}
+        config = LearnerConfig(zero_stage=stage, ranks=dist.get_world_size(), kl=kl)
+        loaded = Rank(LearnerSpec(config=config, model_path=model_path, seed=0, steps=4))
+        weights = list(loaded.reference._policy.parameters())
+        with peaks.passing("score", weights) if stage == 3 else nullcontext():
+            found = loaded.updater.update(random_groups(count=5, size=3), 0).to_dict()
+        figures[stage] = {name: found[name] for name in ("loss", "grad_norm", "reference_kl")}
+        loaded.close()
+    share = peaks.of["score"] / sum(t.numel() for t in _whole(reference_path).values())
+    Path(folder, f"{rank}.json").write_text(json.dumps({"share": share, "figures": figures}))
 
 
 def _whole(path):

@@ -45,6 +45,8 @@ class DeviceMemory:
     def fill(self, staged: list[Tensor], tensors: list[Tensor]) -> None:
         """Copy on a stream of its own, beside the engine's."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        # Memory of the block may still be read by earlier work of the engine.
+        stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for target, tensor in zip(staged, tensors, strict=True):
                 target.copy_(tensor, non_blocking=True)

@@ -105,7 +105,7 @@ def requested(vllm, monkeypatch, tiny_model):
     from actors.engines.vllm import VllmEngine
 
     model = RecordingLlm()
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments: model)
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: model)
 
     def ask(sampling):
         async def play():

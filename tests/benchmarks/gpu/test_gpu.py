@@ -17,6 +17,9 @@ from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
 from deploy.runtime.machine import output_of
 
+KERNELS = ("transfers", "attention", "head", "memory", "ipc")
+ZERO = ("zero1", "zero2", "zero3")
+
 
 def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
     def find_spec(name):
@@ -25,16 +28,19 @@ def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     found = {part: suite.missing(part, "cuda") for part in suite.NEEDS}
     assert found == {
-        "packing": [], "learner": [], "lag": [], "generation": ["vllm"], "pause": ["vllm"],
-    }  # fmt: skip
+        **{part: [] for part in ("packing", "learner", "lag", *KERNELS)},
+        **{part: ["vllm"] for part in ("generation", "pause")},
+        **{part: ["deepspeed"] for part in ZERO},
+    }
     assert suite.missing("pause", "cpu") == ["vllm", "GPU"]
 
 
-def test_every_part_of_the_plan_fits_into_eight_minutes():
-    assert suite.SECONDS < 480
+def test_every_part_of_the_plan_fits_into_ten_minutes():
+    assert suite.SECONDS < 600
     parts = suite.plan(["0.5b", "1.5b"])
     assert [part for part, _ in parts] == [
-        "packing", "learner", "learner", "lag", "generation", "generation", "pause",
+        "packing", *KERNELS, *ZERO,
+        "learner", "learner", "lag", "generation", "generation", "pause",
     ]  # fmt: skip
 
 
@@ -61,7 +67,7 @@ def test_parts_share_what_is_left_and_use_no_more():
         given.append(suite.budget(part, parts[place + 1 :], left))
         left -= given[-1]
     assert sum(given) == pytest.approx(100.0)
-    assert min(given) > 3
+    assert min(given) > 2
     assert suite.budget("pause", [], 70.0) == 70.0  # what others did not use
 
 
@@ -179,7 +185,7 @@ def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
         (tmp_path / name / "__init__.py").write_text("raise ImportError('hidden')\n")
     hidden = "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
     program = hidden + "runpy.run_module('benchmarks.gpu', run_name='__main__', alter_sys=True)"
-    for part in ("packing", "learner", "lag"):
+    for part in ("packing", "learner", "lag", *KERNELS):
         command = [sys.executable, "-c", program, str(tmp_path), "--part", part]
         done = subprocess.run(
             [*command, "--device", "cpu", "--sizes", "tiny", "--rounds", "1"],
@@ -195,3 +201,22 @@ def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
             assert [row["lag"] for row in found["by_lag"]] == list(range(9))
             assert found["by_lag"][0]["ess"] == pytest.approx(1.0)
             assert all(0 < row["ess"] <= 1.0001 for row in found["by_lag"])
+        if part == "attention":
+            rows = [found[f"mean {mean}"] for mean in (250, 1_000, 4_000)]
+            assert max(max(row["difference"], row["gradient_difference"]) for row in rows) < 1e-5
+        if part == "ipc":
+            assert found["equal"]
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("part", ZERO)
+def test_a_step_of_each_stage_of_zero_is_measured_on_a_cpu(part):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--sizes", "tiny"], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    found = suite.figures(done.stdout.splitlines())
+    assert found["tokens"] == SIZES["tiny"].microbatch_tokens
+    assert min(found["step"], found["publish"]) > 0

@@ -67,7 +67,7 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tiny_mod
 
     alone, inside = [], []
 
-    def refuse(arguments):
+    def refuse(arguments, **_):
         inside.append(arguments)
         raise ValueError("enough is known")
 

@@ -1,7 +1,7 @@
-"""The shipped recipe for eight GPUs at tiny size, with GPUs that Ray counts and nobody uses.
+"""The shipped recipes for GPUs at tiny size, with GPUs that Ray counts and nobody uses.
 
-Everything but the devices is what the recipe says: four engines of vLLM and four ranks of the
-learner in bfloat16 with ZeRO 2, each with a GPU of Ray.
+Everything but the devices is what the recipes say; that for eight GPUs has its four engines of vLLM
+and four ranks of the learner, in bfloat16 with ZeRO 2, and the others two of each at most.
 """
 
 import json
@@ -38,7 +38,7 @@ QWEN = {
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory):
-    """Yield the command on a cluster of one node with eight GPUs, with a model and problems."""
+    """Yield the command on a cluster of two nodes of eight GPUs, with a model and problems."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     headway = Headway(tmp_path_factory.mktemp("rehearsal"))
@@ -52,17 +52,19 @@ def user(tmp_path_factory):
         (headway.folder / "data" / f"gsm8k_{name}.jsonl").write_text(lines)
     cluster = Cluster()
     try:
-        cluster.add_node(num_cpus=16, num_gpus=8)
+        for pool in ("learner", "rollouts"):
+            cluster.add_node(num_cpus=16, num_gpus=8, labels={"pool": pool})
         headway.cluster = cluster.address
         yield headway
     finally:
         cluster.shutdown()
 
 
-def start(user, name, **settings):
-    given = {**SIZES, "name": name, "deploy.ray_address": user.cluster, **settings}
+def start(user, name, *, recipe="gsm8k_qwen_8gpu", **settings):
+    folders = {"deploy.runs_dir": "runs", "deploy.checkpoint_dir": user.folder / "shared"}
+    given = {**SIZES, **folders, "name": name, "deploy.ray_address": user.cluster, **settings}
     parts = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
-    return user.start_plain("run", "gsm8k_qwen_8gpu", *parts)
+    return user.start_plain("run", recipe, *parts)
 
 
 def ended(process):
@@ -113,3 +115,25 @@ def test_a_run_goes_on_with_one_engine_fewer(user):
     assert process.returncode == 0, output
     assert "given up" in output
     assert user.accounting("fewer")["trained"] == 8
+
+
+TWO = {"actors.count": 2, "learner.ranks": 2}
+WHOLE = {**TWO, "actors.tensor_parallel_size": 1, "actors.gpus": 1}
+"""vLLM's build for CPUs shares an engine out over NUMA nodes, of which most machines have one."""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "counts"),
+    [
+        ("gsm8k_qwen_1gpu", {}),
+        ("gsm8k_qwen7b_8gpu", TWO),
+        ("gsm8k_qwen7b_2nodes", TWO),
+        ("gsm8k_qwen32b_8nodes", WHOLE),
+    ],
+)
+def test_the_other_recipes_train(user, recipe, counts):
+    process = start(user, recipe, recipe=recipe, steps=2, **counts)
+    output = ended(process)
+    assert process.returncode == 0, output
+    accounts = user.accounting(recipe)
+    assert (accounts["balanced"], accounts["trained"]) == (True, 8)

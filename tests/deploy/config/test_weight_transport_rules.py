@@ -24,7 +24,7 @@ def settings(transport: str, *more: str) -> list[str]:
         (settings("nccl", *GPUS, "weight_sync.codec=delta"), 'set codec = "full"'),
         (settings("nccl", *SHARES), r"may share one; set both to at least 1"),
         (settings("ipc", *GPUS), r"take 2; set one rank and shares that are at most 1 together"),
-        (settings("ipc", *SHARES, "learner.ranks=2"), r"learner\.ranks = 2"),
+        (settings("ipc", *SHARES, "learner.ranks=2"), r"gpus = 0\.5 with ranks = 2"),
         (
             settings("ipc", *SHARES, "deploy.placement.actors.labels.a=b"),
             r"deploy\.placement\.actors may put actors and learner on different",

@@ -9,7 +9,8 @@ from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight import disk_space as disk
-from deploy.preflight.disk_space import check_free_space, parameter_bytes
+from deploy.preflight.disk_space import check_free_space, check_runs_dir, parameter_bytes
+from deploy.preflight.machine import check_machine
 
 SHAPES = {"weight": (1000, 1000)}
 STEPS, EVERY, KEEP = 12, 5, 2
@@ -108,3 +109,31 @@ def test_checkpoints_on_another_disk_need_its_space_and_the_journal_that_of_the_
     with pytest.raises(InputError, match=r"made has 1.0 kB free.* of which 8 bytes are there"):
         check_free_space(load_recipe("demo", [f"deploy.runs_dir={tmp_path}"]), SHAPES,
                          resumed=tmp_path / "run")  # fmt: skip
+
+
+def test_a_run_is_refused_on_a_network_file_system_and_its_checkpoints_are_not(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mounted(kind: str) -> None:
+        mounts = [("/", "ext4"), (str(tmp_path.parent), kind), (f"{tmp_path}-other", "ext4")]
+        found = [SimpleNamespace(mountpoint=place, fstype=fstype) for place, fstype in mounts]
+        monkeypatch.setattr(disk.psutil, "disk_partitions", lambda **_: found)
+
+    mounted("nfs4")
+    with pytest.raises(InputError, match=r"deploy\.runs_dir = .* is on nfs4, .* a local disk"):
+        check_runs_dir(config)
+    assert (
+        disk.check_checkpoint_dir(load_recipe("demo", [f"deploy.checkpoint_dir={tmp_path}"]))
+        == tmp_path
+    )
+    mounted("xfs")
+    assert check_runs_dir(config) == tmp_path
+
+
+def test_an_optimizer_on_the_cpus_of_a_cluster_wants_threads(tmp_path: Path) -> None:
+    settings = [
+        f"deploy.runs_dir={tmp_path}", "deploy.ray_address=127.0.0.1:1",
+        "learner.offload_optimizer=true", "deploy.metrics=false",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"on another cluster with one thread a rank .* set learn"):
+        check_machine(load_recipe("demo", settings).updated(learner={"cores": None}))

@@ -18,7 +18,7 @@ from queues.schema import decode
 from tests.deploy.conftest import RECIPE, FinishedRun
 from tests.deploy.processes import leaked_shared_memory, open_shared_memory, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed]
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
 
 def wait_for_end(headway, seconds):
@@ -198,6 +198,7 @@ def test_a_finished_run_goes_on_with_more_steps_and_another_learning_rate(headwa
     assert (again.returncode, "8 of 8 steps" in again.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):
     """They are trained with the learning rate that they had, and only new ones with another."""
     process = headway.start(

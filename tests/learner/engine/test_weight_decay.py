@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from learner.engine.deepspeed import no_matrices
+from learner.engine.parameter_groups import no_matrices
 
 pytestmark = pytest.mark.deepspeed
 SMALL = {

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from held_weights import measure
+from held_weights import measure, score_by_reference
 from rank_processes import spawn
 
 from learner.config.learner import TinyModelConfig
@@ -14,16 +14,33 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 PHASES = {"load", "loaded", "check", "train", "publish", "save"}
 
 
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 6}
+
+
+def model_at(folder, seed):
+    build_tiny(TinyModelConfig(characters="0123456789+=", **SIZES), folder, seed=seed)
+    return str(folder)
+
+
 def test_two_ranks_hold_little_more_than_half_a_model_each_from_load_to_export(
     tmp_path, record_property
 ):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 6}
-    model = tmp_path / "model"
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), model, seed=3)
-    spawn(2, measure, str(model), str(tmp_path))
+    spawn(2, measure, model_at(tmp_path / "model", 3), str(tmp_path))
     for rank in (0, 1):
         shares = json.loads((tmp_path / f"{rank}.json").read_text())
         record_property(f"rank_{rank}", shares)
         assert shares.keys() == (PHASES if rank == 0 else PHASES - {"save"})
         assert max(shares.values()) <= 0.6, shares
     assert (tmp_path / ".v000001.tmp" / "model.safetensors.index.json").exists()
+
+
+def test_ranks_share_the_reference_too_and_it_scores_as_a_whole_one(tmp_path, record_property):
+    models = [model_at(tmp_path / name, seed) for seed, name in enumerate(("model", "reference"))]
+    spawn(2, score_by_reference, *models, str(tmp_path))
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        record_property(f"rank_{rank}", found["share"])
+        assert found["share"] <= 0.6
+        whole, parts = found["figures"]["1"], found["figures"]["3"]
+        assert whole["reference_kl"] > 0.01
+        assert parts == pytest.approx(whole, rel=1e-6)
