@@ -5,8 +5,8 @@
       └────wanted────┘◀────────────────────────────────────────┘
 
 Every box but the feeder is a Ray actor (`driver.processes`). This process creates them, feeds
-prompts, records what they report, restarts actors and reward models that die, and ends everything
-when the last batch is trained and scored, when another process fails, or when the user interrupts.
+prompts, records what they report, restarts what dies but the broker, and ends everything when the
+last batch is trained and scored, when something fails for good, or when the user interrupts.
 The loop itself is elsewhere: `queues.policy.admission` decides how far actors run ahead, `learner`
 what a batch teaches, `weight_sync` how weights travel.
 """
@@ -77,6 +77,8 @@ class Run:
             WatchedRun(
                 status=lambda: broker.status(after=self.context.config.steps),
                 learner_paused=self.processes.learner.paused,
+                learner_starts=lambda: self.processes.learner.starts,
+                restart_learner=self.processes.learner.restart,
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
                 handles=self.processes.handles,
                 save=self.save,
@@ -111,8 +113,8 @@ class Run:
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.processes.broker.close()
-            for reward_models in self.processes.reward_models:
-                reward_models.stop()
+            for service in self.processes.services:
+                service.stop()
 
     async def train(self) -> None:
         """Do the work of the run, watched from its beginning."""
@@ -130,9 +132,7 @@ class Run:
         await evaluations.queue_all(processes.broker, inputs.evaluations, inputs.problems)
         if self.exporter is not None and (warning := self.targets.warning()):
             context.console.say(warning)
-        self.learning = named(
-            "learner", processes.learner.run(processes.broker, processes.broadcaster)
-        )
+        self.learning = named("learner", processes.learner.run())
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):
             await all_or_first_error(
@@ -148,7 +148,7 @@ class Run:
                 meanwhile=[
                     named("recorder", self.recorder.follow()),
                     named("drift", self.recorder.drift.follow()),
-                    *(named(models.name, models.run()) for models in processes.reward_models),
+                    *(named(service.name, service.run()) for service in processes.services),
                 ],
             )
 
@@ -165,7 +165,7 @@ class Run:
         loading = {
             **{actor.name: actor.start() for actor in self.processes.actors},
             "learner": self.processes.learner.start(),
-            **{models.name: models.start() for models in self.processes.reward_models},
+            **{service.name: service.start() for service in self.processes.services},
         }
         shared = any(0 < role.gpus < 1 for role in (config.actors, config.learner))
         turn = asyncio.Lock() if shared else nullcontext()

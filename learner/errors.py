@@ -28,5 +28,7 @@ class TrainingDiverged(LearnerError):
 class RankFailed(LearnerError):
     """A rank died or raised; `exit_code` is that of the error it raised."""
 
+    died: bool = False
+    """True if the process is gone, whatever ended it."""
     is_root_cause: bool = True
     """False for a lost connection, which the death of another rank may have caused."""

@@ -67,6 +67,8 @@ class Learner:
     """What `Trainer.publish` returned for that version before; None if that is not known."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """`rollouts` and `tokens` trained so far."""
+    session_started_at: float | None = None
+    """Epoch seconds that the times of its batches have as the begin of the session; None: `run`."""
     poll_seconds: float = 2.0
     """Longest time that one `take` waits, and so until a stop is seen."""
     observe: Callable[[TrainedBatch], None] = lambda _: None
@@ -81,7 +83,7 @@ class Learner:
             LearnerError: The weights to begin with are not those of `start_checksum`.
         """
         stop = stop or asyncio.Event()
-        session_started_at = clock.now()
+        session_started_at = self.session_started_at or clock.now()
         version = saved = self.start_version
         await self.trainer.prune(version)  # else a later one that lacks its commit would count
         checksum = await self.trainer.publish(version)

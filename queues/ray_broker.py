@@ -107,9 +107,9 @@ class BrokerActor(Broker):
         """Call `ResultIntake.put_many` with payloads that `to_arrays` made, read in place."""
         return await self.intake.put_many([(engine_id, memoryview(x)) for engine_id, x in puts])
 
-    async def take(self, version: int, timeout: float) -> Batch | None:
+    async def take(self, version: int, timeout: float, *, epoch: int = 0) -> Batch | None:
         """Implement `BatchQueue.take`, with payloads made by `to_arrays`."""
-        batch = await super().take(version, timeout)
+        batch = await super().take(version, timeout, epoch=epoch)
         return batch and replace(batch, payloads=to_arrays(batch.payloads))
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
@@ -131,14 +131,18 @@ def _remote(
 ) -> Callable[Concatenate["BrokerClient", P], Coroutine[Any, Any, T]]:
     """Make the client's method for a method of the actor, with the same static type.
 
-    The deadline of a call is extended by its argument `timeout`, if it has one.
+    The deadline of a call is extended by its argument `timeout`, if it has one. A keyword argument
+    `epoch` is that of the client.
     """
-    names = [*inspect.signature(method).parameters][1:]
+    parameters = inspect.signature(method).parameters
+    names = [*parameters][1:]
+    is_fenced = "epoch" in names and parameters["epoch"].kind is inspect.Parameter.KEYWORD_ONLY
 
     @functools.wraps(method)
     async def call(client: "BrokerClient", /, *args: P.args, **options: P.kwargs) -> T:
         arguments: dict[str, Any] = dict(zip(names, args, strict=False)) | options
-        pending = getattr(client.handle, method.__name__).remote(*args, **options)
+        epoch = {"epoch": client.epoch} if client.epoch and is_fenced else {}
+        pending = getattr(client.handle, method.__name__).remote(*args, **options, **epoch)
         answer: T = await client.answer(method.__name__, pending, arguments.get("timeout", 0.0))
         return answer
 
@@ -156,14 +160,20 @@ class BrokerClient:
     puts and takes may be repeated.
     """
 
-    def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS, epoch: int = 0) -> None:
         self.handle = handle
+        self.epoch = epoch
+        """That of the learner which uses this client."""
         self._answer_seconds = answer_seconds
         self._outbox: deque[tuple[Put, asyncio.Future[PutStatus]]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, float]]:
-        return type(self), (self.handle, self._answer_seconds)
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, float, int]]:
+        return type(self), (self.handle, self._answer_seconds, self.epoch)
+
+    def of_epoch(self, epoch: int) -> "BrokerClient":
+        """Return the client of a learner that was made again."""
+        return BrokerClient(self.handle, self._answer_seconds, epoch)
 
     prompts_wanted = _remote(Broker.prompts_wanted)
     issue = _remote(Broker.issue)
@@ -178,6 +188,7 @@ class BrokerClient:
     fail = _remote(Broker.fail)
     release = _remote(Broker.release)
 
+    begin_learner = _remote(Broker.begin_learner)
     ack = _remote(Broker.ack)
     commit_checkpoint = _remote(Broker.commit_checkpoint)
 
@@ -198,7 +209,7 @@ class BrokerClient:
             self._sending = asyncio.create_task(self._send())
         return await answer
 
-    async def take(self, version: int, timeout: float) -> Batch | None:
+    async def take(self, version: int, timeout: float, *, epoch: int = 0) -> Batch | None:
         """Implement `BatchQueue.take`; the payloads are read where Ray keeps them."""
         batch = await self._take(version, timeout)
         return batch and replace(batch, payloads=[memoryview(x) for x in batch.payloads])

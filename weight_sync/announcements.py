@@ -55,8 +55,14 @@ class WeightUpdateReport:
 class Announcements(Protocol):
     """The methods of the broadcaster that a receiver calls, in-process or over Ray."""
 
-    async def newest(self, after: int, timeout: float) -> Manifest | None:
-        """Wait for a version above `after`; None if there is none within `timeout` seconds."""
+    async def newest(
+        self, after: int, timeout: float, digest: str | None = None
+    ) -> Manifest | None:
+        """Wait for a version above `after`; None if there is none within `timeout` seconds.
+
+        With a `digest`, version `after` itself is an answer if its weights have another digest: the
+        learner has gone back to a checkpoint and made it anew.
+        """
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
         """Wait for a permit to swap; it expires if no report returns it."""

@@ -1,7 +1,8 @@
 """The broadcaster announces versions to receivers and limits how many engines swap at once.
 
 It carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are
-held at a time.
+held at a time. It remembers nothing that is not given to it again: after its death another one is
+told the newest version by the publisher, and asked for permits by the receivers.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ class Broadcaster(Announcements):
         self.permits = max(1, math.floor(update_fraction * engines))
         self._swaps = SwapPermits(self.permits, permit_seconds)
         self._manifest: Manifest | None = None
+        self._epoch = 0
+        """That of the learner whose version is the newest."""
         self._reports: list[WeightUpdateReport] = []
         self._engines: dict[str, tuple[Any, int]] = {}
         self._announced = asyncio.Condition()
@@ -35,25 +38,40 @@ class Broadcaster(Announcements):
     def __repr__(self) -> str:
         return "broadcaster"
 
-    async def announce(self, manifest: Manifest) -> None:
+    async def announce(self, manifest: Manifest, epoch: int = 0) -> None:
         """Announce a version; the newest one may be announced again with new locations.
 
-        Raises VersionOrderError if a newer version was announced before.
+        A learner that was made again has a higher `epoch`, and begins with an older version.
+
+        Raises VersionOrderError if a newer version was announced before in this epoch, or any
+        version in a later one.
         """
-        if self._manifest is not None and manifest.version < self._manifest.version:
+        if epoch < self._epoch:
             raise VersionOrderError(
-                f"version {manifest.version} was announced after {self._manifest.version}"
+                f"version {manifest.version} was announced by a learner of epoch {epoch}, after "
+                f"that of epoch {self._epoch} took its place"
+            )
+        newest = self._manifest
+        if newest is not None and epoch == self._epoch and manifest.version < newest.version:
+            raise VersionOrderError(
+                f"version {manifest.version} was announced after {newest.version}"
             )
         async with self._announced:
-            self._manifest = manifest
+            self._manifest, self._epoch = manifest, epoch
             self._announced.notify_all()
 
-    async def newest(self, after: int, timeout: float) -> Manifest | None:
+    async def newest(
+        self, after: int, timeout: float, digest: str | None = None
+    ) -> Manifest | None:
+        def is_new() -> bool:
+            if self._manifest is None or self._manifest.version < after:
+                return False
+            other = digest is not None and self._manifest.digest != digest
+            return self._manifest.version > after or other
+
         try:
             async with asyncio.timeout(timeout), self._announced:
-                await self._announced.wait_for(
-                    lambda: self._manifest is not None and self._manifest.version > after
-                )
+                await self._announced.wait_for(is_new)
                 return self._manifest
         except TimeoutError:
             return None

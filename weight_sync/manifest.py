@@ -4,6 +4,7 @@ The publisher writes it last, once every bucket is stored and checksummed, so it
 all bytes before touching an engine. Imports no torch.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -115,6 +116,12 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all buckets of the whole version, padding included."""
         return sum(bucket.nbytes for bucket in self.buckets)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all bytes; weights that were cut into the same buckets have the same."""
+        checksums = "".join(bucket.checksum for bucket in self.buckets)
+        return hashlib.sha256(checksums.encode()).hexdigest()
 
     @property
     def signature(self) -> Signature:

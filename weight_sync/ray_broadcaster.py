@@ -1,6 +1,11 @@
-"""The broadcaster as a Ray actor, and its client."""
+"""The broadcaster as a Ray actor, and its client.
+
+The actor has no state that others do not have too, so Ray restarts it when it dies, and calls whose
+answer was lost are repeated. A supervisor counts the restarts and has the learner announce again.
+"""
 
 import asyncio
+import sys
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -14,17 +19,28 @@ from weight_sync.ray_calls import remote_errors
 
 Answer = TypeVar("Answer")
 
-ANSWER_SECONDS = 30.0
-"""Deadline of a call, beyond the wait that it asks for."""
+ANSWER_SECONDS = 120.0
+"""Deadline of a call, beyond the wait that it asks for; it covers a restart of the broadcaster."""
+SILENT_SECONDS = 20.0
+"""A broadcaster that does not answer for so long hangs, and is ended."""
+PING_SECONDS = 2.0
+"""Interval at which the supervisor asks it."""
+NEVER = sys.maxsize
+"""A version, or a number of reports, that is never reached."""
 
 
 def create_broadcaster(
     update_fraction: float, engines: int, *, permit_seconds: float = 60.0, **options: Any
 ) -> "BroadcasterClient":
     """Start a `Broadcaster` on the cluster; `options` are options of its Ray actor."""
-    waiting_calls = 4 * engines + 64
     remote = ray.remote(Broadcaster).options(
-        **{"num_cpus": 0, "max_concurrency": waiting_calls, **options}
+        **{
+            "num_cpus": 0,
+            "max_concurrency": 4 * engines + 64,  # waiting calls
+            "max_restarts": -1,
+            "max_task_retries": -1,
+            **options,
+        }
     )
     return BroadcasterClient(remote.remote(update_fraction, engines, permit_seconds=permit_seconds))
 
@@ -32,37 +48,77 @@ def create_broadcaster(
 class BroadcasterClient(Announcements):
     """The methods of `Broadcaster` from any process of the cluster; can be sent to others.
 
-    Every method raises BroadcasterDied if the actor is gone or does not answer in time.
+    Every call waits while the broadcaster is restarted, and raises BroadcasterDied if the actor is
+    gone for good or does not answer in time.
     """
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, handle: Any, epoch: int = 0) -> None:
+        self.handle = handle
         """The broadcaster's process in Ray."""
+        self.epoch = epoch
+        """That of the learner which announces by this client."""
+
+    def of_epoch(self, epoch: int) -> "BroadcasterClient":
+        """Return the client of a learner that was made again."""
+        return BroadcasterClient(self.handle, epoch)
 
     async def announce(self, manifest: Manifest) -> None:
         """Announce a version; may be awaited in any event loop, a publisher's included."""
-        await _answer(self.actor.announce.remote(manifest))
+        await _answer(self.handle.announce.remote(manifest, self.epoch))
 
-    async def newest(self, after: int, timeout: float) -> Manifest | None:
-        return await _answer(self.actor.newest.remote(after, timeout), timeout)
+    async def newest(
+        self, after: int, timeout: float, digest: str | None = None
+    ) -> Manifest | None:
+        return await _answer(self.handle.newest.remote(after, timeout, digest), timeout)
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-        return await _answer(self.actor.acquire_swap.remote(engine_id, timeout), timeout)
+        return await _answer(self.handle.acquire_swap.remote(engine_id, timeout), timeout)
 
     async def report(self, report: WeightUpdateReport) -> None:
-        await _answer(self.actor.report.remote(report))
+        await _answer(self.handle.report.remote(report))
 
     async def release(self, engine_id: str) -> None:
-        await _answer(self.actor.release.remote(engine_id))
+        await _answer(self.handle.release.remote(engine_id))
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        await _answer(self.actor.join.remote(engine_id, engine, workers))
+        await _answer(self.handle.join.remote(engine_id, engine, workers))
 
     async def engines(self) -> dict[str, tuple[Any, int]]:
-        return await _answer(self.actor.engines.remote())
+        return await _answer(self.handle.engines.remote())
 
     async def reports(self, since: int) -> list[WeightUpdateReport]:
-        return await _answer(self.actor.reports.remote(since))
+        return await _answer(self.handle.reports.remote(since))
+
+    async def start(self, *, again: bool = False) -> None:
+        """Wait until the broadcaster answers, for the first time or `again`."""
+        await self.reports(NEVER)
+
+    async def live(self) -> None:
+        """Wait until the broadcaster dies or hangs; Ray restarts it then.
+
+        Raises:
+            RayError: Its process died.
+            BroadcasterDied: It did not answer, and was ended.
+        """
+        # This call waits for ever, and is not repeated when the process dies.
+        lost = asyncio.ensure_future(
+            self.handle.newest.options(max_task_retries=0).remote(NEVER, 1e9)
+        )
+        try:
+            while not lost.done():
+                async with asyncio.timeout(SILENT_SECONDS):
+                    await self.handle.reports.remote(NEVER)
+                await asyncio.wait({lost}, timeout=PING_SECONDS)
+            await lost
+        except TimeoutError:
+            ray.kill(self.handle, no_restart=False)
+            raise BroadcasterDied(f"it did not answer within {SILENT_SECONDS:g} s") from None
+        finally:
+            lost.cancel()
+
+    def stop(self) -> None:
+        """End the process for good."""
+        ray.kill(self.handle)
 
 
 async def _answer(call: Awaitable[Answer], wait: float = 0.0) -> Answer:

@@ -101,7 +101,7 @@ def cluster_of(
         ended, _ = ray.wait(work, num_returns=len(work), timeout=10.0)
         ray.get(ended)
     finally:
-        for handle in (*everyone, broker.handle, broadcaster.actor):
+        for handle in (*everyone, broker.handle, broadcaster.handle):
             ray.kill(handle)
 
 
@@ -122,7 +122,7 @@ def measure_setting(actors: int, rate: float, folder: Path) -> Record:
     ):
         access = MetricsAccess("127.0.0.1")
         address = ray.get(broker.handle.serve_metrics.remote(access), timeout=CALL_SECONDS)
-        handles = {"broker": broker.handle, "broadcaster": sync.actor, "learner": consumer}
+        handles = {"broker": broker.handle, "broadcaster": sync.handle, "learner": consumer}
         handles |= {f"crowd-{index}": crowd for index, crowd in enumerate(crowds)}
         processes = {name: process_of(handle) for name, handle in handles.items()}
         time.sleep(max(WARM_UP_SECONDS, 2 * generation_seconds(actors, rate)))

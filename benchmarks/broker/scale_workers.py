@@ -173,7 +173,7 @@ class SimulatedActor:
 
     async def _follow(self) -> None:
         while not self._stop.is_set():
-            new = await newer(self._broadcaster, self._serves, NEWEST_SECONDS, self._stop)
+            new = await newer(self._broadcaster, (self._serves, None), NEWEST_SECONDS, self._stop)
             if new is None:
                 continue
             self._statistics.seconds["announced"].append(clock.now() - new.created_at)

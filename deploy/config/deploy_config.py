@@ -103,9 +103,9 @@ class DeployConfig(BaseModel):
     """Deadline for every process to have loaded the model."""
     watchdog_seconds: float = Field(default=300, gt=0)
     """A wait that lasts so long without progress is reported with the stacks of the process that is
-    waited for: on the terminal, in `headway top`, in waits.jsonl and by a metric. A run in which
-    nothing moves for three times as long is ended. It must exceed the longest step and the longest
-    rollout."""
+    waited for: on the terminal, in `headway top`, in waits.jsonl and by a metric; if that is the
+    learner, its ranks are ended and made again. A run in which nothing moves for three times as
+    long is ended. It must exceed the longest step, checkpoint and rollout."""
     watchdog_aborts: bool = False
     """End the run at the first such report, after a checkpoint where the learner can save one."""
     checkpoint_seconds: float = Field(default=12, gt=0)
@@ -118,8 +118,8 @@ class DeployConfig(BaseModel):
     """Newest groups that `max_failed_groups` is counted in, so that it limits a rate: a long run
     may lose a prompt now and then. `headway requeue` puts failed prompts back."""
     max_restarts: int = Field(default=5, ge=0)
-    """Restarts in a row of an actor that dies, before the run is ended with its last error; an
-    actor that worked for 10 minutes starts counting anew."""
+    """Restarts in a row of an actor, the learner or another process that dies, before the run is
+    ended with its last error; one that worked for 10 minutes starts counting anew."""
 
     @field_validator("runs_dir", "checkpoint_dir")
     @classmethod

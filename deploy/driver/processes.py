@@ -9,20 +9,23 @@ import ray
 
 from actors.engines.model_folder import context_length
 from actors.ray_actor import ActorSpec, create_actor
-from actors.ray_reward_model import create_reward_model
+from actors.ray_reward_model import RewardModelClient, create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
 from deploy.config.evaluation_schedule import purpose
 from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors
-from deploy.driver.reward_model_supervisor import RewardModelSupervisor
+from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
+from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.observability.exporter import metrics_access
+from deploy.storage.run_record import BROADCASTER, REWARD_MODEL
 from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
+from queues.runtime import clock
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -59,10 +62,10 @@ class Processes:
             config.actors.count,
             permit_seconds=config.weight_sync.timeout_seconds,
         )
-        self.reward_models = self._create_reward_models()
-        """One process for all reward models; none where no reward asks them."""
+        self._reward_models = self._create_reward_models()
         version, folder = context.checkpoint or (0, None)
-        self.learner = create_learner(
+        self.learner = LearnerSupervisor(
+            context,
             LearnerSpec(
                 config=config.objective,
                 model_path=context.inputs.model_path,
@@ -73,35 +76,53 @@ class Processes:
                 context=config.actors.max_model_len or context_length(context.inputs.model_path),
                 checkpoint=str(folder.resolve()) if folder else None,
                 version=version,
+                session_started_at=clock.now(),
                 checkpoints=str(context.directory.checkpoints.resolve()),
                 weight_sync=config.weight_sync,
             ),
-            partial(self._reservation.options, "learner"),
+            partial(create_learner, options_of=partial(self._reservation.options, "learner")),
+            (self.broker, self.broadcaster),
+            access=self._access,
         )
+        self.services = self._supervise_services()
+        """The processes that Ray restarts."""
         self.actors = self._create_actors()
 
     def handles(self) -> dict[str, Any]:
         """Return the Ray handles of all present processes by name."""
         return {
             "broker": self.broker.handle,
-            "broadcaster": self.broadcaster.actor,
-            **{process.name: process.client.handle for process in self.reward_models},
+            **{service.name: service.client.handle for service in self.services},
             **{f"learner-{rank}": handle for rank, handle in enumerate(self.learner.handles)},
             **{actor.name: actor.handle for actor in self.actors if actor.handle is not None},
         }
 
-    def _create_reward_models(self) -> list[RewardModelSupervisor]:
+    def _supervise_services(self) -> list[ServiceSupervisor]:
+        context, access = self._context, self._access
+        broadcaster = ServiceSupervisor(
+            context,
+            BROADCASTER,
+            self.broadcaster,
+            on_restart=self.learner.announce_again,
+            access=access,
+        )
+        if self._reward_models is None:
+            return [broadcaster]
+        models = ServiceSupervisor(context, REWARD_MODEL, self._reward_models, access=access)
+        return [broadcaster, models]
+
+    def _create_reward_models(self) -> RewardModelClient | None:
+        """Create one process for all reward models; None where no reward asks them."""
         config, models = self._context.config, self._context.inputs.reward_models
         if not models:
-            return []
-        client = create_reward_model(
+            return None
+        return create_reward_model(
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
             template_options=config.actors.chat_template_options,
             **self._reservation.options("reward_model", 0),
         )
-        return [RewardModelSupervisor(self._context, client, access=self._access)]
 
     def _create_actors(self) -> list[ActorSupervisor]:
         """Create the supervisors of the actors; each creates its process when it starts."""
@@ -117,7 +138,7 @@ class Processes:
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
-            reward_model_client=self.reward_models[0].client if self.reward_models else None,
+            reward_model_client=self._reward_models,
             metrics=self._access,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,

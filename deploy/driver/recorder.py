@@ -21,7 +21,7 @@ from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
-from deploy.storage.run_record import Record, Score
+from deploy.storage.run_record import BROADCASTER, Record, Score
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
 from queues.readers.recorded_batches import read_batch
@@ -59,7 +59,9 @@ class Recorder:
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
-        """Number of swap reports taken from the broadcaster, which has none of earlier sessions."""
+        """Number of swap reports taken from the present process of the broadcaster."""
+        self._broadcaster = context.record.restarts[BROADCASTER]
+        """Number of that process."""
         self._summarised_at = time.monotonic()
         self._tokenizer: Any = None
         self._sampling_failed = False
@@ -100,6 +102,8 @@ class Recorder:
             for acknowledged in status.batches
         ]
         rows = [batch.to_dict() for batch in batches]
+        if self._broadcaster != (number := record.restarts[BROADCASTER]):
+            self._broadcaster, self._swaps = number, 0
         swaps = await self._processes.broadcaster.reports(self._swaps)
         self._swaps += len(swaps)
         record.batches.extend(batches)

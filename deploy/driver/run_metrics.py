@@ -14,6 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from deploy.observability.exporter import role
 from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
@@ -62,10 +63,12 @@ class RunMetrics(Collector):
         )
         yield from self._weight_updates()
         restarts = CounterMetricFamily(
-            "headway_restarts", "Processes that were restarted.", labels=["restarted"]
+            "headway_restarts",
+            "Processes that were restarted.",
+            labels=["restarted", "restarted_role"],
         )
         for process, count in list(record.restarts.items()):
-            restarts.add_metric([process], count)
+            restarts.add_metric([process, role(process)], count)
         yield restarts
         drifts = GaugeMetricFamily(
             "headway_engine_drift",

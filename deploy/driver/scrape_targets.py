@@ -1,10 +1,11 @@
 """Addresses at which the processes of a run serve their metrics, for Prometheus to find."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
+from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.processes import Processes
-from deploy.observability.exporter import is_loopback, show_process
+from deploy.driver.service_supervisor import ServiceSupervisor
+from deploy.observability.exporter import is_loopback
 from queues.runtime.prometheus import MetricsAccess
 
 
@@ -22,20 +23,11 @@ class ScrapeTargets:
         """Addresses of the processes that are never restarted, by name."""
 
     def serve(self) -> list[tuple[str, Awaitable[None]]]:
-        """Have processes serve their metrics; return the name of each and the call to wait for.
+        """Have the broker serve its metrics; return its name and the call to wait for.
 
-        Actors and reward models do so by themselves.
+        All others do so whenever they have started.
         """
-        processes = self._processes
-        calls = {
-            "broker": processes.broker.serve_metrics(self._access),
-            "learner": processes.learner.serve_metrics(self._access),
-        }
-        done = {"broker", "learner-0", *(p.name for p in self._restarted())}
-        for name, handle in processes.handles().items():
-            if name not in done:
-                calls[name] = show_process(handle, self._access)
-        return [(name, self._add(name, call)) for name, call in calls.items()]
+        return [("broker", self._add("broker", self._processes.broker.serve_metrics(self._access)))]
 
     def reachable(self) -> list[tuple[str, str]]:
         """Return the name and address of every process whose metrics Prometheus can reach."""
@@ -58,13 +50,12 @@ class ScrapeTargets:
     async def _add(self, name: str, call: Awaitable[str]) -> None:
         self.add(name, await call)
 
-    def _restarted(self) -> list[Any]:
-        """Return the processes that may be restarted, with another address each time."""
-        return [*self._processes.reward_models, *self._processes.actors]
-
     def _all(self) -> dict[str, str]:
-        restarted = {p.name: p.metrics for p in self._restarted() if p.metrics}
-        return {**self._addresses, **restarted}
+        processes = self._processes
+        restarted: list[ServiceSupervisor | ActorSupervisor]
+        restarted = [*processes.services, *processes.actors]
+        addresses = {process.name: process.metrics for process in restarted if process.metrics}
+        return {**self._addresses, **processes.learner.metrics, **addresses}
 
     def _unreachable(self) -> list[str]:
         """Return the processes of other nodes that serve their metrics on loopback only."""

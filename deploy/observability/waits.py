@@ -32,6 +32,8 @@ class Health:
     """None: it does not answer."""
     paused: bool
     """The broker or the learner waits for space on a disk."""
+    learner_starts: bool = False
+    """The ranks of the learner load, which has a deadline of its own."""
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
@@ -78,10 +80,11 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
 def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:
     version, depth = broker.version, broker.depth
     names = {actor.engine_id: name for name, actor in health.actors.items()}
-    if depth["taken"]:
-        yield Wait("broker", "learner", f"batch {version} to be trained"), version
-    elif depth["ready"] >= health.groups_per_batch and not broker.waits_for:
-        yield Wait("results queue", "learner", f"batch {version} to be taken"), version
+    progress, trains = (version, broker.learner), not health.learner_starts
+    if depth["taken"] and trains:
+        yield Wait("broker", "learner", f"batch {version} to be trained"), progress
+    elif depth["ready"] >= health.groups_per_batch and trains and not broker.waits_for:
+        yield Wait("results queue", "learner", f"batch {version} to be taken"), progress
     groups_by_holder: dict[str, list[str]] = {}
     for group, engine in broker.waits_for.items():
         holder = names.get(engine or "", engine or "nobody")
@@ -129,7 +132,7 @@ class Waits:
 
 
 class Movement:
-    """Measures how long no version was trained, no result accepted and no engine updated."""
+    """Measures how long no batch was trained, no result accepted and no engine updated."""
 
     def __init__(self) -> None:
         self._newest: Any = None
@@ -138,13 +141,15 @@ class Movement:
     def idle_seconds(self, health: Health, now: float) -> float:
         """Return the seconds without movement by `now` (monotonic seconds).
 
-        The time does not count while all actors start, and while the run waits for space on a disk.
+        The time does not count while the learner or all actors start, and while the run waits for
+        space on a disk.
         A broker that does not answer does not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:
-            newest = (broker.version, broker.accepted, dict(broker.engines))
-        excused = not health.actors or (broker is not None and health.paused)
+            newest = (broker.version, broker.learner, broker.accepted, dict(broker.engines))
+        starts = health.learner_starts or not health.actors
+        excused = starts or (broker is not None and health.paused)
         if self._moved_at is None or excused or newest != self._newest:
             self._newest, self._moved_at = newest, now
         return now - self._moved_at

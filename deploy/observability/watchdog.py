@@ -1,8 +1,9 @@
 """The watchdog: reports who waits on whom, for what, since when, once a wait is overdue.
 
 It looks at a run independently of everything else, so that nothing which hangs can silence it.
-Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs, to a metric and, where
-the recipe wants it, end the run. A run in which nothing at all moves is ended in any case.
+Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs and to a metric. Then they
+end the run, where the recipe wants it; else a learner that is waited for is restarted. A run in
+which nothing at all moves is ended in any case.
 """
 
 import asyncio
@@ -17,11 +18,12 @@ from typing import Any
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
+from deploy.observability.exporter import role
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
 from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
+from deploy.storage.run_record import LEARNER, Record
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
 from queues.runtime import clock
@@ -69,6 +71,10 @@ class WatchedRun:
     """Returns the health of each rollout actor that has started."""
     handles: Callable[[], Mapping[str, Any]]
     """Returns the present Ray handles of the processes by name."""
+    learner_starts: Callable[[], bool]
+    """Returns whether the ranks of the learner load, for the first time or again."""
+    restart_learner: Callable[[str, int], None]
+    """Ends the learner's ranks of an epoch, for a reason, so that others take their place."""
     save: Callable[[], Awaitable[None]]
     """Has the learner save a checkpoint; returns in time, whether it did or not."""
     write: Callable[[str, Sequence[Mapping[str, Any]]], None]
@@ -96,6 +102,8 @@ class Watchdog:
         """The announced reason for which the run waits for space on a disk."""
         self._newest: BrokerStatus | None = None
         """The broker's last answer; None if it did not give one in time."""
+        self._learner_epoch = 0
+        """That of the learner by the newest answer that came in time."""
         self._disk_write: asyncio.Task[None] | None = None
         """The last small file that is made durable."""
         self._locations: dict[str, ProcessLocation] = {}
@@ -155,6 +163,7 @@ class Watchdog:
         )
         if self._newest is not None:
             paused = self._newest.paused or paused
+            self._learner_epoch = self._newest.learner[0]
         if (paused is None) != (self._paused is None):
             self._screen.say(
                 f"paused: {paused}" if paused else "the disk has space again; the run goes on"
@@ -163,6 +172,7 @@ class Watchdog:
         return Health(
             broker=self._newest,
             paused=paused is not None,
+            learner_starts=self._run.learner_starts(),
             actors=actors,
             silent=self._silent,
             disk=self._try_disk(),
@@ -244,7 +254,11 @@ class Watchdog:
             )
 
     async def _report(self, late: Sequence[Wait], at: float) -> None:
-        """Write overdue waits with stacks; show the file, or that the disk hangs."""
+        """Write overdue waits with stacks; show the file, or that the disk hangs.
+
+        Then restart a learner that is among them and hangs still, unless the run ends.
+        """
+        epoch = self._learner_epoch
         names = concerned(late, list(self._locations))
         calls = [partial(self._probes.dump, self._locations[name]) for name in names]
         pending = [run_in_daemon_thread(call) for call in calls]
@@ -257,6 +271,11 @@ class Watchdog:
         except TimeoutError:
             stacks = f"no file yet: its disk did not answer within {limit:g} s"
         self._screen.say("; ".join([*states, f"stacks in {stacks}"]))
+        if self._config.deploy.watchdog_aborts or LEARNER not in {role(wait.on) for wait in late}:
+            return
+        if hangs := [wait for wait in self.overdue if role(wait.on) == LEARNER]:
+            wait = hangs[0]
+            self._run.restart_learner(f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}", epoch)
 
     def _write_report(
         self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float

@@ -6,7 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from deploy.storage.run_record import REWARD_MODEL, Record
+from deploy.storage.run_record import BROADCASTER, LEARNER, REWARD_MODEL, Record
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
@@ -63,12 +63,18 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         },
         "overlap": overlap(batches, record.swaps),
         "selection": _selection(record),
-        "restarts": {
-            "actors": record.restarts.total() - record.restarts[REWARD_MODEL],
-            "reward_models": record.restarts[REWARD_MODEL],
-        },
+        "restarts": _restarts(record.restarts),
         "accounting": record.accounting,
     }
+
+
+def _restarts(counts: Counter[str]) -> dict[str, int]:
+    others = {
+        "reward_models": counts[REWARD_MODEL],
+        "learner": counts[LEARNER],
+        "broadcaster": counts[BROADCASTER],
+    }
+    return {"actors": counts.total() - sum(others.values()), **others}
 
 
 def _selection(record: Record) -> dict[str, int]:

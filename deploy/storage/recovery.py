@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.errors import InputError
+from deploy.errors import InputError, RunFailed
 from deploy.storage.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
 from queues.errors import JournalError, LedgerError
@@ -92,6 +92,21 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
             f"copy, or `headway salvage {directory.path}` goes back to the last state that is whole"
         )
     return chosen
+
+
+def newest_whole(directory: RunDirectory) -> tuple[int, Path] | None:
+    """Return version and folder of the newest checkpoint of a run that goes on; None without any.
+
+    Raises:
+        RunFailed: It is damaged; only a run at rest can take the one before it.
+    """
+    newest = next(examine(directory), None)
+    if newest is not None and newest.damage is not None:
+        raise RunFailed(
+            f"checkpoint {newest.version} is damaged: {newest.damage}; `headway resume "
+            f"{directory.path}` takes the one before it"
+        )
+    return newest and (newest.version, newest.folder)
 
 
 def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
-journal/          accepted rollouts            restarts.jsonl  restarts of actors
+journal/          accepted rollouts            restarts.jsonl  restarts of processes
 checkpoints/      v000060/ …, or a link        waits.jsonl     overdue waits
 summary.json      figures of the run           drift.jsonl     engines that drift
                                                sessions.jsonl  recipe, program, machine

@@ -29,7 +29,9 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
     """Translate a rank's death, or the error it raised, into an error with its number."""
     if not isinstance(error, RayTaskError):
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return RankFailed(f"rank {rank} died: {lines[0]}")
+        failed = RankFailed(f"rank {rank} died: {lines[0]}")
+        failed.died = True
+        return failed
     cause: Any = error.cause or error
     if isinstance(cause, RankFailed):
         return cause

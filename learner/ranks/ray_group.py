@@ -4,7 +4,8 @@
     driver ─run──▶ rank 0 ─update, gather, write─▶ rank 1, …
        └──watch──────────────────────────────────▶ rank 1, …   their failures, at once
 
-The first rank that dies or raises ends the group, by name. Rank 0 leads the others (`ray_leader`).
+The first rank that dies or raises ends the group, by name; who created it may create another, which
+goes on from a checkpoint. Rank 0 leads the others (`ray_leader`).
 """
 
 import asyncio
@@ -77,6 +78,11 @@ class LearnerGroup:
         )
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((reason for reason in answers if isinstance(reason, str)), None)
+
+    def announce_again(self) -> None:
+        """Have rank 0 announce its newest version once more; returns at once."""
+        with suppress(RayError):
+            self._ranks[0].announce_again.remote()
 
     def stop(self) -> None:
         """End `run` at the next batch boundary, with a checkpoint; returns at once."""

@@ -24,6 +24,7 @@ from queues.runtime.ray_process_title import keep_title
 if TYPE_CHECKING:
     from learner.learner import Learner
     from learner.metrics import LearnerMetrics
+    from weight_sync.publish.background_publisher import BackgroundPublisher
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class RankActor:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # One thread for everything that computes, so that torch keeps one pool of threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
+        self._publisher: BackgroundPublisher | None = None
         self._metrics: LearnerMetrics | None = None
         self._learner: Learner | None = None
         self._title: asyncio.Task[Never] | None = None
@@ -126,6 +128,7 @@ class RankActor:
             start_version=spec.version,
             start_checksum=state.checksum_as(spec.config.dtype, wire_dtype) if state else None,
             totals=state.totals if state else {},
+            session_started_at=spec.session_started_at,
             observe=self._observe,
         )
         reached = await learner.run(self._stop)
@@ -139,6 +142,11 @@ class RankActor:
         self._metrics = LearnerMetrics()
         port = serve([self._metrics], access)
         return public_address(access.host, port, ray.util.get_node_ip_address())
+
+    async def announce_again(self) -> None:
+        """Announce the newest version of rank 0 to a broadcaster that has lost it."""
+        if self._publisher is not None:
+            await asyncio.to_thread(self._publisher.announce_again)
 
     def _observe(self, batch: TrainedBatch) -> None:
         if self._metrics is not None:

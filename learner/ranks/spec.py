@@ -40,6 +40,9 @@ class LearnerSpec:
     """Version of the weights to begin with: that of the checkpoint."""
     last_version: int | None = None
     """Version to stop at; None: `steps`."""
+    session_started_at: float | None = None
+    """Epoch seconds when the session of the run began, for its figures; None: as training begins.
+    A learner that is made again in it has the same."""
     checkpoints: str = "checkpoints"
     """Folder of all checkpoints."""
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)

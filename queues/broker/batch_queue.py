@@ -25,16 +25,27 @@ CHECKSUM = "weights_checksum"
 
 
 class BrokerBatchQueue(BatchQueue):
-    """Hands out batches and records what became of them."""
+    """Hands out batches and records what became of them.
+
+    A learner that is made again has a higher `epoch`; calls of those before it are refused with a
+    ProtocolError.
+    """
 
     def __init__(self, commits: CommitPipeline, retention: Retention) -> None:
         self.commits = commits
         self.retention = retention
 
-    async def take(self, version: int, timeout: float) -> Batch | None:
+    async def begin_learner(self, epoch: int) -> None:
+        """Refuse learners of lower epochs from now on; what they submitted before is durable."""
+        self.commits.state.begin_learner(epoch)
+        await self.commits.submit(lambda: None)
+
+    async def take(self, version: int, timeout: float, *, epoch: int = 0) -> Batch | None:
         commits, state = self.commits, self.commits.state
 
         def decide() -> asyncio.Future[list[Location]] | None:
+            state.check_epoch(epoch)
+            state.learner = epoch, version
             is_taken = version == state.version and state.taken
             if 0 <= version < state.version or is_taken:
                 return commits.submit(partial(commits.ledger.locations, version))
@@ -66,9 +77,10 @@ class BrokerBatchQueue(BatchQueue):
         )
         return Batch(version=version, payloads=payloads)
 
-    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
+    async def ack(self, version: int, statistics: Mapping[str, Any], *, epoch: int = 0) -> None:
         commits, state = self.commits, self.commits.state
         commits.check_open()
+        state.check_epoch(epoch)
         if version < state.version:
             await self._compare(version, statistics)
             return
@@ -85,8 +97,9 @@ class BrokerBatchQueue(BatchQueue):
         )
         require_balanced(counts, memory, where=f"after batch {version}")
 
-    async def commit_checkpoint(self, version: int, path: str) -> None:
+    async def commit_checkpoint(self, version: int, path: str, *, epoch: int = 0) -> None:
         self.commits.check_open()
+        self.commits.state.check_epoch(epoch)
         await self.commits.durable(partial(self.commits.ledger.commit_checkpoint, version, path))
         await self.retention.apply()
 

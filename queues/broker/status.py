@@ -15,6 +15,8 @@ class BrokerStatus:
 
     version: int
     """Batches trained."""
+    learner: tuple[int, int] = (0, -1)
+    """Epoch of the learner, and the batch that it asked for last, be it one trained before."""
     steps: int
     depth: Mapping[str, int]
     """Train groups by state."""
@@ -60,6 +62,7 @@ def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerSt
     ready_since, queued_since = state.results.oldest_since(), state.prompts.oldest_since()
     return BrokerStatus(
         version=state.version,
+        learner=state.learner,
         steps=state.bounds.steps,
         depth={str(x): state.groups.train(x) for x in State if x != State.SCORED},
         oldest_ready_seconds=0.0 if ready_since is None else now - ready_since,

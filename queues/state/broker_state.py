@@ -44,6 +44,8 @@ class BrokerState:
     """Version that each engine serves."""
     version: int = 0
     """The learner's version."""
+    learner: tuple[int, int] = (0, -1)
+    """Epoch of the learner, and the batch that it asked for last, be it one trained before."""
     taken: list[Group] = field(default_factory=list)
     """The batch being trained."""
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
@@ -211,6 +213,18 @@ class BrokerState:
         for group in groups:
             self._fail(group, reasons.UNREACHABLE)
         return groups
+
+    def begin_learner(self, epoch: int) -> None:
+        """Go on with a learner that was made again; those before it are refused."""
+        self.check_epoch(epoch)
+        self.learner = epoch, -1
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raise ProtocolError if the learner of this epoch was replaced."""
+        if epoch < self.learner[0]:
+            raise ProtocolError(
+                f"a learner of epoch {epoch} calls, but that of epoch {self.learner[0]} goes on"
+            )
 
     def take(self, version: int) -> list[str] | None:
         """Take the batch of `version`: its group ids, or None while the learner has to wait."""

@@ -6,7 +6,8 @@
                someone waits for
 
 So the outcome is a function of the prompts alone. A crash is a copy of the run's folder, taken in
-the middle of a commit or between two; a world on such a copy resumes the run.
+the middle of a commit or between two; a world on such a copy resumes the run. A death is that of
+the learner alone, at one of its steps: another takes its place while the rest goes on.
 
 `on_overdue` is `wait`. With the other policies time decides what a batch is made of, and a crash
 costs time; saved tokens of an overdue group, for one, do not fit any more and are sampled afresh.
@@ -171,10 +172,10 @@ class BanditState:
 class Bandit:
     """A trainer of one distribution over tokens, by REINFORCE with momentum."""
 
-    def __init__(self, folder, on_publish):
+    def __init__(self, folder, on_publish, checksums):
         self.root, self.on_publish = folder / "checkpoints", on_publish
         self.state = BanditState()
-        self.checksums = {}
+        self.checksums = checksums
 
     async def update(self, payloads, version):
         state = self.state
@@ -193,9 +194,12 @@ class Bandit:
         return BatchReport.from_dict({"loss": float(loss.detach()), **figures})
 
     async def publish(self, version):
-        self.checksums[version] = checksum([("weights", self.state.weights)])
+        digest = checksum([("weights", self.state.weights)])
+        assert self.checksums.setdefault(version, digest) == digest, (
+            "a version is one set of weights"
+        )
         await self.on_publish(version)
-        return self.checksums[version]
+        return digest
 
     async def save(self, version, *, cursor, totals, weights_checksum):
         checkpoint.write_part(self.state, checkpoint.prepare(self.root, version))
@@ -207,6 +211,33 @@ class Bandit:
 
     async def prune(self, version):
         checkpoint.prune(self.root, newest=version, keep=2, keep_seconds=0.0)
+
+
+class Died(Exception):
+    """The learner is gone."""
+
+
+class Mortal(Bandit):
+    """A trainer that dies when its world says so."""
+
+    def __init__(self, world, *arguments):
+        super().__init__(*arguments)
+        self.world = world
+
+    async def update(self, payloads, version):
+        report = await super().update(payloads, version)
+        self.world.pass_step()
+        return report
+
+    async def publish(self, version):
+        digest = await super().publish(version)
+        self.world.pass_step()
+        return digest
+
+    async def save(self, version, **state):
+        path = await super().save(version, **state)
+        self.world.pass_step()
+        return path
 
 
 async def score(prompt, completion, answer, metadata):
@@ -226,10 +257,14 @@ class World:
     """One session of a run: begins or resumes it in a folder, and trains it to its end.
 
     `start` finds version and folder of the checkpoint to go on from; `options` are the broker's.
+    The learner dies at the steps `deaths`, counted from 1.
     """
 
-    def __init__(self, folder, start=newest_checkpoint, *, segment_bytes=2**28, **options):
+    def __init__(
+        self, folder, start=newest_checkpoint, *, deaths=(), segment_bytes=2**28, **options
+    ):
         self.folder, self.stop, self.start = folder, asyncio.Event(), start
+        self.deaths, self.learner_steps, self.epoch, self.served = {*deaths}, 0, 0, -1
         self.broker = Broker(
             folder,
             config=QueuesConfig(
@@ -239,7 +274,7 @@ class World:
             spec=RunSpec(groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS), **options,
         )  # fmt: skip
         self.workers = [self.make_worker(index) for index in range(2)]
-        self.trainer = Bandit(folder, self.serve_if_newest)
+        self.checksums = {}
 
     def make_worker(self, index):
         engine = ScriptedEngine(
@@ -267,24 +302,40 @@ class World:
 
     async def run(self):
         """Train to the last step and return the checksums of the versions published."""
-        start = self.start(self.folder)
-        saved = start and checkpoint.load(self.trainer.state, start[1])
         for engine, _ in self.workers:
             await engine.start()
         await self.broker.evaluate("held-out", prompts(3, "h"), temperature=0.0, min_version=3)
-        learner = Learner(
-            self.trainer, self, steps=STEPS, checkpoint_every=2,
-            start_version=start[0] if start else 0,
-            start_checksum=saved.weights_checksum if saved else None,
-        )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             for _, worker in self.workers:
                 tasks.create_task(worker.run(self.stop))
             tasks.create_task(self.feed())
-            await learner.run()
+            await self.learn()
             assert await self.broker.evaluation("held-out", 60.0) is not None
         await self.broker.close()
-        return self.trainer.checksums
+        return self.checksums
+
+    async def learn(self):
+        """Train to the last step, by another learner whenever one dies."""
+        while True:
+            trainer = Mortal(self, self.folder, self.serve_if_newest, self.checksums)
+            start = self.start(self.folder)
+            saved = start and checkpoint.load(trainer.state, start[1])
+            learner = Learner(
+                trainer, self, steps=STEPS, checkpoint_every=2,
+                start_version=start[0] if start else 0,
+                start_checksum=saved.weights_checksum if saved else None,
+            )  # fmt: skip
+            try:
+                return await learner.run()
+            except Died:
+                self.epoch += 1
+                await self.broker.begin_learner(self.epoch)
+
+    def pass_step(self):
+        """Count a step of the learner, which dies at some."""
+        self.learner_steps += 1
+        if self.learner_steps in self.deaths:
+            raise Died
 
     async def feed(self):
         while True:
@@ -302,14 +353,18 @@ class World:
         status = await self.broker.status()
         if version == status.version and not status.depth["taken"]:
             await self.quiet()
-        return await self.broker.take(version, timeout)
+        batch = await self.broker.take(version, timeout, epoch=self.epoch)
+        self.pass_step()
+        return batch
 
     async def ack(self, version, statistics):
-        await self.broker.ack(version, statistics)
+        await self.broker.ack(version, statistics, epoch=self.epoch)
+        self.pass_step()
         await self.serve_if_newest(version + 1)
 
     async def commit_checkpoint(self, version, path):
-        await self.broker.commit_checkpoint(version, path)
+        await self.broker.commit_checkpoint(version, path, epoch=self.epoch)
+        self.pass_step()
 
     async def cursor(self):
         return await self.broker.cursor()
@@ -323,8 +378,9 @@ class World:
             await asyncio.sleep(QUIET_SECONDS)
 
     async def serve_if_newest(self, version):
-        """Load a version into every engine, unless the run has a newer one."""
-        if (await self.broker.status()).version == version:
+        """Load a version into every engine, unless they have it or the run has a newer one."""
+        if (await self.broker.status()).version == version > self.served:
+            self.served = version
             for engine, worker in self.workers:
                 await engine.pause()
                 await engine.load(weights_of_nothing(version), version)

@@ -1,5 +1,6 @@
 """What the processes of a run hold, seen from outside."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -57,3 +58,17 @@ def leaked_shared_memory(before):
     """
     new = {*SHARED_MEMORY.iterdir()} - before
     return new - {*mapped_files(psutil.pids())}
+
+
+def titled(pid, title):
+    """Return the processes below another one whose title begins so.
+
+    Ray puts its own title in the place of ours for up to half a second after each call.
+    """
+    below = psutil.Process(pid).children(recursive=True)
+    found = []
+    for process in below:
+        with suppress(psutil.NoSuchProcess):
+            if " ".join(process.cmdline()).startswith(title):
+                found.append(process)
+    return found

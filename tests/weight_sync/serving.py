@@ -63,7 +63,9 @@ class FolderAnnouncements:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def newest(self, after: int, timeout: float) -> Manifest | None:
+    async def newest(
+        self, after: int, timeout: float, digest: str | None = None
+    ) -> Manifest | None:
         deadline = time.monotonic() + timeout
         while True:
             manifest = newest_version(self._folder)

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -56,7 +58,7 @@ def make(request) -> Callable:
 
         client = create_broadcaster(fraction, engines, **options)
         yield client
-        ray.kill(client.actor)
+        ray.kill(client.handle)
 
     return build
 
@@ -95,6 +97,35 @@ def test_an_older_version_is_refused_and_the_newest_may_move(make) -> None:
                 await broadcaster.announce(manifest(2))
             await broadcaster.announce(manifest(3))
             assert (await broadcaster.newest(2, 5.0)).version == 3
+
+    asyncio.run(run())
+
+
+def test_a_learner_that_was_made_again_begins_with_an_older_version_and_fences_the_one_before(
+    make,
+) -> None:
+    async def run() -> None:
+        async with make(1.0, 1) as broadcaster:
+            await broadcaster.announce(manifest(3))
+            if isinstance(broadcaster, Broadcaster):
+                await broadcaster.announce(manifest(1), 1)
+            else:
+                await broadcaster.of_epoch(1).announce(manifest(1))
+            assert await broadcaster.newest(1, 0.02) is None
+            assert (await broadcaster.newest(0, 5.0)).version == 1
+            with pytest.raises(VersionOrderError, match="version 4 was announced by a learner of"):
+                await broadcaster.announce(manifest(4))
+
+    asyncio.run(run())
+
+
+def test_a_version_with_another_digest_is_new_to_an_engine_that_serves_it(make) -> None:
+    async def run() -> None:
+        async with make(1.0, 1) as broadcaster:
+            await broadcaster.announce(manifest(3))
+            assert await broadcaster.newest(3, 0.02, manifest(3).digest) is None
+            assert (await broadcaster.newest(3, 5.0, "another")).version == 3
+            assert await broadcaster.newest(4, 0.02, "another") is None
 
     asyncio.run(run())
 
@@ -168,6 +199,38 @@ def test_a_broadcaster_that_could_never_grant_is_refused(fraction: float, engine
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster, monkeypatch, how) -> None:
+    import ray
+
+    from weight_sync import ray_broadcaster
+    from weight_sync.errors import BroadcasterDied
+
+    monkeypatch.setattr(ray_broadcaster, "SILENT_SECONDS", 3.0)
+
+    async def run() -> None:
+        client = ray_broadcaster.create_broadcaster(1.0, 1)
+        await client.announce(manifest(2))
+        assert await client.acquire_swap("a", 5.0)
+        pid = await client.handle.__ray_call__.remote(lambda _: os.getpid())
+        dies = asyncio.ensure_future(client.live())
+        waits = asyncio.ensure_future(client.newest(2, 60.0))
+        await asyncio.sleep(0.5)  # both calls have begun
+        os.kill(pid, how)
+        with pytest.raises((ray.exceptions.RayActorError, BroadcasterDied)):
+            await dies
+        await client.start(again=True)
+        assert await client.newest(-1, 0.02) is None, "it has forgotten everything"
+        assert await client.acquire_swap("b", 5.0), "permits are void"
+        await client.announce(manifest(3))
+        assert (await waits).version == 3
+        client.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.ray
 def test_a_dead_broadcaster_raises_broadcaster_died(ray_cluster) -> None:
     import ray
 
@@ -177,7 +240,7 @@ def test_a_dead_broadcaster_raises_broadcaster_died(ray_cluster) -> None:
     async def run() -> None:
         client = create_broadcaster(1.0, 1)
         assert await client.newest(-1, 0.01) is None
-        ray.kill(client.actor)
+        ray.kill(client.handle)
         with pytest.raises(BroadcasterDied):
             await client.newest(-1, 5.0)
 

@@ -16,6 +16,8 @@ from weight_sync.progress import allowance, show
 from weight_sync.receive.engine import PausableEngine
 from weight_sync.vllm.transfer import FINISH, START, UPDATE, tensor_shapes
 
+JOIN_SECONDS = 10.0
+"""Interval at which an engine registers again, since a broadcaster that is restarted knows none."""
 MOST_ITEM_BYTES = 4
 """Bytes of an element on the wire; bfloat16 takes half."""
 
@@ -34,7 +36,7 @@ class DirectReceiver:
     """Keeps an engine, which nobody else may pause, paused while the learner writes to it.
 
     Args:
-        join: Registers the engine with the learner.
+        join: Registers the engine with the learner; called at intervals.
         on_version: Awaited with each version once the engine serves it; no other begins before.
         timeout: Longest pause in seconds, beside what the bytes take, in case the learner is gone.
     """
@@ -70,15 +72,19 @@ class DirectReceiver:
         self._handling: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Register the engine, and return when `stop` is set.
+        """Keep the engine registered, and return when `stop` is set.
 
         After any error of a transfer, of the engine or of `on_version`, which it raises, the engine
         must be replaced.
         """
-        await self._join()
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            ended: set[asyncio.Task[Any]] = set()
+            while not ended:
+                await self._join()
+                ended, _ = await asyncio.wait(
+                    waits, timeout=JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
             if self._error is not None:
                 raise self._error
         finally:

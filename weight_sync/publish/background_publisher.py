@@ -70,6 +70,9 @@ class BackgroundPublisher(ABC):
     def _send(self, pending: PendingVersion) -> Snapshot | None:
         """Send a version, in the background; return the snapshot that is free again, if any."""
 
+    def announce_again(self) -> None:  # noqa: B027  (engines are sent to without announcements)
+        """Announce the newest version again, to a broadcaster that does not have it any more."""
+
     def on_idle(self) -> None:  # noqa: B027  (most publishers have nothing to do)
         """Do periodic work while no version waits, in the background."""
 

@@ -5,6 +5,7 @@ plan ─▶ write and checksum, several buckets at a time ─▶ compare with v�
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 from weight_sync.buckets import BucketPlan, Piece, plan_buckets
 from weight_sync.checksum import bytes_of
 from weight_sync.codecs.delta import DeltaEncoder
+from weight_sync.errors import VersionOrderError
 from weight_sync.manifest import Bucket, Delta, Manifest
 from weight_sync.progress import run_in_streams
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
@@ -50,6 +52,8 @@ class StagedPublisher(BackgroundPublisher):
         self._announce = announce
         self._bucket_bytes = bucket_bytes
         self._encoder = DeltaEncoder() if codec == "delta" else None
+        self._announced: Manifest | None = None
+        """The manifest that was announced last."""
 
     def _close(self) -> None:
         self._transport.close()
@@ -75,11 +79,21 @@ class StagedPublisher(BackgroundPublisher):
             scale=pending.scale,
         )
         self._progress.reach("it is being announced")
+        self._tell(manifest)
+        self._announced = manifest
+        self._transport.commit(manifest)
+        return pending.snapshot
+
+    def announce_again(self) -> None:
+        """See `BackgroundPublisher.announce_again`; may be called in any thread."""
+        if self._announced is not None:
+            with suppress(VersionOrderError):  # a newer one was announced meanwhile
+                self._tell(self._announced)
+
+    def _tell(self, manifest: Manifest) -> None:
         announcing = self._announce(manifest)
         if announcing is not None:
             asyncio.run(announcing)
-        self._transport.commit(manifest)
-        return pending.snapshot
 
     def _write(
         self, version: int, sizes: Sequence[int], pieces: Sequence[Sequence[Piece]]

@@ -6,8 +6,10 @@
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
            ─▶ report, which returns the permit ─▶ on_version                  engine generates
 
-The newest version wins. A failure before the pause leaves the engine serving its old version. A
-failed load leaves it paused, and the loop loads the same version or a newer one until one succeeds.
+The newest version wins. A version that the engine serves is loaded again, whole, if the learner
+made it anew with other weights. A failure before the pause leaves the engine serving its old
+version. A failed load leaves it paused, and the loop loads the same version or a newer one until
+one succeeds.
 """
 
 import asyncio
@@ -85,6 +87,8 @@ class Receiver:
         self._on_version = on_version
         self._options = options
         self._expected = options.expected
+        self._digest: str | None = None
+        """That of the weights that the engine serves."""
         self._base: StagedWeights | None = None
         self._resending: asyncio.Future[None] | None = None
         """Done when the engine has taken a version as `resend` wants it; None if nobody waits."""
@@ -105,7 +109,7 @@ class Receiver:
             waits = time.monotonic() < retry_at
             manifest = await newer(
                 self._announcements,
-                failed if waits else served,
+                (failed, None) if waits else (served, self._digest),
                 min(NEWEST_SECONDS, retry_at - time.monotonic()) if waits else NEWEST_SECONDS,
                 stop,
                 self._resent,
@@ -141,6 +145,7 @@ class Receiver:
         refused to load several times.
         """
         resending = self._resending
+        again = resending is not None or self._is_other(manifest)
         self._attempt = WeightUpdateReport(
             engine_id=self.engine_id,
             version=manifest.version,
@@ -151,7 +156,7 @@ class Receiver:
             seeding=self.version is None,
         )
         try:
-            staged = await self._stage(manifest, again=resending is not None)
+            staged = await self._stage(manifest, again=again)
         except (StagingError, IncompatibleWeights, VersionOrderError) as error:
             report = await self._report(error)
             if self.version is None and isinstance(error, IncompatibleWeights):
@@ -159,7 +164,7 @@ class Receiver:
             return report
         self._note(staged_at=clock.now(), codec=staged.codec, bytes=staged.fetched)
         try:
-            if resending is None:
+            if not again:
                 await self._prepare(staged)
             if not await self._permitted(manifest.version, stop):
                 return None
@@ -178,6 +183,7 @@ class Receiver:
             self._keep_or_close(staged)
         self.version, self._failed_loads = manifest.version, 0
         self._expected = {**(self._expected or {}), **manifest.signature}
+        self._digest = manifest.digest
         report = await self._report(None)
         if resending is not None:
             resending.set_result(None)
@@ -199,6 +205,10 @@ class Receiver:
             self._base = staged
         else:
             staged.close()
+
+    def _is_other(self, manifest: Manifest) -> bool:
+        """Return True if the engine serves this version with other weights."""
+        return manifest.version == self.version and manifest.digest != self._digest
 
     async def _stage(self, manifest: Manifest, *, again: bool) -> StagedWeights:
         """Run every check that does not touch the engine; see `resend` for `again`."""
@@ -298,10 +308,17 @@ class Receiver:
 
 
 async def newer(
-    announcements: Announcements, after: int, timeout: float, *events: asyncio.Event
+    announcements: Announcements,
+    served: tuple[int, str | None],
+    timeout: float,
+    *events: asyncio.Event,
 ) -> Manifest | None:
-    """Wait as `Announcements.newest` does; None as soon as one of the events is set."""
-    asked = asyncio.ensure_future(announcements.newest(after, timeout))
+    """Wait as `Announcements.newest` does; None as soon as one of the events is set.
+
+    `served` is the version that is known, with its digest or None.
+    """
+    after, digest = served
+    asked = asyncio.ensure_future(announcements.newest(after, timeout, digest))
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait([asked, *waits], return_when=asyncio.FIRST_COMPLETED)

@@ -14,6 +14,7 @@ from deploy.observability.trackers import Trackers
 from learner.diagnostics.batch_report import TrainedBatch
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
+from weight_sync.announcements import WeightUpdateReport
 
 BATCH = {
     "weights_checksum": "",
@@ -31,14 +32,14 @@ class Processes:
                        "last_error": None, **status}  # fmt: skip
         self.broker = SimpleNamespace(status=self.ask, accounting=asyncio.Event().wait)
         self.broadcaster = SimpleNamespace(reports=self.reports)
-        self.actors = []
+        self.actors, self.swaps = [], []
 
     async def ask(self, after):
         self.after = after
         return SimpleNamespace(**self.status)
 
     async def reports(self, since):
-        return []
+        return self.swaps[since:]
 
 
 def follow(context, processes, seconds=10.0, **intervals):
@@ -172,3 +173,19 @@ def test_a_batch_whose_tokens_were_all_too_old_has_no_lag(tmp_path):
     masked = {**BATCH, "max_lag": None, "lag_mean": None, "response_length_mean": None}
     batch = TrainedBatch.from_dict(masked)
     assert describe(batch, make_context(tmp_path).record) == "reward 0.500 · every token masked"
+
+
+def test_the_reports_of_a_broadcaster_that_was_restarted_are_taken_from_the_first(tmp_path):
+    context, processes = make_context(tmp_path), Processes()
+    trackers = Trackers(context.config, context.directory.path, context.console.say)
+    recorder = Recorder(context, processes, trackers, accounting_seconds=0.01)
+    update = WeightUpdateReport(engine_id="e", version=0, published_at=1.0, bytes=7)
+
+    async def main():
+        for swaps, restarts in (([0, 1], 0), ([0, 1, 2], 0), ([3], 1), ([3, 4], 1)):
+            processes.swaps = [replace(update, version=version) for version in swaps]
+            context.record.restarts["broadcaster"] = restarts
+            await recorder.conclude("running")
+
+    asyncio.run(main())
+    assert [row["version"] for row in context.directory.rows("swaps.jsonl")] == [0, 1, 2, 3, 4]

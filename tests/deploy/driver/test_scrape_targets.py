@@ -22,11 +22,10 @@ def test_on_loopback_processes_of_other_nodes_are_unreachable(host, unreachable)
     actors = [SimpleNamespace(name=f"actor-{i}", metrics=f"x:{i}") for i in (0, 1, 2)]
     processes = SimpleNamespace(
         node="driver",
-        reward_models=[],
+        services=[SimpleNamespace(name="reward-model", metrics=None)],
         actors=actors,
         broker=SimpleNamespace(serve_metrics=serve_metrics),
-        learner=SimpleNamespace(serve_metrics=serve_metrics),
-        handles=dict,
+        learner=SimpleNamespace(metrics={"learner": "y:1"}),
     )
     targets = ScrapeTargets(processes, MetricsAccess(host), NODES.get)
 

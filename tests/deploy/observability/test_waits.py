@@ -112,6 +112,13 @@ def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_say
     assert [late.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
 
 
+def test_a_learner_that_trains_recorded_batches_again_makes_progress():
+    watched = Waits(deadline=10.0)
+    for now, learner in ((0.0, (0, 4)), (9.0, (1, -1)), (18.0, (1, 2)), (27.0, (1, 3))):
+        assert watched.overdue(broker(taken=2, learner=learner), now) == []
+    assert len(watched.overdue(broker(taken=2, learner=(1, 3)), 38.0)) == 1
+
+
 def test_what_moves_begins_anew_and_so_does_what_was_over():
     watched = Waits(deadline=10.0)
     later = broker(taken=2, version=5, engines={"engine-0": 5})

@@ -1,6 +1,7 @@
 """The watchdog with a broker and processes of a few lines: what it shows, writes and ends."""
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
@@ -27,6 +28,7 @@ from weight_sync.announcements import WeightUpdateReport
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
 STATUS = SimpleNamespace(
     version=1,
+    learner=(0, 1),
     steps=5,
     depth=dict.fromkeys(STATES, 1),
     live=2,
@@ -57,8 +59,8 @@ class Stage:
         intervals = {"look_seconds": 0.01, "answer_seconds": 0.05, "stall_seconds": 1000.0}
         settings = [f"deploy.watchdog_seconds={deadline}"]
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
-        self.events, self.status, self.output = [], STATUS, io.StringIO()
-        self.learner_waits, self.looks = None, 0
+        self.events, self.restarts, self.status, self.output = [], [], STATUS, io.StringIO()
+        self.learner_waits, self.learner_starts, self.looks = None, False, 0
         self.record = Record(name="x", steps=5, max_staleness=2, started_at=0.0)
         self.directory = RunDirectory(tmp_path)
         self.directory.logs.mkdir()
@@ -72,6 +74,8 @@ class Stage:
                 learner_paused=self.ask_learner,
                 actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0")},
                 handles=lambda: self.handles,
+                learner_starts=lambda: self.learner_starts,
+                restart_learner=lambda *restart: self.restarts.append(restart),
                 save=self.save,
                 write=self.directory.append,
             ),
@@ -218,6 +222,20 @@ def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):
     assert stage.events == ["saved"]
 
 
+@pytest.mark.parametrize(("aborts", "taken"), [(False, True), (True, True), (False, False)])
+def test_a_learner_that_hangs_is_restarted_unless_the_recipe_ends_the_run(tmp_path, aborts, taken):
+    """Without a batch that is taken, an actor is waited for, and nothing is restarted."""
+    stage = Stage(tmp_path, aborts=aborts)
+    if not taken:
+        depth = {**STATUS.depth, "taken": 0}
+        changed = {"depth": depth, "waits_for": {"g1": "engine-0"}}
+        stage.status = SimpleNamespace(**{**vars(STATUS), **changed})
+    ends = pytest.raises(RunFailed) if aborts else contextlib.nullcontext()
+    with ends:
+        asyncio.run(stage.until(lambda: stage.said("stacks in")() and stage.looks > 20))
+    assert stage.restarts == ([("broker waited 0 s on learner", 0)] if taken and not aborts else [])
+
+
 def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wait(tmp_path):
     stage = Stage(tmp_path, stall_seconds=0.15)
     stage.record.swaps.append(
@@ -264,6 +282,22 @@ def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learn
     asyncio.run(play())
     assert stage.output.getvalue().count("paused: ") == 1
     assert stage.output.getvalue().count("the disk has space again") == 1
+
+
+def test_while_the_learner_loads_nobody_waits_for_it_and_nothing_has_to_move(tmp_path):
+    stage = Stage(tmp_path, stall_seconds=0.15)
+    stage.learner_starts = True
+
+    async def play():
+        following = asyncio.create_task(stage.until(lambda: False))
+        await asyncio.sleep(0.5)  # longer than a stall
+        assert not following.done()
+        assert not stage.watchdog.overdue
+        stage.learner_starts = False
+        with pytest.raises(RunFailed, match="nothing moved"):
+            await following
+
+    asyncio.run(play())
 
 
 def test_of_a_weight_update_its_engine_is_looked_at():

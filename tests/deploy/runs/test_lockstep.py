@@ -80,3 +80,16 @@ def test_a_run_that_is_killed_again_and_again_equals_the_uninterrupted_one(
         assert sessions < 40, "it gets nowhere"
     check(folder, checksums, expected)
     assert sessions > 4
+
+
+def test_a_learner_that_dies_anywhere_and_is_made_again_ends_with_the_same_weights(
+    whole, tmp_path, monkeypatch
+):
+    """It dies at every kind of step, four times a run; everything else goes on."""
+    expected, _ = whole
+    draw = random.Random(11)
+    for first in range(1, 7):
+        deaths = {first, *draw.sample(range(first + 1, 50), 3)}
+        folder = tmp_path / f"mortal-{first}"
+        checksums, _ = play(monkeypatch, folder, deaths=deaths)
+        check(folder, checksums, expected)

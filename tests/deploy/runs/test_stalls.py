@@ -7,10 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.deploy.processes import processes_of
+from tests.deploy.processes import processes_of, titled
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,17 +87,8 @@ class Stalled:
         wait_for(trained)
 
     def stop(self, title):
-        """Send SIGSTOP to the process of the run with this title and return its id.
-
-        Ray puts its own title in the place of ours for up to half a second after each call.
-        """
-        driver = psutil.Process(self.process.pid)
-
-        def titled():
-            below = driver.children(recursive=True)
-            return [each for each in below if " ".join(each.cmdline()).startswith(title)]
-
-        [found] = wait_for(titled, 10)
+        """Send SIGSTOP to the process of the run with this title and return its id."""
+        [found] = wait_for(lambda: titled(self.process.pid, title), 10)
         self.earlier = len(rows(self.folder / "waits.jsonl"))
         self.stopped.append(found)
         found.suspend()

@@ -34,6 +34,13 @@ def test_a_lost_connection_is_no_root_cause(error, expected):
     assert rank_failure(0, error).is_root_cause is expected
 
 
+def test_a_rank_that_died_is_told_from_one_that_raised():
+    died = rank_failure(1, ActorDiedError())
+    assert pickle.loads(pickle.dumps(died)).died
+    assert rank_failure(0, raised(died)).died, "as rank 0 reports it"
+    assert not rank_failure(0, raised(LOST)).died
+
+
 def test_the_root_cause_survives_pickling():
     sent = pickle.loads(pickle.dumps(rank_failure(2, raised(LOST))))
     assert isinstance(sent, RankFailed)

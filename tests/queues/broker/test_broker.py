@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from queues.broker.broker import Broker
 from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
 from queues.records import Purpose, PutStatus
 from queues.schema import decode
@@ -184,6 +185,28 @@ def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Connect)
         await broker.ack(0, {})
         assert await broker.take(0, WAIT) == first, "a rollback trains the recorded batch again"
         assert (await broker.status()).version == 1
+
+    play(connect(), scenario)
+
+
+def test_a_learner_that_was_made_again_fences_the_one_before(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await train_a_batch(broker)
+        assert (await broker.status()).learner == (0, 0)
+        await broker.begin_learner(1)
+        assert (await broker.status()).learner == (1, -1)
+        calls = broker.take(0, 0.0), broker.ack(0, {}), broker.commit_checkpoint(1, "c/v1")
+        for call in calls:
+            with pytest.raises(ProtocolError, match="of epoch 0 calls, but that of epoch 1 goes"):
+                await call
+        present, epoch = broker, {"epoch": 1}
+        if not isinstance(broker, Broker):
+            present, epoch = broker.of_epoch(1), {}
+        assert len((await present.take(0, WAIT, **epoch)).payloads) == 2
+        await present.ack(0, {}, **epoch)
+        await present.commit_checkpoint(1, "c/v1", **epoch)
+        status = await broker.status()
+        assert (status.learner, status.version) == ((1, 0), 1)
 
     play(connect(), scenario)
 

@@ -450,6 +450,24 @@ def test_an_engine_is_known_while_it_works_and_until_it_is_released() -> None:
     asyncio.run(run())
 
 
+def test_an_engine_registers_again_since_a_broadcaster_may_be_restarted(monkeypatch) -> None:
+    monkeypatch.setattr("weight_sync.direct.receiver.JOIN_SECONDS", 0.01)
+
+    async def run() -> None:
+        joined, stop = asyncio.Semaphore(0), asyncio.Event()
+
+        async def join() -> None:
+            joined.release()
+
+        running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
+        for _ in range(3):
+            await asyncio.wait_for(joined.acquire(), 10)
+        stop.set()
+        await running
+
+    asyncio.run(run())
+
+
 @pytest.mark.vllm
 def test_vllms_endpoint_is_called_in_its_own_terms() -> None:
     from weight_sync.vllm.transfer import transfer

@@ -95,4 +95,4 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     asyncio.run(broadcaster.release("e0"))
     assert joined() == []
     ray.kill(again)
-    ray.kill(broadcaster.actor)
+    ray.kill(broadcaster.handle)

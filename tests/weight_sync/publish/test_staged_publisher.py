@@ -278,3 +278,24 @@ def test_the_checksum_of_a_version_is_that_of_its_names_bytes_and_their_order(
     base = torch.arange(6.0).reshape(2, 3)
     assert checksum([("t", base.T)]) == checksum([("t", base.T.contiguous())])
     assert checksum([("t", base)]) != checksum([("u", base)])
+
+
+def test_the_newest_version_can_be_announced_again_and_never_after_a_newer_one(
+    transport, weights
+) -> None:
+    told: list[int] = []
+
+    async def announce(manifest: Manifest) -> None:
+        if told and manifest.version < told[-1]:
+            raise VersionOrderError("older")
+        told.append(manifest.version)
+
+    with StagedPublisher(transport, announce) as publisher:
+        publisher.announce_again()
+        for version in (0, 1):
+            publisher.publish(version, weights(version).items())
+            publisher.flush(30)
+        publisher.announce_again()
+        told.append(9)
+        publisher.announce_again()
+    assert told == [0, 1, 1, 9]

@@ -83,7 +83,6 @@ FAULTS = {
         r"IncompatibleWeights.*lacks 1.*\(head\)",
     ),
     "older version": (lambda m: replace(m, version=2), "VersionOrderError.*serves 3 already"),
-    "same version": (lambda m: replace(m, version=3), "VersionOrderError.*serves 3 already"),
 }
 
 
@@ -361,7 +360,7 @@ def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport) -> No
     waits = asyncio.Event()
 
     class Silent(Broadcaster):
-        async def newest(self, after: int, timeout: float) -> None:
+        async def newest(self, after: int, timeout: float, digest: str | None = None) -> None:
             asked.append(timeout)
             waits.set()
             await asyncio.Event().wait()
@@ -418,6 +417,38 @@ def test_a_newer_version_replaces_one_that_waits_for_a_permit(engine, transport,
         assert engine.events == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_version_that_the_learner_made_anew_is_loaded_again_if_its_weights_differ(
+    engine, transport, weights, other
+) -> None:
+    """The learner goes back to version 1 and trains batch 1 again; engines serve version 2."""
+    first, anew = weights(2), {**weights(2), "scale": torch.tensor(7.0)} if other else weights(2)
+
+    async def run():
+        broadcaster, stop, served = Broadcaster(1.0, 1), asyncio.Event(), asyncio.Queue()
+        options = ReceiverOptions(keep_base=True)
+        receiver = Receiver("e0", engine, broadcaster, transport, served.put, options)
+        following = asyncio.create_task(receiver.run(stop))
+        sent = [(0, 2, first), (1, 1, weights(1)), (1, 2, anew), (1, 3, weights(3))]
+        for epoch, version, tensors in sent:
+            manifests: list[Manifest] = []
+            with StagedPublisher(transport, manifests.append) as publisher:
+                publisher.publish(version, tensors.items())
+                publisher.flush(30)
+                await broadcaster.announce(manifests[0], epoch)
+                if (epoch, version) != (1, 1) and (other or (epoch, version) != (1, 2)):
+                    assert await served.get() == version
+                    assert torch.equal(engine.weights["scale"], tensors["scale"])
+        stop.set()
+        await following
+        receiver.close()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    again = swap(2) if other else []
+    assert engine.events == [*swap(2), *again, *swap(3)]
+    assert engine.prepared == [2, 3]
 
 
 @pytest.mark.parametrize("newer", [False, True])

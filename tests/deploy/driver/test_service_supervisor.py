@@ -1,4 +1,4 @@
-"""The supervisor of the reward models' process, with a process of a few lines."""
+"""The supervisor of a process that Ray restarts, with a process of a few lines."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,13 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.errors import InputError
 from deploy.driver.restart_policy import Clock
-from deploy.driver.reward_model_supervisor import RewardModelSupervisor
+from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.errors import RunFailed
 from tests.deploy.driver.contexts import make_context, output
+from weight_sync.errors import BroadcasterDied
+
+HUNG = 5.5
+"""Seconds of a life that ends by no answer."""
 
 
 class Process:
@@ -31,8 +35,8 @@ class Process:
         if not self.lives:
             self.stage.settled.set()
             await asyncio.Event().wait()
-        self.stage.now += self.lives.pop(0)
-        raise RayActorError
+        self.stage.now += (life := self.lives.pop(0))
+        raise BroadcasterDied("it did not answer") if life == HUNG else RayActorError
 
 
 class Stage:
@@ -44,7 +48,13 @@ class Stage:
         self.context = make_context(folder, **settings)
         self.record = self.context.record
         clock = Clock(monotonic=lambda: self.now, sleep=self.sleep)
-        self.supervisor = RewardModelSupervisor(self.context, self.process, clock=clock)
+        self.restarted = 0
+        self.supervisor = ServiceSupervisor(
+            self.context, "reward-model", self.process, on_restart=self.on_restart, clock=clock
+        )
+
+    async def on_restart(self):
+        self.restarted += 1
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
@@ -64,9 +74,10 @@ class Stage:
 
 
 def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
-    stage = Stage(tmp_path, 5.0, 5.0)
+    stage = Stage(tmp_path, 5.0, HUNG)
     stage.play()
     assert stage.process.starts == 3
+    assert stage.restarted == 2
     assert stage.waits == [1.0, 2.0]
     assert stage.record.restarts == {"reward-model": 2}
     rows = stage.context.directory.rows("restarts.jsonl")

@@ -1,0 +1,158 @@
+"""Keeps the learner alive: makes all of its ranks again when one of them dies or hangs.
+
+    start ─▶ run ─▶ the last version
+      ▲       └─▶ a rank died ─▶ end all ─▶ fence them at the broker ─▶ wait ─┐
+      └──────────── load the newest committed checkpoint ◀────────────────────┘
+
+The new ranks train the batches after that checkpoint again, as recorded, and then new ones. Actors
+go on meanwhile as far as admission allows. Errors that new ranks would only repeat end the run: bad
+input, a loss that is not finite, a damaged checkpoint, a bug. So does a learner that keeps dying.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from deploy.driver.restart_policy import Clock, Restarts
+from deploy.driver.run_context import RunContext
+from deploy.errors import RunFailed
+from deploy.observability.exporter import show_process
+from deploy.storage.recovery import newest_whole
+from deploy.storage.run_record import LEARNER
+from learner.errors import RankFailed
+from learner.ranks.ray_group import LearnerGroup
+from learner.ranks.spec import LearnerSpec
+from queues.ray_broker import BrokerClient
+from queues.runtime.daemon_thread import run_in_daemon_thread
+from queues.runtime.prometheus import MetricsAccess
+from weight_sync.ray_broadcaster import BroadcasterClient
+
+
+class LearnerSupervisor:
+    """The ranks of a learner through all of their restarts.
+
+    `create` makes their processes in Ray, which serve metrics by `access`, or none if it is None.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        spec: LearnerSpec,
+        create: Callable[[LearnerSpec], LearnerGroup],
+        queues: tuple[BrokerClient, BroadcasterClient],
+        *,
+        access: MetricsAccess | None = None,
+        clock: Clock = Clock(),  # noqa: B008  (frozen)
+    ) -> None:
+        self._context, self._spec, self._create = context, spec, create
+        self._broker, self._broadcaster = queues
+        self._access, self._clock = access, clock
+        self._restarts = Restarts(context, LEARNER, clock)
+        self._group = create(spec)
+        self._epoch = 0
+        """Number of the present ranks; what those before it say is refused."""
+        self.starts = True
+        """True while ranks are made and load, for which they have their own deadline."""
+        self._ended_well = self._stopping = False
+        self._ended: str | None = None
+        """Why the present ranks were ended, if none died by itself."""
+        self.metrics: dict[str, str] = {}
+        """Addresses of the metrics of the ranks, as host:port, by name."""
+
+    @property
+    def handles(self) -> list[Any]:
+        """Ray's handles of the present ranks, in order."""
+        return self._group.handles
+
+    async def start(self) -> None:
+        """Load the policy in all ranks, again if one dies.
+
+        Raises:
+            LearnerError: A rank raised something that a new one would raise too.
+            RunFailed: They died more often in a row than deploy.max_restarts.
+        """
+        try:
+            await self._load()
+        except RankFailed as error:
+            await self._recover(error, worked=0.0)
+
+    async def run(self) -> None:
+        """Train to the last version or to `stop`; to be called after `start`.
+
+        Raises:
+            LearnerError: A rank raised something that a new one would raise too.
+            RunFailed: They died more often in a row than deploy.max_restarts, or the newest
+                checkpoint is damaged.
+        """
+        while not self._stopping:
+            began = self._clock.monotonic()
+            broker = self._broker.of_epoch(self._epoch)
+            try:
+                self.starts = False
+                await self._group.run(broker, self._broadcaster.of_epoch(self._epoch))
+            except RankFailed as error:
+                await self._recover(error, worked=self._clock.monotonic() - began)
+            else:
+                self._ended_well = True
+                return
+
+    def restart(self, reason: str, epoch: int) -> None:
+        """End the ranks of an epoch, so that `run` makes others; nothing if they are gone."""
+        if not (self.starts or self._ended_well) and epoch == self._epoch:
+            self._ended = reason
+            self._group.kill()
+
+    def stop(self) -> None:
+        """End `run` at the next batch boundary, with a checkpoint if the ranks live."""
+        self._stopping = True
+        self._group.stop()
+
+    async def paused(self) -> str | None:
+        """See `LearnerGroup.paused`."""
+        return await self._group.paused()
+
+    async def announce_again(self) -> None:
+        """Have the newest version announced to a broadcaster that was made again."""
+        self._group.announce_again()
+
+    async def _load(self) -> None:
+        await self._group.start()
+        if self._access is not None:
+            self.metrics = {LEARNER: await self._group.serve_metrics(self._access)}
+            for rank, handle in enumerate(self.handles[1:], start=1):
+                self.metrics[f"{LEARNER}-{rank}"] = await show_process(handle, self._access)
+
+    async def _recover(self, error: RankFailed | RunFailed, *, worked: float) -> None:
+        """Make all ranks again, from the newest committed checkpoint, unless the run stops."""
+        while True:
+            reason, self._ended = self._ended or self._cause(error), None
+            self.starts = True
+            self._group.kill()
+            if self._stopping:
+                return
+            await self._restarts.allow(reason, worked=worked)
+            self._epoch, worked = self._epoch + 1, 0.0
+            await self._broker.begin_learner(self._epoch)
+            saved = await run_in_daemon_thread(lambda: newest_whole(self._context.directory))
+            version, folder = saved or (0, None)
+            self._context.console.say(f"the learner goes on from version {version}")
+            checkpoint = str(folder.resolve()) if folder else None
+            self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
+            self._group = self._create(self._spec)
+            try:
+                await self._restarts.await_start(self._load())
+            except (RankFailed, RunFailed) as again:
+                error = again
+            else:
+                return
+
+    def _cause(self, error: RankFailed | RunFailed) -> str:
+        """Describe an error that new ranks may not meet again; raise any other.
+
+        A rank of several that only lost a connection counts as dead.
+        """
+        if isinstance(error, RunFailed) or error.died:
+            return str(error)
+        if len(self.handles) > 1 and not error.is_root_cause:
+            return str(error)
+        raise error

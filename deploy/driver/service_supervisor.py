@@ -1,0 +1,100 @@
+"""Keeps a process alive that Ray restarts when it dies, up to a limit: reward models, broadcaster.
+
+Calls from elsewhere wait meanwhile, as long as their own deadlines allow. What cannot be started
+again ends the run, and so does a process that keeps dying.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from ray.exceptions import RayActorError
+
+from deploy.driver.restart_policy import Clock, Restarts
+from deploy.driver.run_context import RunContext
+from deploy.errors import RunFailed, first_line
+from deploy.observability.exporter import show_process
+from queues.runtime.prometheus import MetricsAccess
+from weight_sync.errors import BroadcasterDied
+
+
+class Service(Protocol):
+    """A client of such a process."""
+
+    handle: Any
+
+    async def start(self, *, again: bool = False) -> None:
+        """Wait until the process can work, for the first time or `again`, after a restart."""
+
+    async def live(self) -> None:
+        """Wait until the process dies; raise RayActorError, or BroadcasterDied if it hung."""
+
+    def stop(self) -> None:
+        """End the process for good."""
+
+
+class ServiceSupervisor:
+    """One process through all of its restarts.
+
+    Args:
+        context: The run.
+        name: Name of the process.
+        client: Client of the process.
+        on_restart: Awaited whenever the process works again.
+        access: Way in which it serves metrics; None serves none.
+        clock: Clock of the restarts.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        name: str,
+        client: Service,
+        *,
+        on_restart: Callable[[], Awaitable[None]] | None = None,
+        access: MetricsAccess | None = None,
+        clock: Clock = Clock(),  # noqa: B008  (frozen)
+    ) -> None:
+        self.name, self.client, self._access, self._clock = name, client, access, clock
+        self.metrics: str | None = None
+        """Address of its metrics, as host:port; None while there is none."""
+        self._on_restart = on_restart
+        self._restarts = Restarts(context, name, clock)
+
+    async def start(self, *, again: bool = False) -> None:
+        """Wait for the process, for the first time or `again`; the caller sets the deadline.
+
+        Raises:
+            RayError: The process died, or could not start.
+        """
+        await self.client.start(again=again)
+        if self._access is not None:
+            self.metrics = await show_process(self.client.handle, self._access)
+
+    async def run(self) -> None:
+        """Restart the process whenever it dies, until cancelled; to be called after `start`.
+
+        Raises:
+            RunFailed: It died more often in a row than deploy.max_restarts, or started too slowly.
+            RayError: It cannot be started any more.
+        """
+        again = False
+        while True:
+            began: float | None = None
+            try:
+                if again:
+                    await self._restarts.await_start(self.start(again=True))
+                    if self._on_restart is not None:
+                        await self._on_restart()
+                began = self._clock.monotonic()
+                await self.client.live()
+            except (RayActorError, BroadcasterDied) as error:
+                reason = f"its process died: {first_line(error)}"
+            else:
+                raise RunFailed(f"{self.name} ended without a reason")
+            worked = 0.0 if began is None else self._clock.monotonic() - began
+            await self._restarts.allow(reason, worked=worked)
+            again = True
+
+    def stop(self) -> None:
+        """End the process for good."""
+        self.client.stop()

@@ -1,0 +1,222 @@
+"""The supervisor of the learner's ranks, with groups of a few lines."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from deploy.driver.learner_supervisor import LearnerSupervisor
+from deploy.driver.restart_policy import Clock
+from deploy.errors import RunFailed
+from learner.config.learner import LearnerConfig
+from learner.errors import InputError, LearnerError, RankFailed, TrainingDiverged
+from learner.ranks.ray_calls import rank_failure
+from learner.ranks.spec import LearnerSpec
+from tests.deploy.driver.contexts import make_context, output
+from tests.deploy.trained import train
+from weight_sync.ray_broadcaster import BroadcasterClient
+
+HANG = "hang"
+
+
+def raised(cause, rank=0):
+    """Return the failure of a rank that raised an error."""
+    return rank_failure(rank, RayTaskError("run", "", cause))
+
+
+def died(rank=0):
+    return rank_failure(rank, ActorDiedError())
+
+
+class Group:
+    """Ranks that play one life: the error of `start` or None, and that of `run`."""
+
+    def __init__(self, stage, spec, life):
+        self.stage, self.spec = stage, spec
+        self.started, self.ran = life if isinstance(life, tuple) else (None, life)
+        self.handles = [None] * stage.ranks
+        self.killed = asyncio.Event()
+        stage.events.append(("create", spec.version, spec.checkpoint))
+
+    async def start(self):
+        await self._end(self.started)
+
+    async def run(self, broker, broadcaster):
+        assert broker.epoch == broadcaster.epoch
+        self.stage.events.append(("run", broker.epoch))
+        await self._end(self.ran)
+        return 9
+
+    async def _end(self, how):
+        if how == HANG:
+            await self.killed.wait()
+            raise died()
+        if how is not None:
+            raise how
+
+    def kill(self):
+        self.stage.events.append(("kill",))
+        self.killed.set()
+
+    def stop(self):
+        self.stage.events.append(("stop",))
+
+    async def paused(self):
+        return None
+
+
+class Broker:
+    """The client of a broker; it knows the epoch of its caller."""
+
+    def __init__(self, stage, epoch=0):
+        self.stage, self.epoch = stage, epoch
+
+    def of_epoch(self, epoch):
+        return Broker(self.stage, epoch)
+
+    async def begin_learner(self, epoch):
+        self.stage.events.append(("begin", epoch))
+
+
+class Stage:
+    """A supervisor whose groups play given lives, in a run that has trained two batches."""
+
+    def __init__(self, folder, *lives, ranks=1, saved=(), **settings):
+        self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
+        self.context = make_context(folder, **settings)
+        train(self.context.directory, [{}, {}], saved=saved)
+        spec = LearnerSpec(config=LearnerConfig(), model_path="model", seed=0, steps=9)
+        self.supervisor = LearnerSupervisor(
+            self.context,
+            spec,
+            lambda spec: Group(self, spec, self.lives.pop(0)),
+            (Broker(self), BroadcasterClient(None)),
+            clock=Clock(monotonic=lambda: 0.0, time=lambda: 1000.0, sleep=self.sleep),
+        )
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+
+    def play(self):
+        async def scenario():
+            await self.supervisor.start()
+            await self.supervisor.run()
+
+        asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
+@pytest.mark.parametrize("saved", [(), (1,)])
+def test_ranks_are_made_again_from_the_newest_checkpoint_and_fence_those_before(tmp_path, saved):
+    stage = Stage(tmp_path, died(), None, saved=saved)
+    stage.play()
+    folder = str((tmp_path / "checkpoints" / "v000001").resolve()) if saved else None
+    assert stage.events == [
+        ("create", 0, None), ("run", 0), ("kill",), ("begin", 1),
+        ("create", len(saved), folder), ("run", 1),
+    ]  # fmt: skip
+    [row] = stage.context.directory.rows("restarts.jsonl")
+    assert (row["actor"], row["in_a_row"]) == ("learner", 1)
+    assert row["reason"].startswith("rank 0 died: ")
+    assert stage.context.record.restarts == {"learner": 1}
+    printed = output(stage.context)
+    assert "learner is restarted (1 of 5 in a row): rank 0 died" in printed
+    assert f"the learner goes on from version {len(saved)}" in printed
+
+
+CONNECTION = RuntimeError("Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks", "is_final"),
+    [
+        (died(1), 2, False),
+        (raised(died(1)), 2, False),
+        (raised(CONNECTION), 2, False),
+        (raised(CONNECTION), 1, True),
+        (raised(TrainingDiverged("the loss is nan")), 2, True),
+        (raised(InputError("no such model")), 1, True),
+        (raised(ZeroDivisionError("a bug")), 2, True),
+    ],
+)
+@pytest.mark.parametrize("moment", ["run", "start"])
+def test_only_what_new_ranks_may_not_meet_again_is_tried_again(
+    tmp_path, error, ranks, is_final, moment
+):
+    stage = Stage(tmp_path, error if moment == "run" else (error, None), None, ranks=ranks)
+    if is_final:
+        with pytest.raises(LearnerError) as caught:
+            stage.play()
+        assert caught.value is error
+    else:
+        stage.play()
+    assert stage.context.record.restarts.total() == (not is_final)
+
+
+def test_a_learner_that_keeps_dying_ends_the_run_with_its_name(tmp_path):
+    stage = Stage(tmp_path, died(1), (died(), None), died(1), ranks=2, max_restarts=2)
+    with pytest.raises(RunFailed) as caught:
+        stage.play()
+    assert str(caught.value).startswith(
+        "learner died 3 times in a row, more than deploy.max_restarts = 2 makes up for; the last "
+        "error: rank 1 died: "
+    )
+    assert stage.waits == [1, 2]
+    assert stage.events[-1] == ("kill",)
+
+
+def test_a_damaged_checkpoint_ends_the_run_at_once(tmp_path):
+    stage = Stage(tmp_path, died(), saved=(1,))
+    (tmp_path / "checkpoints" / "v000001" / "model.safetensors").write_text("other weights")
+    with pytest.raises(RunFailed, match=r"checkpoint 1 is damaged: .*headway resume"):
+        stage.play()
+    assert stage.context.record.restarts.total() == 1
+
+
+def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
+    stage = Stage(tmp_path, HANG, HANG, None)
+
+    async def scenario():
+        supervisor = stage.supervisor
+        supervisor.restart("it has not begun", 0)
+        await supervisor.start()
+        running = asyncio.create_task(supervisor.run())
+        for epoch in (0, 1):
+            while ("run", epoch) not in stage.events:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            supervisor.restart("not these", 1 - epoch)
+            supervisor.restart(f"epoch {epoch} hangs", epoch)
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
+    assert reasons == ["epoch 0 hangs", "epoch 1 hangs"]
+
+
+def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
+    stage = Stage(tmp_path, HANG)
+
+    async def scenario():
+        await stage.supervisor.start()
+        running = asyncio.create_task(stage.supervisor.run())
+        while ("run", 0) not in stage.events:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        stage.supervisor.stop()
+        stage.supervisor.restart("it hangs", 0)
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [event for event, *_ in stage.events] == ["create", "run", "stop", "kill", "kill"]
+    assert stage.context.record.restarts.total() == 0
+
+
+def test_ranks_that_do_not_load_in_time_are_made_again(tmp_path):
+    stage = Stage(tmp_path, died(), (HANG, None), None, start_timeout_seconds=0.05)
+    stage.play()
+    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
+    assert reasons[1] == "learner did not start within deploy.start_timeout_seconds = 0.05"
+
+
+def test_the_errors_of_ranks_are_those_of_ray():
+    assert isinstance(died(), RankFailed)
+    assert died().died
+    assert not raised(CONNECTION).died
