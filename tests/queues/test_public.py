@@ -35,12 +35,12 @@ def test_only_bad_input_exits_with_2() -> None:
 
 
 def surface(owner: type) -> dict[str, list[str]]:
-    """Public coroutine methods with their parameters, less the one that Ray adds."""
+    """Public coroutine methods with their parameters, less those that Ray and the client add."""
     return {
         name: [
             str(parameter)
             for parameter in inspect.signature(method).parameters.values()
-            if not parameter.name.startswith("_ray")
+            if not parameter.name.startswith("_ray") and parameter.name != "epoch"
         ]
         for name, method in inspect.getmembers(owner, inspect.iscoroutinefunction)
         if not name.startswith("_")

@@ -90,7 +90,7 @@ class Client:
 
 
 class Broadcaster:
-    async def newest(self, after, timeout):
+    async def newest(self, after, timeout, digest):
         await asyncio.sleep(timeout)
 
 
