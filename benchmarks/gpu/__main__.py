@@ -203,6 +203,7 @@ STUDY = Study(
         ),
     ),
     folder=Path(),
+    where=".",
     file="gpu.json",
     measure=measure,
 )

@@ -71,6 +71,13 @@ def test_a_shipped_recipe_fits_on_the_machines_that_it_names(name, model, learne
     assert f"of {config.deploy.node.memory_gib:.1f}" in text
 
 
+def test_a_kv_cache_of_eight_bits_holds_twice_the_rollouts():
+    name, model = "gsm8k_qwen_1gpu", "qwen2.5-0.5b"
+    half = "actors.vllm_options={kv_cache_dtype='fp8_e4m3'}"
+    assert "KV cache for 194 rollouts" in checked(shipped(name, model))[1]
+    assert "KV cache for 389 rollouts" in checked(shipped(name, model, half))[1]
+
+
 def test_sixteen_thousand_tokens_on_one_rank_of_80_gb_are_refused_with_the_setting_that_helps():
     old = shipped("gsm8k_qwen_8gpu", "qwen2.5-1.5b", "actors.count=7", "learner.ranks=1")
     with pytest.raises(InputError, match=r"a GPU of the learner has 79\.0 GiB, and needs 8") as no:
