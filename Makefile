@@ -48,8 +48,8 @@ test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
 	$(PYTEST) --hypothesis-profile full -m "slow or hypothesis"
 
-setup-gpu:  ## Create .venv with the CUDA builds of deploy/locks/gpu.txt, for Python 3.11 to 3.13
-	$(PYTHON) -m venv $(VENV)
+setup-gpu:  ## Create .venv anew with the CUDA builds of deploy/locks/gpu.txt, for Python 3.11 to 3.13
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet --no-deps --no-compile -r deploy/locks/gpu.txt
 	$(BIN)/pip install --quiet --no-deps --editable .
 	touch $(STAMP)

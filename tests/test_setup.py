@@ -174,3 +174,12 @@ def test_where_the_index_has_only_cuda_builds_uv_asks_pytorchs_own_index(checkou
 def test_the_lock_pins_one_build_of_torch():
     lock = (ROOT / "deploy" / "locks" / "cpu.txt").read_text().splitlines()
     assert [line for line in lock if line.startswith("torch==")] == [TORCH]
+
+
+def test_the_environment_for_gpus_is_made_anew_since_two_builds_of_vllm_have_one_name(checkout):
+    finished = subprocess.run(
+        ["make", "--dry-run", "setup-gpu"], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    made, filled, *_ = finished.stdout.splitlines()
+    assert made.endswith("-m venv --clear .venv")
+    assert filled.endswith("-r deploy/locks/gpu.txt")

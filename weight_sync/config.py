@@ -47,9 +47,9 @@ class WeightSyncConfig(BaseModel):
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Longest time without progress of a publication, of staging and, with `nccl` and `ipc`, of an
     update; deadline of preparing and of a swap (pause, load and resume together), and lifetime of a
-    swap permit whose holder died. Each has in addition the time that its bytes take at 25 MB/s, so
-    it need not grow with the model. With `between_requests` it must exceed the longest running
-    request, for which the pause waits."""
+    swap permit whose holder died. Each has in addition the time that its bytes take at 25 MB/s, in
+    a swap at 250 MB/s, so it need not grow with the model. With `between_requests` it must exceed
+    the longest running request, for which the pause waits."""
 
     @property
     def staged(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from weight_sync.progress import allowance
+from weight_sync.progress import LEAST_SWAPPED_BYTES_PER_SECOND, allowance
 
 
 class SwapPermits:
@@ -32,9 +32,8 @@ class SwapPermits:
         if earlier := self._held.get(holder):
             earlier.cancel()
         loop = asyncio.get_running_loop()
-        self._held[holder] = loop.call_later(
-            allowance(self._seconds, nbytes), self.give_back, holder
-        )
+        seconds = allowance(self._seconds, nbytes, LEAST_SWAPPED_BYTES_PER_SECOND)
+        self._held[holder] = loop.call_later(seconds, self.give_back, holder)
         return True
 
     def give_back(self, holder: str) -> None:

@@ -9,13 +9,15 @@ T = TypeVar("T")
 
 LEAST_BYTES_PER_SECOND = 25e6
 """A transfer counts as stalled when it is slower than this."""
+LEAST_SWAPPED_BYTES_PER_SECOND = 250e6
+"""The same of a swap, whose bytes are on the engine's node already."""
 STREAMS = 4
 """Buckets that a publisher writes, or a receiver opens, at the same time."""
 
 
-def allowance(timeout: float, nbytes: int) -> float:
+def allowance(timeout: float, nbytes: int, rate: float = LEAST_BYTES_PER_SECOND) -> float:
     """Return the seconds that a step may take which moves bytes and shows nothing meanwhile."""
-    return timeout + nbytes / LEAST_BYTES_PER_SECOND
+    return timeout + nbytes / rate
 
 
 def show(seconds: float) -> str:

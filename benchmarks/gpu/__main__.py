@@ -43,10 +43,10 @@ ENDS = ("not_run", "failed", "part_seconds")
 ON_GPUS = ("generation", "pause")
 """Parts that a trial on a CPU leaves out."""
 WEIGHTS = {
-    "packing": 1, "transfers": 1, "attention": 1, "head": 1, "memory": 1, "ipc": 1,
+    "packing": 1, "transfers": 2, "attention": 1, "head": 1, "memory": 1, "ipc": 1,
     "zero1": 2, "zero2": 2, "zero3": 2, "learner": 4, "lag": 2, "generation": 5, "pause": 4,
 }  # fmt: skip
-"""Weights by which parts share the time that is left."""
+"""Weights by which parts share the time that is left; `transfers` is the first to import torch."""
 
 
 def missing(part: str, device: str) -> list[str]:
@@ -203,6 +203,7 @@ STUDY = Study(
         ),
     ),
     folder=Path(),
+    where=".",
     file="gpu.json",
     measure=measure,
 )

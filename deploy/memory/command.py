@@ -114,12 +114,13 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
     )
     free = psutil.virtual_memory().available
     dtype = stated_dtype(path) if actors.dtype == "auto" else actors.dtype
+    kv_share = 2 if "fp8" in str(actors.vllm_options.get("kv_cache_dtype")) else 1
     return Sizes(
         policy=measure(path, batch),
         critic=critic,
         served=EngineSizes(
             itemsize=4 if dtype == "float32" else 2,
-            kv_token=kv_bytes_per_token(path, actors.dtype),
+            kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
             vocabulary=vocabulary_size(path) or 0,
             context=context,
             cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),

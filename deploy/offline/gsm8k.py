@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from actors.sources.hub_dataset import DatasetOptions, dataset_rows
-from deploy.errors import InputError
+from deploy.errors import InputError, exit_code_of
 from queues.runtime.atomic_file import atomic_file
 
 NAME = "openai/gsm8k"
@@ -59,4 +59,10 @@ def rows_of(split: str) -> Iterator[Mapping[str, str]]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        if (code := exit_code_of(error)) is None:
+            raise
+        sys.stderr.write(f"headway: {error}\n")
+        sys.exit(code)

@@ -12,7 +12,7 @@ from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, StagingError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.progress import (
-    LEAST_BYTES_PER_SECOND,
+    LEAST_SWAPPED_BYTES_PER_SECOND,
     STREAMS,
     Progress,
     allowance,
@@ -72,12 +72,12 @@ def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_the_time_it_
             return await receiver.update(manifests[-1])
 
         class Engine:
-            async def prepare(self, weights) -> None: ...
+            async def prepare(self, weights) -> None:
+                await asyncio.sleep(1.5 * timeout)  # what it loads takes longer than the timeout
+
             async def pause(self) -> None: ...
             async def resume(self) -> None: ...
-
-            async def load(self, weights, version: int) -> None:
-                await asyncio.sleep(1.5 * timeout)  # what it loads takes longer than the timeout
+            async def load(self, weights, version: int) -> None: ...
 
         assert asyncio.run(take(Engine())).error is None
     assert time.monotonic() - begin > 3 * 2.5 * timeout
@@ -144,6 +144,33 @@ def test_staging_that_stalls_is_named_and_what_it_opened_is_closed() -> None:
                 _ = bucket.memory
 
 
+@pytest.mark.parametrize("hangs", ["pause", "load", "resume"])
+def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(hangs: str) -> None:
+    """Long before a transfer of the same bytes would be."""
+
+    class HangingEngine:
+        def __getattr__(self, step: str):
+            async def call(*_: object) -> None:
+                if step == hangs:
+                    await asyncio.Event().wait()
+
+            return call
+
+    async def take() -> None:
+        options = ReceiverOptions(timeout=0.1)
+        receiver = Receiver("e0", HangingEngine(), Broadcaster(1.0, 1), transport, options=options)
+        await receiver.update(manifests[0])
+
+    manifests: list[Manifest] = []
+    transport = SharedMemoryTransport()
+    with StagedPublisher(transport, manifests.append) as publisher:
+        publisher.publish(3, MANY)
+        publisher.flush(30)
+        with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 3 within 0\.31 s"):
+            asyncio.run(take())
+    assert allowance(0.1, manifests[0].nbytes) > 2
+
+
 def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take() -> None:
     async def run(nbytes: int) -> bool:
         manifests: list[Manifest] = []
@@ -156,7 +183,7 @@ def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take() -> None:
         return await broadcaster.acquire_swap("e1", 0.2)
 
     assert asyncio.run(run(400))
-    assert not asyncio.run(run(int(LEAST_BYTES_PER_SECOND)))
+    assert not asyncio.run(run(int(LEAST_SWAPPED_BYTES_PER_SECOND)))
 
 
 def test_buckets_are_written_and_opened_several_at_a_time() -> None:

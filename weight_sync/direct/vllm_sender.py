@@ -90,7 +90,7 @@ class _Source(WeightSource):
         for name, tensor in self.weights:
             if self.closed:
                 raise UpdateRefused("the connection was given up")
-            yield name, tensor.detach().to(self._device)
+            yield name, tensor.detach().to(self._device, non_blocking=True)
 
 
 class _Client:

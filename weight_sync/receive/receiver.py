@@ -30,7 +30,7 @@ from weight_sync.errors import (
     VersionOrderError,
 )
 from weight_sync.manifest import Manifest, Signature, check_signature
-from weight_sync.progress import Progress, allowance, show
+from weight_sync.progress import LEAST_SWAPPED_BYTES_PER_SECOND, Progress, allowance, show
 from weight_sync.receive.engine import UpdatableEngine
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.protocol import Transport
@@ -265,8 +265,8 @@ class Receiver:
 
     async def _swap(self, staged: StagedWeights) -> None:
         """Pause, load and resume under one deadline, and measure each."""
-        version = staged.manifest.version
-        deadline = allowance(self._options.timeout, self._loaded_bytes(staged.manifest))
+        version, nbytes = staged.manifest.version, self._loaded_bytes(staged.manifest)
+        deadline = allowance(self._options.timeout, nbytes, LEAST_SWAPPED_BYTES_PER_SECOND)
         self._note(swap_started_at=clock.now())
         try:
             async with asyncio.timeout(deadline):

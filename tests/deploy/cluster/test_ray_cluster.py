@@ -77,6 +77,41 @@ def test_a_cluster_of_one_node_is_not_asked():
     assert cluster.versions_of([]) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["deploy.ray_address=auto"], {cluster.NO_GPUS: "1"}),
+        (
+            ["deploy.ray_address=auto", "deploy.environment.NCCL_DEBUG=WARN"],
+            {cluster.NO_GPUS: "1", "NCCL_DEBUG": "WARN"},
+        ),
+        (["deploy.ray_address=auto", f"deploy.environment.{cluster.NO_GPUS}='0'"],
+         {cluster.NO_GPUS: "0"}),
+        (["deploy.environment.NCCL_DEBUG=WARN"], {"NCCL_DEBUG": "WARN"}),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_processes_of_a_joined_cluster_without_gpus_of_their_own_see_none(
+    monkeypatch, tmp_path, settings, expected
+):
+    """Those of a cluster that is started here inherit the variable."""
+    given = {}
+
+    def init(**options):
+        given.update(options)
+        raise ConnectionError("no cluster")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv(cluster.NO_GPUS, raising=False)
+    with (
+        pytest.raises((InputError, RunFailed), match="no cluster"),
+        cluster.cluster(load_recipe("demo", settings), tmp_path),
+    ):
+        pass
+    assert given.get("runtime_env", {}).get("env_vars") == expected
+    assert os.environ[cluster.NO_GPUS] == "1"
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_processes_get_the_environment_of_the_recipe_beside_their_own(tmp_path):

@@ -11,7 +11,17 @@ from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.memory.command import check_memory
 from deploy.memory.predict import Capacity, Sizes, predict, refuse, remedies
-from deploy.memory.processes import GIB, EngineSizes, ModelSizes, total
+from deploy.memory.processes import (
+    CONTEXT,
+    DRIVER_BASE,
+    ENGINE_BASE,
+    GIB,
+    GPU_BASE,
+    LEARNER_BASE,
+    EngineSizes,
+    ModelSizes,
+    total,
+)
 
 SHAPES = Path(__file__).parent / "shapes"
 BILLION = 10**9
@@ -61,6 +71,13 @@ def test_a_shipped_recipe_fits_on_the_machines_that_it_names(name, model, learne
     assert f"of {config.deploy.node.memory_gib:.1f}" in text
 
 
+def test_a_kv_cache_of_eight_bits_holds_twice_the_rollouts():
+    name, model = "gsm8k_qwen_1gpu", "qwen2.5-0.5b"
+    half = "actors.vllm_options={kv_cache_dtype='fp8_e4m3'}"
+    assert "KV cache for 194 rollouts" in checked(shipped(name, model))[1]
+    assert "KV cache for 389 rollouts" in checked(shipped(name, model, half))[1]
+
+
 def test_sixteen_thousand_tokens_on_one_rank_of_80_gb_are_refused_with_the_setting_that_helps():
     old = shipped("gsm8k_qwen_8gpu", "qwen2.5-1.5b", "actors.count=7", "learner.ranks=1")
     with pytest.raises(InputError, match=r"a GPU of the learner has 79\.0 GiB, and needs 8") as no:
@@ -94,6 +111,57 @@ def test_an_offloaded_optimizer_moves_to_the_host():
     rank = predict(config, SIZES, Capacity()).processes[0]
     assert not {"optimizer", "master weights", "gradients"} & rank.device.keys()
     assert {"optimizer", "master weights", "gradients"} <= rank.host.keys()
+
+
+GIB_PASSING = 1.1 * 5 * GIB
+"""Activations and head of `MODEL`, and a tenth for fragments."""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "critics", "a_weight", "a_weight_on_the_host"),
+    [
+        # Bytes for each weight: of the model in bfloat16, gradients, master weights and two moments
+        # in float32, by the shares of 2 ranks; then the bucket of a tenth of the weights.
+        ((), 0, 2 + 2 + 2 + 4 + 1.1 * 0.6, 2),
+        (("learner.ranks=8",), 0, 2 + (4 + 4 + 8) / 8 + 1.1 * 0.6, 2),
+        (("learner.ranks=8", "learner.zero_stage=1"), 0, 2 + 4 + (4 + 8) / 8 + 1.1 * 0.4, 2),
+        # ZeRO 3 on 4 ranks: a bucket of twice the float32 sums, and a layer and a twentieth of the
+        # model gathered; loading, a rank holds its share.
+        (
+            ("learner.ranks=4", "learner.zero_stage=3"),
+            0, (2 + 4 + 4 + 8) / 4 + 1.1 * (0.1 * 10 + 2 * (0.05 + 0.1)), 2 / 4,
+        ),
+        # Offloaded: weights alone on the device; on the host the rest, and the gradients of a step.
+        (("learner.offload_optimizer=true",), 0, 2 + 1.1 * 0.6, (4 + 4 + 8) / 2 + 4 / 2),
+        (
+            ("learner.offload_optimizer=true", "learner.ranks=4"),
+            0, 2 + 1.1 * 0.6, (4 + 4 + 8) / 4 + 4 / 4,
+        ),
+        # A critic of the same size has states of its own; the two pass one after the other.
+        ((), 1, 2 * (2 + 2 + 2 + 4) + 1.1 * 0.6, 2),
+        (("learner.offload_optimizer=true",), 1, 2 * 2 + 1.1 * 0.6, 2 * ((4 + 4 + 8) / 2 + 4 / 2)),
+        # Deltas are made on the host.
+        (("weight_sync.codec=delta",), 0, 2 + 2 + 2 + 4 + 1.1 * 0.6, 2),
+    ],
+)  # fmt: skip
+def test_a_rank_needs_what_its_parts_add_up_to(overrides, critics, a_weight, a_weight_on_the_host):
+    sizes = Sizes(policy=MODEL, critic=MODEL if critics else None, served=SERVED)
+    config = recipe(*overrides)
+    rank, actor = predict(config, sizes, Capacity()).processes
+    assert rank.count == config.learner.ranks
+    assert total(rank.device) == pytest.approx(CONTEXT + GIB_PASSING + a_weight * BILLION)
+    libraries = LEARNER_BASE + GPU_BASE
+    assert total(rank.host) == pytest.approx(libraries + a_weight_on_the_host * BILLION)
+    deltas = config.weight_sync.codec == "delta"
+    assert rank.first == {"versions": (3 if deltas else 2) * 2 * BILLION}
+    assert actor.host.get("base of deltas", 0) == deltas * 2 * 2 * BILLION
+
+
+def test_a_node_has_each_of_its_ranks_and_engines_and_the_first_ranks_copies():
+    [node] = predict(recipe("learner.ranks=3", "actors.count=2"), SIZES, Capacity()).nodes
+    learner = 3 * (LEARNER_BASE + GPU_BASE + 2 * BILLION) + 2 * 2 * BILLION
+    engines = 2 * (ENGINE_BASE + GPU_BASE + 2 * 2 * BILLION)
+    assert total(node.parts) == learner + engines + DRIVER_BASE + 2 * 2 * BILLION
 
 
 def test_a_reference_and_a_critic_add_their_weights():

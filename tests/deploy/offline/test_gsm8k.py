@@ -1,6 +1,8 @@
 """The files of GSM8K, from rows of its form."""
 
 import json
+import runpy
+import sys
 
 import pytest
 
@@ -35,3 +37,14 @@ def test_a_solution_without_its_number_is_refused_and_no_file_is_left(tmp_path, 
     with pytest.raises(InputError, match=r"'Why\?' ends without #### and a number"):
         gsm8k.main(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_library_one_message_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setattr(sys, "argv", ["gsm8k", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(gsm8k.__file__, run_name="__main__")
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("headway: it needs the library datasets")
+    assert printed.count("\n") == 1

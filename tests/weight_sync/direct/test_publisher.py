@@ -419,6 +419,22 @@ def test_vllms_nccl_trainer_speaks_to_an_engine_in_its_own_terms(monkeypatch) ->
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("tensor", [torch.ones(2, 2), torch.nn.Parameter(torch.ones(3))])
+def test_a_tensor_on_its_way_to_the_device_is_not_waited_for(monkeypatch, tensor) -> None:
+    """The next ones are copied while the device sends those before."""
+    from weight_sync.direct.vllm_sender import _Source
+
+    calls, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *a, **k: calls.append((a, k)) or to(self, *a, **k)
+    )
+    ((name, sent),) = _Source([("a", tensor)], "cpu")
+    assert (name, calls) == ("a", [(("cpu",), {"non_blocking": True})])
+    assert torch.equal(sent, tensor)
+    assert not sent.requires_grad
+
+
+@pytest.mark.vllm
 def test_vllms_ipc_trainer_speaks_so_too_and_stops_between_two_chunks(monkeypatch) -> None:
     """Everything of vLLM's but CUDA: memory is not exported, and each tensor is a chunk."""
     from types import SimpleNamespace

@@ -1,0 +1,79 @@
+"""The order in which learner and engines start."""
+
+import asyncio
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from deploy.config.loader import load_recipe
+from deploy.errors import RunFailed
+from deploy.run import Run
+from deploy.runtime.console import Terminal
+
+
+class Starting:
+    """A process whose start takes some turns of the loop; records when it begins and ends."""
+
+    def __init__(self, name, events):
+        self.name, self.events, self.answer = name, events, True
+        self.turns = 3
+
+    async def start(self):
+        self.events.append(f"{self.name} begins")
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        self.events.append(f"{self.name} ends")
+        return self.answer
+
+
+class Started(Run):
+    """A run of processes that do nothing but start."""
+
+    def __init__(self, *settings):
+        self.events = []
+        self.context = SimpleNamespace(
+            config=load_recipe("gsm8k_qwen_1gpu", ["actors.count=2", *settings]),
+            console=Terminal(Console(file=io.StringIO(), width=200)),
+            inputs=SimpleNamespace(model_path="model"),
+        )
+        self.exporter = None
+        self.processes = SimpleNamespace(
+            actors=[Starting(f"actor-{index}", self.events) for index in range(2)],
+            learner=Starting("learner", self.events),
+            services=[Starting("broadcaster", self.events)],
+            handles=dict,
+        )
+
+
+@pytest.mark.parametrize("shares", [[], ["learner.gpus=1"], ["actors.gpus=1"]])
+def test_on_a_shared_gpu_one_starts_after_the_other_and_the_engines_first(shares):
+    run = Started(*shares)
+    asyncio.run(run.start())
+    names = ("actor-0", "actor-1", "learner", "broadcaster")
+    assert run.events == [f"{name} {event}" for name in names for event in ("begins", "ends")]
+    assert run.starting == {"the run"}
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_elsewhere_all_start_at_once(gpus):
+    run = Started(f"learner.gpus={gpus}", f"actors.gpus={gpus}")
+    asyncio.run(run.start())
+    assert [event.split()[1] for event in run.events] == ["begins"] * 4 + ["ends"] * 4
+
+
+def test_those_that_wait_for_their_turn_are_named_with_the_one_that_does_not_start():
+    run = Started("deploy.start_timeout_seconds=0.2")
+    run.processes.actors[1].turns = 10**9
+    with pytest.raises(RunFailed, match=r"^actor-1, learner, broadcaster did not start within"):
+        asyncio.run(run.start())
+
+
+def test_an_engine_that_was_given_up_lets_the_next_one_start():
+    run = Started()
+    run.processes.actors[0].answer = False
+    asyncio.run(run.start())
+    printed = run.context.console.console.file.getvalue()
+    assert "actor-1 is ready" in printed
+    assert "actor-0 is ready" not in printed
