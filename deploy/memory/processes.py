@@ -25,8 +25,9 @@ GPU_BASE = 2 * GIB
 """[E] The libraries of CUDA in addition."""
 CONTEXT = 1 * GIB
 """[E] CUDA context and communicators of a process on its GPU."""
-FRAGMENTS = 0.1
-"""[E] Share of a pass that torch's allocator holds and cannot use."""
+FRAGMENTS, HEAP_FRAGMENTS = 0.1, 0.25
+"""Share of a pass that an allocator holds and cannot use: torch's of a GPU [E], and the C library's
+heap, in which the tensors of passes of several lengths lie; it grows over some ten batches."""
 BUCKET = 100_000_000
 """Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`, but for a tensor that
 is larger."""
@@ -127,8 +128,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         "head, passing": larger.passing,
         **_backward(learner, larger),
     }
-    if gpu:
-        passing["fragments"] = FRAGMENTS * total(passing)
+    passing["fragments"] = (FRAGMENTS if gpu else HEAP_FRAGMENTS) * total(passing)
     training = held | _larger(step, passing)
     loading = {"weights as loaded": itemsize * sizes.parameters / shares}
     kept = 3 if config.weight_sync.codec == "delta" else 2
@@ -199,7 +199,7 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     if stage:
         size = {
             1: 4.0,  # of float32, as the gradients that it will reduce
-            2: itemsize + summed,
+            2: 2 * itemsize + summed,  # twice: as they come, and joined
             3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
         parts["bucket"] = size * min(model.trained, max(BUCKET, model.largest_tensor))

@@ -17,7 +17,7 @@ from tests.deploy.conftest import HEADWAY
 CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"
 RECIPE = """
 name = "measured"
-steps = 3
+steps = 8
 model.path = "model"
 prompts = { source = "lettered_chain_sum", groups_per_batch = 4, group_size = 4 }
 queues.max_staleness = 1
@@ -90,6 +90,8 @@ def peaks(process: subprocess.Popen) -> dict[str, float]:
         for child in run.children(recursive=True):
             try:
                 title = " ".join(child.cmdline())
+                if child.parent().cmdline() == child.cmdline():  # forked, to become another program
+                    continue
                 status = Path(f"/proc/{child.pid}/status").read_text()
             except (psutil.Error, OSError):
                 continue
