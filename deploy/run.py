@@ -138,7 +138,7 @@ class Run:
             await all_or_first_error(
                 [
                     self.learning,
-                    *(named(actor.name, actor.run()) for actor in processes.actors),
+                    named("actors", processes.fleet.run()),
                     named("feeder", self.feed()),
                     named(
                         "evaluation",

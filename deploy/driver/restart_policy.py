@@ -67,7 +67,7 @@ class Restarts:
         await self._clock.sleep(wait)
 
     async def await_start(self, start: Awaitable[None]) -> None:
-        """Wait until the process has started again, and print that.
+        """Wait until the process has started, and print that.
 
         Raises:
             RunFailed: It takes longer than deploy.start_timeout_seconds.
@@ -83,4 +83,5 @@ class Restarts:
             raise RunFailed(
                 f"{self._name} did not start within deploy.start_timeout_seconds = {seconds:g}"
             ) from None
-        self._context.console.say(f"{self._name} is ready again")
+        again = " again" if self._context.record.restarts[self._name] else ""
+        self._context.console.say(f"{self._name} is ready{again}")

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
 METRICS = "metrics.jsonl"
-LOGS = ("drift.jsonl", "samples.jsonl", "sessions.jsonl", "waits.jsonl")
+LOGS = ("drift.jsonl", "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
 REWARD_MODEL, LEARNER, BROADCASTER = "reward-model", "learner", "broadcaster"
 """Names in `restarts.jsonl` of what is restarted besides actors; all ranks of a learner are one."""
