@@ -121,7 +121,7 @@ class ActorSupervisor:
 
     async def stop(self) -> None:
         """Have the actor save what it is sampling and take no further lease, before a deadline."""
-        if self._working_since is None:
+        if self.handle is None or self._working_since is None:
             return
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(self._timing.hand_over_seconds):
@@ -167,15 +167,14 @@ class ActorSupervisor:
         while not (self.given_up or self.left):
             self._working_since = None
             reason = await self._live()
-            if self.left:
-                break
             now = self._timing.clock.monotonic()
             worked = 0.0 if self._working_since is None else now - self._working_since
             if reason is None or not await self._recover(reason, worked=worked):
-                return
-        self._working_since = None
-        if self.left and self.handle is not None:
-            await self._clear_away()
+                break
+        if self.left:
+            self._working_since = None
+            if self.handle is not None:
+                await self._clear_away()
 
     async def statistics(self) -> dict[str, Any]:
         """Return `ActorStatistics.statistics` summed over all processes that this actor had."""
@@ -226,9 +225,9 @@ class ActorSupervisor:
     async def _recover(self, reason: str, *, worked: float) -> bool:
         """Clear away the process that died after `worked` seconds; return False if it is the last.
 
-        That is so if the run is over, or the actor given up.
+        That is so if the run is over, or the actor leaves or is given up.
         """
-        if not await self._clear_away():
+        if not await self._clear_away() or self.left:
             return False
         try:
             await self._restarts.allow(reason, worked=worked)
