@@ -3,10 +3,16 @@
 import json
 import os
 import signal
+import sqlite3
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import read_rows
+from queues.schema import summarize
+from tests.deploy.conftest import HEADWAY, RECIPE, read_rows
 from tests.deploy.runs.test_actors_die import (
     ACTOR,
     check_accounts,
@@ -94,3 +100,83 @@ def test_an_actor_that_gets_sigterm_hands_over_and_is_restarted(headway):
     check_accounts(summary, accounts, 60)
     assert summary["restarts"] == restarts(actors=1)
     assert "got SIGTERM, and handed over what it was sampling" in output
+
+
+def test_actors_follow_the_nodes_of_a_cluster(headway):
+    """Nodes join, one is drained, one is killed; the run goes on with what is there."""
+    recipe = headway.folder / "elastic.toml"
+    recipe.write_text(RECIPE.read_text().replace('cores = ["0"]', "max_count = 3"))
+    settings = (
+        "name=elastic", "steps=100000", "heldout.every=100000",
+        "actors.scripted_options={tokens_per_second=20.0}",
+        "weight_sync.transport=object_store", "queues.lease_seconds=10.0",
+        "queues.heartbeat_seconds=1.0",
+        'deploy.placement.actors={labels={pool="generate"}}',
+    )  # fmt: skip
+    changes = [part for setting in settings for part in ("--set", setting)]
+    folder, program = headway.run_folder("elastic"), Path(__file__).parents[1] / "elastic_nodes.py"
+    done = subprocess.run(
+        [sys.executable, program, folder, HEADWAY, "run", recipe, *changes],
+        cwd=headway.folder,
+        env=headway.environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["code"] == 130, result["said"]
+    assert len(result["steps"]) == 4
+    assert result["said"].count("leaves its node, which is lost or drained") == 2
+    accounts = headway.accounting("elastic")
+    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
+    assert accounts["trained"] == 2 * len(rows(folder / "metrics.jsonl"))
+
+
+def tokens_kept(folder):
+    """Return the tokens that the ledger has: of accepted results, and saved of unfinished groups."""
+    with sqlite3.connect(f"file:{folder / 'ledger.sqlite'}?mode=ro", uri=True) as database:
+        [accepted] = database.execute("SELECT SUM(tokens) FROM results").fetchone()
+        saved = database.execute("SELECT payload FROM partials").fetchall()
+    return accepted + sum(summarize(payload).tokens for (payload,) in saved)
+
+
+@pytest.mark.vllm
+def test_vllm_engines_that_leave_hand_over_every_token(headway):
+    """A run with one engine, three, and one again; prints its throughput each time."""
+    rates = []
+
+    def measure(engines):
+        trains(process, folder, 2)
+        trains(process, folder, 20)
+        first, *_, last = rows(folder / "metrics.jsonl")[-20:]
+        samples = sum(row["rollouts_trained"] for row in rows(folder / "metrics.jsonl")[-19:])
+        rate = samples / (last["step_finished_at"] - first["step_finished_at"])
+        rates.append(f"{engines} engine(s): {rate:.1f} samples/s")
+
+    with going(
+        headway, "scaled-vllm", "actors.count=1", "actors.cpus=0.25", "steps=100000",
+        "heldout.every=100000", "actors.engine=vllm", "actors.max_new_tokens=200",
+        "actors.kv_cache_gib=0.25", "prompts.groups_per_batch=4", "learner.microbatch_tokens=512",
+        "learner.checkpoint_every=100",
+    ) as (process, folder):  # fmt: skip
+        measure(1)
+        assert scale(headway, "scaled-vllm", 3)[0] == 0
+        until(lambda: served(folder, "engine-1") and served(folder, "engine-2"), process)
+        measure(3)
+        left_at = datetime.now(UTC)
+        assert scale(headway, "scaled-vllm", 1)[0] == 0
+        until(lambda: len(living(headway.folder, ACTOR)) == 1, process)
+        measure(1)
+        interrupt(process)
+    summary = json.loads((folder / "summary.json").read_text())
+    accounts = headway.accounting("scaled-vllm")
+    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
+    assert summary["max_lag_trained"] <= 2
+    assert summary["restarts"] == restarts()
+    again = [row for row in headway.rollouts("scaled-vllm") if row["attempt"] > 1]
+    continued = [row for row in again if row["created_at"].replace(tzinfo=UTC) < left_at]
+    print(*rates, f"{len(again)} rollouts of groups that were handed over, {len(continued)} of them"
+          f" begun before; {summary['tokens_generated']} tokens sampled", sep="\n")  # fmt: skip
+    assert continued
+    assert tokens_kept(folder) == summary["tokens_generated"]
