@@ -134,7 +134,7 @@ def test_actors_follow_the_nodes_of_a_cluster(headway):
 
 
 def tokens_kept(folder):
-    """Return the tokens that the ledger has: of accepted results, and saved of unfinished groups."""
+    """Return the tokens that the ledger has: of accepted results, and of unfinished groups."""
     with sqlite3.connect(f"file:{folder / 'ledger.sqlite'}?mode=ro", uri=True) as database:
         [accepted] = database.execute("SELECT SUM(tokens) FROM results").fetchone()
         saved = database.execute("SELECT payload FROM partials").fetchall()
