@@ -76,6 +76,12 @@ class ActorFleet:
         """The actors that work or start."""
         return [actor for actor in self._working.values() if not actor.left]
 
+    def restart(self, name: str, reason: str) -> None:
+        """End the process of an actor that works, so that another takes its place."""
+        for actor in self.active:
+            if actor.name == name:
+                actor.restart(reason)
+
     async def run(self) -> None:
         """Keep the actors at work until the run is over.
 
