@@ -126,7 +126,7 @@ def test_actors_follow_the_nodes_of_a_cluster(headway):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["code"] == 130, result["said"]
-    assert len(result["steps"]) == 4
+    assert len(result["steps"]) == 5
     assert result["said"].count("leaves its node, which is lost or drained") == 2
     accounts = headway.accounting("elastic")
     assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
