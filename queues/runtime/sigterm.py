@@ -26,5 +26,5 @@ def call_at_sigterm(work: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     handler = signal.getsignal(signal.SIGTERM)
     if isinstance(handler, FunctionType) and not handler.__code__.co_freevars:
-        _calls.append(partial(loop.call_soon_threadsafe, work))
+        _calls[:] = [partial(loop.call_soon_threadsafe, work)]
         handler.__code__ = _at_sigterm.__code__
