@@ -180,7 +180,7 @@ class ActorFleet:
             node = self._reservation.node(ROLE, actor.number)
             if node is None and handle is not None:
                 node = await run_in_daemon_thread(partial(node_of, handle))
-            if node is not None and node not in staying:
+            if staying and node is not None and node not in staying:  # empty: Ray does not know
                 self._context.console.say(f"{actor.name} leaves its node, which is lost or drained")
                 self._leave(actor)
 
