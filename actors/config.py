@@ -86,11 +86,14 @@ class ActorsConfig(Options):
     """Rollout actors: their engines, how they sample, and what scores them."""
 
     count: int = Field(default=1, ge=1)
-    """Actors, each with an engine of its own."""
+    """Actors, each with an engine of its own; `headway scale` changes it in a live run."""
     min_count: int | None = Field(default=None, ge=1)
     """Actors that the run needs: one that dies more often than deploy.max_restarts allows, at its
     start or later, is given up while as many as this are left; None ends the run then. The actor of
     heldout.pinned is needed always."""
+    max_count: int | None = Field(default=None, ge=1)
+    """Let more actors join a live run, up to this number, whenever nodes of the cluster have free
+    resources for them, and leave with their nodes. None keeps `count`, as `headway scale` does."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: Annotated[str, AfterValidator(ENVIRONMENTS.check)] = "single_turn"
@@ -230,6 +233,19 @@ class ActorsConfig(Options):
                     f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
                     f"recipe; it has {', '.join(used)}{nearest(unused[0], used)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _may_grow(self) -> Self:
+        if self.max_count is not None and self.max_count < self.count:
+            raise ValueError(
+                f"actors.max_count = {self.max_count} must be at least actors.count = {self.count}"
+            )
+        if self.max_count is not None and self.cores is not None:
+            raise ValueError(
+                f"actors.cores has {len(self.cores)} entries, and actors.max_count = "
+                f"{self.max_count} adds actors that it has none for; leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -79,6 +79,7 @@ class Run:
                 learner_paused=self.processes.learner.paused,
                 learner_starts=lambda: self.processes.learner.starts,
                 restart_learner=self.processes.learner.restart,
+                restart_actor=self.processes.fleet.restart,
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
                 handles=self.processes.handles,
                 save=self.save,
@@ -138,7 +139,7 @@ class Run:
             await all_or_first_error(
                 [
                     self.learning,
-                    *(named(actor.name, actor.run()) for actor in processes.actors),
+                    named("actors", processes.fleet.run()),
                     named("feeder", self.feed()),
                     named(
                         "evaluation",

@@ -195,6 +195,7 @@ class BrokerClient:
     accounting = _remote(Broker.accounting)
     status = _remote(Broker.status)
     paused = _remote(Broker.paused)
+    resize = _remote(Broker.resize)
     serve_metrics = _remote(BrokerActor.serve_metrics)
     close = _remote(Broker.close)
 

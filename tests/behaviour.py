@@ -244,7 +244,7 @@ def driver_metrics(folder):
         WeightUpdateReport(engine_id="e", version=0, bytes=1, **dict.fromkeys(times, 1.0))
     )
     known.heldout.append({"score": 1.0, "scored": 1, "failed": 0})
-    known.restarts = Counter({"actor-0": 1})
+    known.restarts, known.away = Counter({"actor-0": 1}), {"actor-0": 1.0}
     known.drifting = {"engine-0": True}
     late = Wait("learner", "actor-0", "groups", seconds=1.0)
     return exposed(RunMetrics(known, folder, lambda: [late]))

@@ -26,6 +26,7 @@ class Broadcaster(Announcements):
                 f"update_fraction is {update_fraction} and engines is {engines}; expected a "
                 "fraction in (0, 1] of at least one engine"
             )
+        self._fraction = update_fraction
         self.permits = max(1, math.floor(update_fraction * engines))
         self._swaps = SwapPermits(self.permits, permit_seconds)
         self._manifest: Manifest | None = None
@@ -88,6 +89,11 @@ class Broadcaster(Announcements):
         """Forget an engine that has ended, and return its permit if it holds one."""
         self._engines.pop(engine_id, None)
         self._swaps.give_back(engine_id)
+
+    async def resize(self, engines: int) -> None:
+        """Let the fraction of another number of engines swap at once."""
+        self.permits = max(1, math.floor(self._fraction * engines))
+        await self._swaps.resize(self.permits)
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
         """Register an engine, by its handle, that the learner sends weights to directly.

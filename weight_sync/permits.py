@@ -12,8 +12,10 @@ class SwapPermits:
     """
 
     def __init__(self, count: int, seconds: float) -> None:
+        self._count, self._seconds = count, seconds
         self._free = asyncio.Semaphore(count)
-        self._seconds = seconds
+        self._surplus = 0
+        """Permits that end when they are given back, since `count` was lowered."""
         self._held: dict[str, asyncio.TimerHandle] = {}
 
     async def acquire(self, holder: str, timeout: float, nbytes: int = 0) -> bool:
@@ -28,7 +30,7 @@ class SwapPermits:
             except TimeoutError:
                 return False
             if holder in self._held:  # another request of this holder was granted meanwhile
-                self._free.release()
+                self._release()
         if earlier := self._held.get(holder):
             earlier.cancel()
         loop = asyncio.get_running_loop()
@@ -41,4 +43,21 @@ class SwapPermits:
         timer = self._held.pop(holder, None)
         if timer is not None:
             timer.cancel()
+            self._release()
+
+    async def resize(self, count: int) -> None:
+        """Change the number of permits; holders beyond a lower one keep theirs until its end."""
+        change, self._count = count - self._count, count
+        for _ in range(change):
+            self._release()
+        for _ in range(-change):
+            self._surplus += 1
+            if not self._free.locked():
+                self._surplus -= 1
+                await self._free.acquire()
+
+    def _release(self) -> None:
+        if self._surplus:
+            self._surplus -= 1
+        else:
             self._free.release()

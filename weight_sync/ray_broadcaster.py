@@ -27,6 +27,8 @@ PING_SECONDS = 2.0
 """Interval at which the supervisor asks it."""
 NEVER = sys.maxsize
 """A version, or a number of reports, that is never reached."""
+MAX_CONCURRENCY = 10_000
+"""Calls that may wait at once, a few for each engine."""
 
 
 def create_broadcaster(
@@ -36,7 +38,7 @@ def create_broadcaster(
     remote = ray.remote(Broadcaster).options(
         **{
             "num_cpus": 0,
-            "max_concurrency": 4 * engines + 64,  # waiting calls
+            "max_concurrency": MAX_CONCURRENCY,
             "max_restarts": -1,
             "max_task_retries": -1,
             **options,
@@ -79,6 +81,9 @@ class BroadcasterClient(Announcements):
 
     async def release(self, engine_id: str) -> None:
         await _answer(self.handle.release.remote(engine_id))
+
+    async def resize(self, engines: int) -> None:
+        await _answer(self.handle.resize.remote(engines))
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
         await _answer(self.handle.join.remote(engine_id, engine, workers))

@@ -1,28 +1,34 @@
 """Kills the processes of runs again and again, and checks that no prompt is lost.
 
-    headway bench chaos [--kills 30] [--seed 0] [--steps 150] [--out DIR]
+    headway bench chaos [--roles all] [--kills 30] [--seed 0] [--steps 150] [--out DIR]
 
-Rollout actor, engine worker, broker, learner rank and driver of a run with filtering and drops are
-killed at moments drawn from the seed; a run that ends by a kill is resumed. `chaos_oracle` checks
-every run by the learner's own log. A kill takes about a minute on two cores.
+Rollout actor, engine worker, one of two learner ranks, broadcaster, broker, driver, and several of
+them at once, of a run with filtering and drops are killed at moments drawn from the seed, or
+stopped, where the run survives that; a run that ends is resumed. `chaos_oracle` checks every run by
+the learner's own log. Recovery is the time until the process is back and another batch is trained,
+a resumption included. A kill takes about a minute on two cores.
 """
 
 import itertools
+import math
 import random
 import shutil
+import signal
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, alone, number, option, text_table
 from benchmarks.reliability.chaos_run import END_SECONDS, ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 
-SURVIVED = frozenset({"rollout actor", "engine worker", "learner rank"})
-"""Roles whose death a run survives by itself."""
 BATCH_SECONDS = 900.0
 """Deadline of a started or resumed run to train its next batch."""
+IMPATIENCE = 0.2
+"""Share of kills that come before the run has recovered from the one before."""
 FINISH_SECONDS = 1800.0
 """Deadline of the last run to reach its last step after the last kill."""
 RUN_COLUMNS = {
@@ -36,10 +42,21 @@ RUN_COLUMNS = {
 """Figures of a run, by their titles."""
 
 
-def plan_kills(count: int, seed: int) -> list[str]:
-    """Return the role of each kill: all equally often, in an order drawn from the seed."""
-    roles = list(itertools.islice(itertools.cycle(ROLES), count))
-    random.Random(seed).shuffle(roles)
+def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, signal.Signals]]:
+    """Return role and signal of each kill: roles equally often, in an order drawn from the seed."""
+    kills = []
+    for position, role in enumerate(itertools.islice(itertools.cycle(roles), count)):
+        stops = ROLES[role].survived and position // len(roles) % 3 == 2
+        kills.append((role, signal.SIGSTOP if stops else signal.SIGKILL))
+    random.Random(seed).shuffle(kills)
+    return kills
+
+
+def parse_roles(text: str) -> list[str]:
+    """Return the roles of an option such as "broker,driver", or all; refuse unknown ones."""
+    roles = list(ROLES) if text == "all" else text.split(",")
+    if unknown := [role for role in roles if role not in ROLES]:
+        raise ArgumentTypeError(f"no role {unknown[0]!r}; there are {', '.join(ROLES)}, or all")
     return roles
 
 
@@ -52,8 +69,10 @@ class Chaos:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.settings = {"steps": options.steps, "seed": options.seed}
-        self.planned = plan_kills(options.kills, options.seed)
+        self.planned = plan_kills(options.roles, options.kills, options.seed)
         self.kills: list[Record] = []
+        self.struck: tuple[float, int] | None = None
+        """Time and newest version of the last kill, until the run is seen to recover from it."""
         self.runs: dict[str, Record] = {}
         self.resumes = 0
         self.began = time.monotonic()
@@ -110,6 +129,8 @@ class Chaos:
 
     def kill_next(self, run: ChaosRun) -> int | None:
         """Wait for the moment of the next kill, and kill; return an exit code of the command."""
+        if self.struck is not None and (not self.planned or self.draw.random() > IMPATIENCE):
+            self.await_recovery(run)
         if not self.planned:
             until(lambda: False, run, FINISH_SECONDS, "its last step")
             return run.poll()
@@ -118,17 +139,21 @@ class Chaos:
         until(lambda: run.batches() >= due, run, BATCH_SECONDS, "a batch")
         # Without waiting for a batch, processes are killed while they start.
         time.sleep(self.draw.uniform(0.0, 1.0 if batches else 8.0))
-        role = self.planned[0]
-        pid = until(lambda: run.target(role), run, BATCH_SECONDS, f"a process of the {role}")
-        if pid is not None and run.poll() is None and kill(pid):
+        role, how = self.planned[0]
+        what = f"a process of the {role}"
+        pids = until(lambda: run.targets(ROLES[role]), run, BATCH_SECONDS, what) or []
+        at, newest = time.time(), run.newest()
+        struck = [kill(pid, how) for pid in pids if run.poll() is None]
+        if any(struck):
             self.planned.pop(0)
-            self.note_kill(run, role)
+            self.struck = at, newest
+            self.note_kill(run, role, how)
         return run.poll()
 
-    def note_kill(self, run: ChaosRun, role: str) -> None:
+    def note_kill(self, run: ChaosRun, role: str, how: signal.Signals) -> None:
         """Record a kill; a command that cannot survive it is waited for."""
         trained, at = run.batches(), time.monotonic()
-        if role not in SURVIVED:
+        if not ROLES[role].survived:
             until(lambda: False, run, END_SECONDS, f"the end after the {role} was killed")
         code = run.poll()
         self.kills.append(
@@ -136,13 +161,29 @@ class Chaos:
                 "number": len(self.kills) + 1,
                 "run": run.name,
                 "role": role,
+                "signal": how.name,
                 "batches_logged": trained,
                 "exit_code": code,
                 "seconds_to_end": None if code is None else time.monotonic() - at,
+                "recovery_seconds": None,
             }
         )
         ended = "the run continues" if code is None else f"the command ended with {code}"
-        self.log(f"kill {len(self.kills)}: {role} after {trained} logged batches; {ended}")
+        self.log(f"{how.name} {len(self.kills)}: {role} after {trained} logged batches; {ended}")
+
+    def await_recovery(self, run: ChaosRun) -> None:
+        """Wait until what was struck last is back and another batch is trained; record when."""
+        assert self.struck is not None
+        (at, newest), last = self.struck, self.kills[-1]
+        role = ROLES[last["role"]]
+        if last["exit_code"] is None:
+            until(lambda: run.is_back(role, at), run, BATCH_SECONDS, f"another {last['role']}")
+            newest = run.newest()
+        until(lambda: run.newest() > newest, run, BATCH_SECONDS, "a batch after the kill")
+        self.struck = None
+        if run.newest() > newest:  # else the run has ended
+            last["recovery_seconds"] = time.time() - at
+            self.log(f"recovered after {last['recovery_seconds']:.1f} s")
 
 
 def conclude(
@@ -161,22 +202,33 @@ def conclude(
     return {"finished": done, "sound": sound, "kills": len(kills), **figures}
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least such a share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
 def table(record: Record) -> str:
     verdict = record["verdict"]
     kills, runs = [], []
     for role in ROLES:
         struck = [kill for kill in record["kills"] if kill["role"] == role]
+        if not struck:
+            continue
+        stopped = sum(kill["signal"] == "SIGSTOP" for kill in struck)
         ended = sum(kill["exit_code"] is not None for kill in struck)
-        times = [kill["seconds_to_end"] for kill in struck if kill["seconds_to_end"] is not None]
-        seconds = f"{min(times):.1f} to {max(times):.1f}" if times else "–"
-        kills.append([role, str(len(struck)), str(ended), seconds])
+        times = [kill["recovery_seconds"] for kill in struck if kill["recovery_seconds"]]
+        seconds = f"{median(times):.1f}, {percentile(times, 0.95):.1f}" if times else "–"
+        kills.append([role, str(len(struck)), str(stopped), str(ended), seconds])
     for name, run in record["runs"].items():
         left_out = ", ".join(f"{count} {reason}" for reason, count in run["left_out"].items())
         figures = [str(run[key]) for key in RUN_COLUMNS.values()]
         runs.append([name, *figures, left_out or "–", "; ".join(run["problems"]) or "none"])
     return "\n".join(
         [
-            text_table(["killed", "times", "the command ended", "seconds until then"], kills),
+            text_table(
+                ["role", "struck", "of these stopped", "command ended", "recovery, s: median, p95"],
+                kills,
+            ),
             text_table(["run", *RUN_COLUMNS, "left out", "problems"], runs),
             f"{verdict['kills']} kills: {verdict['prompts_lost']} prompts lost, "
             f"{verdict['groups_trained_twice']} groups trained twice, "
@@ -196,6 +248,7 @@ STUDY = Study(
     name="chaos",
     about=__doc__,
     options=(
+        option("--roles", "all", "or names, separated by commas", type=parse_roles),
         option("--kills", 30, "all runs together", type=number(int, 1)),
         option("--seed", 0, "of roles, moments and the runs"),
         option("--steps", 150, "batches of each run", type=number(int, 1)),

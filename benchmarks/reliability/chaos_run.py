@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,21 +20,37 @@ from deploy.cluster.cleanup import AGENTS
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import RECOVERIES
 from learner.diagnostics.trained_log import VARIABLE
 from queues.schema import summarize
 from queues.storage.journal import LOCATION, Location, read_group
 
 T = TypeVar("T")
 
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Processes that are struck together."""
+
+    titles: tuple[str, ...]
+    """Pattern of the title of each; that of the driver, the command itself, is empty."""
+    back: tuple[str, ...] = ()
+    """Names in `recoveries.jsonl` of those that take their places, without numbers."""
+    survived: bool = True
+    """True if the run goes on by itself; else its command ends, and is resumed."""
+
+
+ACTOR, RANK, BROADCASTER = "ray::RolloutActor", "ray::RankActor", "ray::Broadcaster"
 ROLES = {
-    "rollout actor": "ray::RolloutActor",
-    "engine worker": "VLLM::EngineCore|.* spawn_main",
-    "broker": "ray::BrokerActor",
-    "learner rank": "ray::RankActor",
-    "driver": "",
+    "rollout actor": Role((ACTOR,), ("actor",)),
+    "engine worker": Role(("VLLM::EngineCore|.* spawn_main",), ("actor",)),  # its title is late
+    "learner rank": Role((RANK,), ("learner",)),
+    "broadcaster": Role((BROADCASTER,), ("broadcaster",)),
+    "broker": Role(("ray::BrokerActor",), survived=False),
+    "driver": Role(("",), survived=False),
+    "several at once": Role((ACTOR, RANK, BROADCASTER), ("actor", "learner", "broadcaster")),
 }
-"""Patterns of the titles of processes by role; vLLM does not always set its own. The driver is the
-command itself."""
 WARM_START_SECONDS = 600.0
 END_SECONDS = 300.0
 """Deadline of a run to end after a kill that it does not survive."""
@@ -84,13 +101,29 @@ class ChaosRun:
         """Return the number of lines of the learner's log."""
         return self.log.read_bytes().count(b"\n") if self.log.exists() else 0
 
-    def target(self, role: str) -> int | None:
-        """Return the process of a role; None while there is none."""
+    def newest(self) -> int:
+        """Return the newest version that the learner's log has trained; -1 before the first."""
+        lines = self.log.read_bytes().splitlines(keepends=True) if self.log.exists() else []
+        whole = (line for line in lines if line.endswith(b"\n"))
+        return max((json.loads(line)["version"] for line in whole), default=-1)
+
+    def targets(self, role: Role) -> list[int] | None:
+        """Return the newest process of each title of a role; None while one is missing."""
         assert self.process is not None
-        if role == "driver":
-            return self.process.pid
-        pids = [pid for pid, title in processes(self.folder) if re.match(ROLES[role], title)]
-        return pids[-1] if pids else None
+        alive, found = processes(self.folder), []
+        for pattern in role.titles:
+            pids = [pid for pid, title in alive if re.match(pattern, title)]
+            pids = [self.process.pid] if not pattern else pids
+            if not pids:
+                return None
+            found.append(pids[-1])
+        return found
+
+    def is_back(self, role: Role, since: float) -> bool:
+        """Return True if others took the places of processes that were struck at a time."""
+        rows = RunDirectory(self.folder / "runs" / self.name).rows(RECOVERIES)
+        names = {row["process"].partition("-")[0] for row in rows if row["at"] > since}
+        return names.issuperset(role.back)
 
     def settle(self) -> None:
         """Wait until no process of the run is left; kills those that outlive the deadline.
@@ -145,10 +178,10 @@ def processes(folder: Path) -> list[tuple[int, str]]:
     return [(pid, title) for _, pid, title in sorted(alive)]
 
 
-def kill(pid: int) -> bool:
-    """Kill one process by SIGKILL; return False if it is gone."""
+def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
+    """Send a signal to one process; return False if it is gone."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, how)
     except ProcessLookupError:
         return False
     return True

@@ -29,7 +29,7 @@ from deploy.cli.options import (
     next_command,
 )
 from deploy.cli.recipes import plan, presets, validate
-from deploy.cli.runs import logs, ls, requeue, rollouts, salvage
+from deploy.cli.runs import logs, ls, requeue, rollouts, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
@@ -65,7 +65,7 @@ def version(
         raise typer.Exit
 
 
-for command in (init, run, resume, sft, reward_model, ls, logs, rollouts, requeue, salvage):
+for command in (init, run, resume, scale, sft, reward_model, ls, logs, rollouts, requeue, salvage):
     app.command(cls=Command)(command)
 
 

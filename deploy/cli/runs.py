@@ -56,6 +56,25 @@ def logs(
         echo(newest_lines(file, lines))
 
 
+def scale(
+    run: RunName,
+    actors: Annotated[int, typer.Option(min=1, help="Rollout actors from now on.")],
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Change the number of rollout actors of a live run, which its recipe.toml keeps.
+
+    It is to be called where the driver of the run is, since it writes to the run's folder.
+    """
+    from deploy.storage.run_directory import RunDirectory
+    from deploy.storage.scaling import ask
+
+    answer = ask(RunDirectory.open(run, runs_dir), actors)
+    echo(
+        f"actors.count: {answer['before']} → {actors}; actors that join load the model first, and "
+        f"those that leave hand over what they sample; watch them by `headway top {run}`"
+    )
+
+
 def rollouts(
     run: RunName,
     runs_dir: RunsDir = Path("runs"),

@@ -2,19 +2,20 @@
 
 Two runs that each hold half of what both need would wait for each other; a placement group is given
 out whole or not at all. It is asked for when the nodes have what it needs, each bundle of it on the
-node that `assign` chose. A cluster that was started for the run has nobody else, and no group.
+node that `assign` chose. A process that joins later has a group of its own, which it gives back. A
+cluster that was started for the run has nobody else, and no group.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ray._private.state import available_resources_per_node
+from ray._private.state import actors, available_resources_per_node, state
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.assignment import Process, assign
+from deploy.cluster.assignment import Process, assign, lacking
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
 from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
@@ -26,6 +27,16 @@ READY_SECONDS = 5
 """Whole seconds that Ray gets to make a group on nodes that have what it needs."""
 REPORT_SECONDS = 60.0
 """Seconds between two reports of a wait."""
+
+
+class Bundle(NamedTuple):
+    """Resources that one process holds."""
+
+    group: PlacementGroup
+    number: int
+    """Its index in the group."""
+    node: str
+    """Ray's id of its node, which Ray does not move it from."""
 
 
 class Reservation:
@@ -45,9 +56,10 @@ class Reservation:
         first_report_seconds: float = 3.0,
     ) -> None:
         self._requests = {request.role: request for request in requests}
-        self._bundles: dict[Process, int] = {}
-        """The index of the bundle of each process."""
+        self._bundles: dict[Process, Bundle] = {}
+        self._shared = shared
         self.group: PlacementGroup | None = None
+        """The group that the run began with, which ends with it."""
         reserving = [request for request in requests if shared and request.resources]
         if not reserving:
             return
@@ -68,11 +80,49 @@ class Reservation:
             time.sleep(LOOK_SECONDS)
         self.group = group
 
-    def _try_to_reserve(self, requests: Sequence[ResourceRequest]) -> PlacementGroup | None:
-        """Reserve what is free now; return None if it does not suffice."""
+    def lacking(self, role: str, numbers: Sequence[int], count: int) -> list[str]:
+        """Return why these processes of a role, of then `count`, do not fit; none if they do."""
+        request = self._requests[role]
+        if self._shared:
+            new = [number for number in numbers if not self.holds(role, number)]
+            return lacking([replace(request, count=len(new))], _free_nodes()) if new else []
+        others = [other for other in self._requests.values() if other is not request]
+        return lacking([replace(request, count=count), *others], alive_nodes())
+
+    def holds(self, role: str, number: int) -> bool:
+        """Return True if a process has resources on a node that stays."""
+        bundle = self._bundles.get((role, number))
+        return bundle is not None and bundle.node in staying_nodes()
+
+    def add(self, role: str, number: int) -> bool:
+        """Reserve the resources of one process, if it holds none; return False if none are free.
+
+        Where the node of those that it held is lost or drained, it gets others.
+        """
+        request = self._requests[role]
+        if not (self._shared and request.resources) or self.holds(role, number):
+            return True
+        self.remove(role, number)
+        return self._try_to_reserve([replace(request, count=1)], first=number) is not None
+
+    def remove(self, role: str, number: int) -> None:
+        """Give back what `add` reserved; what the run began with stays reserved."""
+        bundle = self._bundles.get((role, number))
+        if bundle is not None and bundle.group is not self.group:
+            remove_placement_group(bundle.group)
+            del self._bundles[role, number]
+
+    def node(self, role: str, number: int) -> str | None:
+        """Return Ray's id of the node where a process holds resources; None where it holds none."""
+        bundle = self._bundles.get((role, number))
+        return bundle and bundle.node
+
+    def _try_to_reserve(
+        self, requests: Sequence[ResourceRequest], first: int = 0
+    ) -> PlacementGroup | None:
+        """Reserve what is free now, for processes from number `first`; None if it is too little."""
         if (nodes := assign(requests, _free_nodes())) is None:
             return None
-        self._bundles = {process: index for index, process in enumerate(nodes)}
         group = placement_group(
             [dict(self._requests[role].resources) for role, _ in nodes],
             strategy="PACK",
@@ -84,7 +134,11 @@ class Reservation:
         finally:
             if not ready:
                 remove_placement_group(group)
-        return group if ready else None
+        if not ready:
+            return None
+        for index, ((role, number), node) in enumerate(nodes.items()):
+            self._bundles[role, first + number] = Bundle(group, index, node)
+        return group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
         """Return Ray's options of process `number` (from 0) of a role.
@@ -94,19 +148,34 @@ class Reservation:
         """
         request = self._requests[role]
         custom = {kind: n for kind, n in request.resources.items() if kind not in ("CPU", "GPU")}
-        index = self._bundles.get((role, number))
-        if index is not None:
-            strategy = PlacementGroupSchedulingStrategy(self.group, index)
+        bundle = self._bundles.get((role, number))
+        if bundle is not None:
+            strategy = PlacementGroupSchedulingStrategy(bundle.group, bundle.number)
             return {"resources": custom, "scheduling_strategy": strategy}
         if request.labels:
             return {"resources": custom, "label_selector": dict(request.labels)}
         return {"resources": custom, "scheduling_strategy": "SPREAD"}
 
 
+def staying_nodes() -> set[str]:
+    """Return Ray's ids of the nodes that are alive and that Ray does not drain."""
+    draining: dict[str, int] = state.get_draining_nodes()
+    return {node.node_id for node in alive_nodes()} - draining.keys()
+
+
+def node_of(handle: Any) -> str | None:
+    """Return Ray's id of the node of an actor; None while Ray has not placed it."""
+    return actors(handle._actor_id.hex()).get("Address", {}).get("NodeID") or None
+
+
 def _free_nodes() -> list[Node]:
-    """Return the nodes with what nobody holds of them at the moment."""
-    free = available_resources_per_node()
-    return [replace(node, resources=free.get(node.node_id, {})) for node in alive_nodes()]
+    """Return the nodes that stay, with what nobody holds of them at the moment."""
+    free, staying = available_resources_per_node(), staying_nodes()
+    return [
+        replace(node, resources=free.get(node.node_id, {}))
+        for node in alive_nodes()
+        if node.node_id in staying
+    ]
 
 
 def _describe_free() -> str:

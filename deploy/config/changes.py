@@ -19,10 +19,11 @@ sessions that are trained again keep the values that they were trained with."""
 
 OF_THE_WORK = {
     "actors": (
-        "count min_count cores cpus gpus kv_cache_gib gpu_memory_utilization tensor_parallel_size"
-        " dtype float32_head enforce_eager max_concurrent_rollouts rollout_timeout_seconds"
-        " environment_timeout_seconds reward_timeout_seconds reward_processes reward_memory_gib"
-        " code_execution scripted_options vllm_options reward_environment verifier_seconds"
+        "count min_count max_count cores cpus gpus kv_cache_gib gpu_memory_utilization"
+        " tensor_parallel_size dtype float32_head enforce_eager max_concurrent_rollouts"
+        " rollout_timeout_seconds environment_timeout_seconds reward_timeout_seconds"
+        " reward_processes reward_memory_gib code_execution scripted_options vllm_options"
+        " reward_environment verifier_seconds"
     ),
     "actors.reward_model": "batch_size max_wait_ms dtype cores gpus",
     "queues": (

@@ -73,6 +73,12 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _actors_train(self) -> Self:
         check_transport(self)
+        if self.actors.max_count is not None and self.deploy.ray_address == "local":
+            raise ValueError(
+                f"actors.max_count = {self.actors.max_count} takes actors as nodes join a cluster, "
+                'and deploy.ray_address = "local" has this machine alone; leave it out, or set '
+                "deploy.ray_address; `headway scale` changes the number of actors in any run"
+            )
         if self.heldout is not None and self.heldout.pinned and self.actors.count < 2:
             raise ValueError(
                 "heldout.pinned = true keeps one actor for evaluations, and actors.count = "

@@ -1,7 +1,8 @@
 """Keeps one rollout actor alive: restarts it when its process or its engine dies.
 
     start ─▶ run ─▶ the run is over
-      ▲       └─▶ died ─▶ kill what is left ─▶ release its leases ─▶ wait ─┐
+      ▲       ├─▶ leave ─▶ hand over the groups ─▶ kill ─▶ release its leases
+      │       └─▶ died ─▶ kill what is left ─▶ release its leases ─▶ wait ─┐
       └────────────────────────────────────────────────────────────────────┘
 
 Errors that a restart would only repeat end the run: bad input, weights of another model, a lost
@@ -49,14 +50,19 @@ class RemainingActors:
     """The number of actors that are not given up, which `actors.min_count` bounds."""
 
     def __init__(self, config: ActorsConfig) -> None:
-        self._count, self._least = config.count, config.min_count or config.count
+        self._least = config.min_count
+        self.resize(config.count)
 
     def __str__(self) -> str:
-        return f"{self._count} of at least {self._least} actor(s)"
+        return f"{self._count} of at least {self._needed} actor(s)"
+
+    def resize(self, count: int) -> None:
+        """Take note that so many actors are at work or start."""
+        self._count, self._needed = count, self._least or count
 
     def give_up(self) -> bool:
         """Give up one actor; return False if it is needed."""
-        if self._count <= self._least:
+        if self._count <= self._needed:
             return False
         self._count -= 1
         return True
@@ -76,12 +82,18 @@ class ActorSupervisor:
         create: Callable[[ActorSpec], Any] = create_actor,
         timing: Timing = Timing(),
     ) -> None:
+        self.number = spec.index
         self.name = f"actor-{spec.index}"
         self.engine_id = engine_id_of(spec.index)
         self._spec, self._create, self._timing = spec, create, timing
         self._say, self._remaining = context.console.say, remaining
         self._restarts = Restarts(context, self.name, timing.clock)
-        self._given_up = False
+        self.given_up = False
+        """True if it died too often, and the run goes on without it."""
+        self.left = False
+        """True from `leave` on; whoever calls `run` again sets it back."""
+        self.joins = False
+        """True for an actor that is added to a live run, until it works: others do without it."""
         self.handle: Any = None
         """Ray's handle of the present process; None while there is none."""
         self._working_since: float | None = None
@@ -109,11 +121,21 @@ class ActorSupervisor:
 
     async def stop(self) -> None:
         """Have the actor save what it is sampling and take no further lease, before a deadline."""
-        if self._working_since is None:
+        if self.handle is None or self._working_since is None:
             return
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(self._timing.hand_over_seconds):
                 await self.handle.stop.remote()
+
+    async def leave(self) -> None:
+        """End `run`: the actor hands over what it samples, and its process ends.
+
+        `run` may be called again after it has returned.
+        """
+        self.left = True
+        await self.stop()
+        if self.handle is not None:
+            ray.kill(self.handle)
 
     async def start(self) -> bool:
         """Create the process and load the model, again if it dies; return False if it is given up.
@@ -132,7 +154,9 @@ class ActorSupervisor:
                 return True
 
     async def run(self) -> None:
-        """Work until the run is over or the actor is given up; to be called after `start`.
+        """Work until the run is over, or the actor leaves or is given up.
+
+        Starts the process first, if `start` has not.
 
         Raises:
             RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
@@ -140,13 +164,17 @@ class ActorSupervisor:
             QueuesError: The broker is lost.
             WeightSyncError: The broadcaster is lost.
         """
-        while not self._given_up:
+        while not (self.given_up or self.left):
             self._working_since = None
             reason = await self._live()
             now = self._timing.clock.monotonic()
             worked = 0.0 if self._working_since is None else now - self._working_since
             if reason is None or not await self._recover(reason, worked=worked):
-                return
+                break
+        if self.left:
+            self._working_since = None
+            if self.handle is not None:
+                await self._clear_away()
 
     async def statistics(self) -> dict[str, Any]:
         """Return `ActorStatistics.statistics` summed over all processes that this actor had."""
@@ -181,7 +209,7 @@ class ActorSupervisor:
         try:
             if self.handle is None:
                 await self._restarts.await_start(self._load())
-            self._working_since = self._timing.clock.monotonic()
+            self._working_since, self.joins = self._timing.clock.monotonic(), False
             await self.handle.run.remote()
         except (RayError, RunFailed) as error:
             ended, self._ended = self._ended, None
@@ -197,26 +225,28 @@ class ActorSupervisor:
     async def _recover(self, reason: str, *, worked: float) -> bool:
         """Clear away the process that died after `worked` seconds; return False if it is the last.
 
-        That is so if the run is over, or the actor given up.
+        That is so if the run is over, or the actor leaves or is given up.
         """
-        if not await self._clear_away():
+        if not await self._clear_away() or self.left:
             return False
         try:
             await self._restarts.allow(reason, worked=worked)
         except RunFailed as error:
             evaluates = self._spec.purpose is Purpose.EVALUATE
-            if evaluates or not self._remaining.give_up():
+            if not self.joins and (evaluates or not self._remaining.give_up()):
                 raise
-            self._given_up, self._working_since = True, None
-            self._say(f"{self.name} is given up, {self._remaining} go on: {error}")
-        return not self._given_up
+            self.given_up, self._working_since = True, None
+            others = "the others" if self.joins else self._remaining
+            self._say(f"{self.name} is given up, {others} go on: {error}")
+        return not self.given_up
 
     async def _clear_away(self) -> bool:
         """End the process and release its leases; return False if the run is over."""
         await self._ask()
         if self._statistics is not None:
             self._earlier.append({**self._statistics, "running_rollouts": 0})
-        ray.kill(self.handle)
+        if self.handle is not None:
+            ray.kill(self.handle)
         self.handle, self._statistics = None, None
         try:
             await self._spec.broker.release(self.engine_id)

@@ -154,7 +154,8 @@ class DriftWatch:
 
     def __init__(self, context: RunContext, actors: Sequence[ActorSupervisor]) -> None:
         self._context = context
-        self._actors = {actor.engine_id: actor for actor in actors}
+        self._actors = actors
+        """All that the run ever had; a list that grows."""
         weight_sync = context.config.weight_sync
         self._detector = DriftDetector(weight_sync.on_drift, resends=weight_sync.staged)
         self._findings: asyncio.Queue[Finding] = asyncio.Queue()
@@ -179,15 +180,15 @@ class DriftWatch:
 
     def _present(self, report: BatchReport) -> dict[str, EngineFigures]:
         """Return the figures of engines, without those of earlier sessions with more actors."""
-        engines = report.engines or {}
-        return {name: figures for name, figures in engines.items() if name in self._actors}
+        known = {actor.engine_id for actor in self._actors}
+        return {name: it for name, it in (report.engines or {}).items() if name in known}
 
     async def follow(self) -> None:
         """Respond to findings until cancelled, to one after the other."""
         record = self._context.record
         while True:
             finding = await self._findings.get()
-            actor = self._actors[finding.engine_id]
+            [actor] = [one for one in self._actors if one.engine_id == finding.engine_id]
             if finding.response == "resend":
                 await actor.resend()
             else:

@@ -1,20 +1,20 @@
 """Creates the processes of one run in Ray, with the settings that each needs."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ray
 
 from actors.engines.model_folder import context_length
-from actors.ray_actor import ActorSpec, create_actor
+from actors.ray_actor import ActorSpec
 from actors.ray_reward_model import RewardModelClient, create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
 from deploy.config.evaluation_schedule import purpose
-from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors
+from deploy.driver.actor_fleet import ActorFleet
+from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
@@ -86,7 +86,14 @@ class Processes:
         )
         self.services = self._supervise_services()
         """The processes that Ray restarts."""
-        self.actors = self._create_actors()
+        self.fleet = ActorFleet(
+            context, self._actor_spec, self._reservation, (self.broker, self.broadcaster)
+        )
+
+    @property
+    def actors(self) -> list[ActorSupervisor]:
+        """The supervisors of all rollout actors that there ever were; the list grows."""
+        return self.fleet.actors
 
     def handles(self) -> dict[str, Any]:
         """Return the Ray handles of all present processes by name."""
@@ -124,13 +131,14 @@ class Processes:
             **self._reservation.options("reward_model", 0),
         )
 
-    def _create_actors(self) -> list[ActorSupervisor]:
-        """Create the supervisors of the actors; each creates its process when it starts."""
+    def _actor_spec(self, number: int, count: int) -> ActorSpec:
+        """Return what an actor is made from, given its number, where there are `count`."""
         config = self._context.config
-        count = config.actors.count
-        spec = ActorSpec(
-            index=0,
-            config=actors_on_cores(config.actors, os.sched_getaffinity(0), config.learner.cores),
+        actors = config.actors.model_copy(update={"count": count})
+        return ActorSpec(
+            index=number,
+            purpose=purpose(config.heldout, number, config.actors.count),
+            config=actors_on_cores(actors, os.sched_getaffinity(0), config.learner.cores),
             weight_sync=config.weight_sync,
             model_path=self._context.inputs.model_path,
             seed=config.seed,
@@ -143,13 +151,3 @@ class Processes:
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
-        remaining = RemainingActors(config.actors)
-        return [
-            ActorSupervisor(
-                self._context,
-                replace(spec, index=index, purpose=purpose(config.heldout, index, count)),
-                remaining,
-                partial(create_actor, **self._reservation.options("actors", index)),
-            )
-            for index in range(count)
-        ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
+from deploy.storage.run_record import RECOVERIES
 from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
@@ -29,13 +30,16 @@ class Clock:
 class Restarts:
     """Counts the deaths of one process, and allows as many restarts as `deploy.max_restarts`.
 
-    The record, `restarts.jsonl` and the console of the run get every restart.
+    The record, `restarts.jsonl` and the console of the run get every restart; the record and
+    `recoveries.jsonl` get how long the process was away.
     """
 
     def __init__(self, context: RunContext, name: str, clock: Clock) -> None:
         self._context, self._name, self._clock = context, name, clock
         self._limit = context.config.deploy.max_restarts
         self._in_a_row = 0
+        self._died_at: float | None = None
+        """Monotonic seconds since when the process is away; None while it works or first starts."""
 
     async def allow(self, reason: str, *, worked: float) -> None:
         """Wait until a process that died after `worked` seconds may be restarted.
@@ -43,6 +47,8 @@ class Restarts:
         Raises:
             RunFailed: The process died more often in a row than deploy.max_restarts.
         """
+        if self._died_at is None:
+            self._died_at = self._clock.monotonic()
         if worked >= SETTLED_SECONDS:
             self._in_a_row = 0
         if self._in_a_row >= self._limit:
@@ -67,7 +73,7 @@ class Restarts:
         await self._clock.sleep(wait)
 
     async def await_start(self, start: Awaitable[None]) -> None:
-        """Wait until the process has started again, and print that.
+        """Wait until the process has started, and print that.
 
         Raises:
             RunFailed: It takes longer than deploy.start_timeout_seconds.
@@ -83,4 +89,15 @@ class Restarts:
             raise RunFailed(
                 f"{self._name} did not start within deploy.start_timeout_seconds = {seconds:g}"
             ) from None
-        self._context.console.say(f"{self._name} is ready again")
+        again = ""
+        if self._died_at is not None:
+            away, self._died_at = self._clock.monotonic() - self._died_at, None
+            again = f" again, after {away:.1f} s"
+            await self._record(away)
+        self._context.console.say(f"{self._name} is ready{again}")
+
+    async def _record(self, away: float) -> None:
+        context, name = self._context, self._name
+        context.record.away[name] = context.record.away.get(name, 0.0) + away
+        row = {"process": name, "at": self._clock.time(), "seconds": away}
+        await run_in_daemon_thread(lambda: context.jsonl.write(RECOVERIES, [row]))

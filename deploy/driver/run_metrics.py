@@ -70,6 +70,14 @@ class RunMetrics(Collector):
         for process, count in list(record.restarts.items()):
             restarts.add_metric([process, role(process)], count)
         yield restarts
+        lost = CounterMetricFamily(
+            "headway_lost_seconds",
+            "Seconds from the deaths of a process until another had taken its place.",
+            labels=["restarted", "restarted_role"],
+        )
+        for process, seconds in list(record.away.items()):
+            lost.add_metric([process, role(process)], seconds)
+        yield lost
         drifts = GaugeMetricFamily(
             "headway_engine_drift",
             "1 for an engine whose mismatch with the learner stands out among the engines, else 0.",

@@ -18,8 +18,9 @@ from deploy.errors import InputError
 from deploy.observability.exporter import FILE
 from deploy.observability.top_model import Event, Interval, Moment, Samples, parse
 from deploy.observability.top_view import EVENTS, screen
+from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory, RunMissing
-from deploy.storage.run_record import Row
+from deploy.storage.run_record import RECOVERIES, Row
 from queues.runtime import clock
 from queues.runtime.prometheus import TOKEN_VARIABLE
 
@@ -227,6 +228,11 @@ def events(directory: RunDirectory) -> list[Event]:
 def _recorded(directory: RunDirectory) -> Iterator[Event]:
     for row in _newest(directory.path / "restarts.jsonl"):
         yield row["at"], f"{row['actor']} was restarted: {row['reason']}"
+    for row in _newest(directory.path / RECOVERIES):
+        yield row["at"], f"{row['process']} is back after {row['seconds']:.1f} s"
+    for row in _newest(directory.path / scaling.FILE):
+        outcome = f"refused: {row['refused']}" if row["refused"] else "done"
+        yield row["at"], f"actors asked for: {row['before']} → {row['asked']}, {outcome}"
     for row in _newest(directory.path / "waits.jsonl"):
         yield row["at"], row["text"]
     for row in _newest(directory.path / "swaps.jsonl"):

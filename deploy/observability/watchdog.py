@@ -2,8 +2,9 @@
 
 It looks at a run independently of everything else, so that nothing which hangs can silence it.
 Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs and to a metric. Then they
-end the run, where the recipe wants it; else a learner that is waited for is restarted. A run in
-which nothing at all moves is ended in any case.
+end the run, where the recipe wants it; else a learner that is waited for is restarted, and so is an
+actor that does not answer, or that is waited for while nothing moves. A run in which nothing at all
+moves for longer is ended in any case.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ from queues.runtime.daemon_thread import run_in_daemon_thread
 LOOK_SECONDS = 4.0
 """Seconds between two looks, or less where the deadline is short."""
 FILE = "waits.jsonl"
+ACTOR = "actor"
+"""Role of the rollout actors."""
 
 
 def write_durably(file: Path) -> None:
@@ -75,6 +78,8 @@ class WatchedRun:
     """Returns whether the ranks of the learner load, for the first time or again."""
     restart_learner: Callable[[str, int], None]
     """Ends the learner's ranks of an epoch, for a reason, so that others take their place."""
+    restart_actor: Callable[[str, str], None]
+    """Ends the process of an actor, by its name, for a reason, so that another takes its place."""
     save: Callable[[], Awaitable[None]]
     """Has the learner save a checkpoint; returns in time, whether it did or not."""
     write: Callable[[str, Sequence[Mapping[str, Any]]], None]
@@ -142,13 +147,23 @@ class Watchdog:
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
             self._screen.say(f"{who} waits on {on} no more")
-        self._announced = set(late)
+        known, self._announced = self._announced, set(late)
         if new:
             await self._announce(new)
         idle = self._movement.idle_seconds(health, now)
+        self._restart_actors([late[key] for key in known & late.keys()], idle)
         if idle > (self._probes.stall_seconds or self._config.deploy.stall_seconds):
             await self._run.save()
             raise RunFailed(self._explain_stall(idle))
+
+    def _restart_actors(self, late: Sequence[Wait], idle: float) -> None:
+        """Restart actors that hang, unless the run ends; their stacks are taken since a look."""
+        deploy = self._config.deploy
+        for wait in late:
+            hangs = wait.on in self._silent or idle > deploy.watchdog_seconds
+            if role(wait.on) == ACTOR and hangs and not deploy.watchdog_aborts:
+                reason = f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}"
+                self._run.restart_actor(wait.on, reason)
 
     def node_of(self, name: str) -> str | None:
         """Return Ray's id of the node where a process is; None while that is not known."""

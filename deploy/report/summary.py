@@ -1,7 +1,7 @@
 """The figures of `summary.json`, computed from the record of a run; pure functions."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -63,18 +63,22 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         },
         "overlap": overlap(batches, record.swaps),
         "selection": _selection(record),
-        "restarts": _restarts(record.restarts),
+        "restarts": _by_role(record.restarts),
+        "lost_seconds": _by_role(record.away),
         "accounting": record.accounting,
     }
 
 
-def _restarts(counts: Counter[str]) -> dict[str, int]:
+def _by_role(figures: Mapping[str, float]) -> dict[str, float]:
+    """Sum figures of processes by their role."""
     others = {
-        "reward_models": counts[REWARD_MODEL],
-        "learner": counts[LEARNER],
-        "broadcaster": counts[BROADCASTER],
+        "reward_models": figures.get(REWARD_MODEL, 0),
+        "learner": figures.get(LEARNER, 0),
+        "broadcaster": figures.get(BROADCASTER, 0),
     }
-    return {"actors": counts.total() - sum(others.values()), **others}
+    named = {REWARD_MODEL, LEARNER, BROADCASTER}
+    actors = sum(figure for process, figure in figures.items() if process not in named)
+    return {"actors": actors, **others}
 
 
 def _selection(record: Record) -> dict[str, int]:

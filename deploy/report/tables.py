@@ -68,7 +68,7 @@ FIGURES = (
     "name", "version", "steps", "seconds", "seconds_to_first_step", "samples_per_second",
     "tokens_trained", "heldout", "heldout_sampled", "selection", "max_lag_trained", "max_staleness",
     "multi_version_rollouts", "ess_mean", "mismatch", "idle_fraction", "weight_sync", "overlap",
-    "accounting", "restarts",
+    "accounting", "restarts", "lost_seconds",
 )  # fmt: skip
 """Keys of a summary that `figures` reads."""
 
@@ -104,9 +104,19 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
             "where its batch was ready"
         ),
         **_failed(summary["accounting"]),
-        "restarted processes": str(sum(summary["restarts"].values())),
+        "restarted processes": _restarts(summary["restarts"], summary["lost_seconds"]),
         "accounts": "–" if balanced is None else "balanced" if balanced else "NOT BALANCED",
     }
+
+
+def _restarts(counts: Mapping[str, int], seconds: Mapping[str, float]) -> str:
+    """Format as "3 (actors 2, away for 12 s; learner 1, away for 10 s)"."""
+    parts = [
+        f"{role.replace('_', ' ')} {count}, away for {seconds[role]:.0f} s"
+        for role, count in counts.items()
+        if count
+    ]
+    return str(sum(counts.values())) + (f" ({'; '.join(parts)})" if parts else "")
 
 
 def _selection(counts: dict[str, int]) -> dict[str, str]:

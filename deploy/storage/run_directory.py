@@ -3,9 +3,10 @@
 recipe.toml       the resolved recipe          metrics.jsonl   trained batches
 ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
 journal/          accepted rollouts            restarts.jsonl  restarts of processes
-checkpoints/      v000060/ …, or a link        waits.jsonl     overdue waits
+checkpoints/      v000060/ …, or a link        recoveries.jsonl  their time away
+                                               waits.jsonl     overdue waits
 summary.json      figures of the run           drift.jsonl     engines that drift
-                                               sessions.jsonl  recipe, program, machine
+scalings.jsonl    changes of actors            sessions.jsonl  recipe, program, machine
 logs/             output of every process      report.html     the figures as a page of plots
 """
 

@@ -18,8 +18,8 @@ from weight_sync.announcements import WeightUpdateReport
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
-METRICS = "metrics.jsonl"
-LOGS = ("drift.jsonl", "samples.jsonl", "sessions.jsonl", "waits.jsonl")
+METRICS, RECOVERIES = "metrics.jsonl", "recoveries.jsonl"
+LOGS = ("drift.jsonl", "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
 REWARD_MODEL, LEARNER, BROADCASTER = "reward-model", "learner", "broadcaster"
 """Names in `restarts.jsonl` of what is restarted besides actors; all ranks of a learner are one."""
@@ -86,6 +86,8 @@ class Record:
     """The newest statistics of each actor."""
     restarts: Counter[str] = field(default_factory=Counter)
     """Number of restarts of each process."""
+    away: dict[str, float] = field(default_factory=dict)
+    """Seconds from the deaths of each process until others had taken its place."""
     drifting: dict[str, bool] = field(default_factory=dict)
     """Engines that were compared with others, and whether each was found to drift."""
     accounting: Row = field(default_factory=dict)
@@ -151,6 +153,8 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
         swaps = mend_rows(directory, "swaps.jsonl", say, lambda row: WeightUpdateReport(**row))
         restarts = mend_rows(directory, "restarts.jsonl", say, itemgetter("actor"))
         record.swaps, record.restarts = swaps, Counter(restarts)
+        for row in mend_rows(directory, RECOVERIES, say, itemgetter("process", "seconds")):
+            record.away[row[0]] = record.away.get(row[0], 0.0) + row[1]
         for name in LOGS:
             mend_rows(directory, name, say)
         written = mend_rows(directory, METRICS, say, lambda row: int(row["version"]))

@@ -18,6 +18,7 @@ The broker consists of three parts, one for each protocol of `queues.protocols`,
 then is the caller answered. So a broker that is killed at any moment continues from its ledger.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from queues.broker.batch_queue import BrokerBatchQueue
@@ -89,6 +90,13 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     async def paused(self) -> str | None:
         """Return the reason why calls are answered late, for now; None normally."""
         return self.commits.paused
+
+    async def resize(self, window: int) -> None:
+        """Let another number of groups be live at once, such as for other numbers of engines."""
+        state = self.commits.state
+        if window != state.bounds.most_live:
+            state.bounds = replace(state.bounds, most_live=window)
+            self.commits.lease_polls.wake()
 
     async def close(self) -> None:
         """End long polls with QueueClosed and close; `ledger.sqlite` is then the whole ledger."""

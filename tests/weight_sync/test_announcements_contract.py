@@ -192,6 +192,17 @@ def test_at_least_one_and_at_most_the_fraction_may_swap(fraction: float, engines
     assert permits == max(1, math.floor(fraction * engines))
 
 
+def test_other_numbers_of_engines_have_other_numbers_of_permits(make) -> None:
+    async def run() -> None:
+        async with make(0.5, 2) as broadcaster:
+            await broadcaster.resize(4)
+            assert await broadcaster.acquire_swap("a", 5.0)
+            assert await broadcaster.acquire_swap("b", 5.0)
+            assert not await broadcaster.acquire_swap("c", 0.02)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("fraction", "engines"), [(0.0, 1), (1.1, 1), (0.5, 0)])
 def test_a_broadcaster_that_could_never_grant_is_refused(fraction: float, engines: int) -> None:
     with pytest.raises(InputError, match="update_fraction is"):

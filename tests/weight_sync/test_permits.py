@@ -49,6 +49,29 @@ async def test_permits_are_granted_in_the_order_of_the_requests():
 
 
 @in_a_loop
+async def test_their_number_changes_at_once_and_holders_keep_theirs():
+    permits = SwapPermits(1, LONG)
+    await permits.resize(3)
+    assert all([await permits.acquire(f"e{number}", SOON) for number in range(3)])
+    assert not await permits.acquire("e3", SOON)
+    await permits.resize(1)
+    for number in range(2):
+        permits.give_back(f"e{number}")
+        assert not await permits.acquire("e3", SOON)
+    permits.give_back("e2")
+    assert await permits.acquire("e3", SOON)
+    permits.give_back("e3")
+    await permits.resize(2)
+    await permits.resize(1)
+    assert await permits.acquire("e0", SOON)
+    assert not await permits.acquire("e1", SOON)
+    waiting = asyncio.create_task(permits.acquire("e1", LONG))
+    await settle()
+    await permits.resize(2)
+    assert await waiting
+
+
+@in_a_loop
 async def test_a_request_that_timed_out_gets_no_permit():
     permits = SwapPermits(1, LONG)
     assert await permits.acquire("e0", LONG)

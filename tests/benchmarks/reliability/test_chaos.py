@@ -2,12 +2,14 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 
 import pytest
 
-from benchmarks.reliability.chaos import conclude, plan_kills, table
+from benchmarks.reliability.chaos import conclude, parse_roles, percentile, plan_kills, table
 from benchmarks.reliability.chaos_oracle import Fate, judge
 from benchmarks.reliability.chaos_run import ROLES
 from deploy.cli.bench import ROOT
@@ -89,38 +91,60 @@ def test_a_lag_above_the_bound_is_found():
 
 
 def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
-    kills = plan_kills(30, 0)
-    assert {role: kills.count(role) for role in ROLES} == dict.fromkeys(ROLES, 6)
-    assert kills == plan_kills(30, 0) != plan_kills(30, 1)
+    kills = plan_kills(parse_roles("all"), 42, 0)
+    struck = [role for role, _ in kills]
+    assert {role: struck.count(role) for role in ROLES} == dict.fromkeys(ROLES, 6)
+    stopped = [role for role, how in kills if how is signal.SIGSTOP]
+    survived = [role for role in ROLES if ROLES[role].survived]
+    assert {role: stopped.count(role) for role in survived} == dict.fromkeys(survived, 2)
+    assert len(stopped) == 2 * len(survived), "a run that does not notice cannot be resumed"
+    roles = parse_roles("broker,driver")
+    assert {role for role, _ in plan_kills(roles, 5, 0)} == {"broker", "driver"}
+    assert plan_kills(roles, 30, 0) == plan_kills(roles, 30, 0) != plan_kills(roles, 30, 1)
+    with pytest.raises(ArgumentTypeError, match="no role 'brokr'; there are rollout actor, "):
+        parse_roles("broker,brokr")
+
+
+def test_the_95th_percentile_is_a_value_that_was_measured():
+    assert percentile([*range(20)], 0.95) == 18
+    assert percentile([3.0, 1.0, 2.0], 0.95) == 3.0
+    assert percentile([5.0], 0.95) == 5.0
 
 
 def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it():
     kills = [
-        {"role": role, "run": "run-1", "exit_code": code, "seconds_to_end": seconds}
-        for role, code, seconds in (
-            ("broker", 1, 2.0),
-            ("rollout actor", None, None),
-            ("rollout actor", 1, None),
+        {
+            "role": role,
+            "run": "run-1",
+            "signal": how,
+            "exit_code": code,
+            "recovery_seconds": seconds,
+        }
+        for role, how, code, seconds in (
+            ("broker", "SIGKILL", 1, 30.0),
+            ("rollout actor", "SIGKILL", None, 4.0),
+            ("rollout actor", "SIGKILL", None, 2.0),
+            ("rollout actor", "SIGSTOP", None, None),
         )
     ]
     overdue = Fate("s/0/5", "dropped", "overdue", None)
     runs = {"run-1": verdict(fates=[overdue, *FATES]).to_dict()}
-    assert conclude(kills, runs, 3)["sound"]
-    assert not conclude(kills, runs, 4)["sound"]
-    assert not conclude(kills, {}, 3)["sound"]
-    assert not conclude(kills, {"run-1": verdict().to_dict()}, 3)["sound"], "nothing was dropped"
+    assert conclude(kills, runs, 4)["sound"]
+    assert not conclude(kills, runs, 5)["sound"]
+    assert not conclude(kills, {}, 4)["sound"]
+    assert not conclude(kills, {"run-1": verdict().to_dict()}, 4)["sound"], "nothing was dropped"
     trained = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
     whole = verdict(source=[x for x in SOURCE if x != "s/0/4"], fates=[overdue, *trained])
     assert whole.sound
-    assert not conclude(kills, {"run-1": whole.to_dict()}, 3)["sound"], "nothing was filtered"
-    lost = conclude(kills, {"run-1": verdict(fates=FATES[:4]).to_dict()}, 3)
+    assert not conclude(kills, {"run-1": whole.to_dict()}, 4)["sound"], "nothing was filtered"
+    lost = conclude(kills, {"run-1": verdict(fates=FATES[:4]).to_dict()}, 4)
     assert (lost["sound"], lost["prompts_lost"]) == (False, 1)
     document = {
-        "kills": kills, "runs": runs, "verdict": conclude(kills, runs, 3),
+        "kills": kills, "runs": runs, "verdict": conclude(kills, runs, 4),
     }  # fmt: skip
     lines = [re.split(r"  +", line) for line in table(document).splitlines()]
-    assert ["broker", "1", "1", "2.0 to 2.0"] in lines
-    assert ["rollout actor", "2", "1", "–"] in lines
+    assert ["broker", "1", "0", "1", "30.0, 30.0"] in lines
+    assert ["rollout actor", "3", "1", "0", "3.0, 4.0"] in lines
     assert ["run-1", "3", "0", "8", "6", "1", "1", "1 filtered, 1 waiting", "none"] in lines
     assert "1 groups filtered and 1 stragglers dropped" in lines[-1][0]
 
@@ -142,11 +166,11 @@ def test_the_learner_writes_a_line_for_each_batch_where_the_environment_asks(tmp
 @pytest.mark.deepspeed
 @pytest.mark.vllm
 @pytest.mark.timeout(6000)
-def test_thirty_kills_spread_over_all_roles_lose_nothing(tmp_path):
-    """Half an hour on two cores that do nothing else."""
+def test_kills_spread_over_all_roles_lose_nothing(tmp_path):
+    """An hour on two cores that do nothing else."""
     out = subprocess.run(
         [
-            sys.executable, "-m", "benchmarks", "chaos", "--kills", "30",
+            sys.executable, "-m", "benchmarks", "chaos", "--kills", "42",
             "--out", tmp_path / "out", "--work", tmp_path / "work",
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=5900, check=False,

@@ -55,6 +55,27 @@ def test_processes_work_in_the_room_of_their_own_number():
         ray.util.remove_placement_group(held.group)
 
 
+def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back():
+    here = ray.get_runtime_context().get_node_id()
+    held = Reservation([want("actors", 1, 0.25)], 30.0, screen()[1])
+    try:
+        assert held.add("actors", 0), "it has what the run began with"
+        assert held.lacking("actors", [1], 2) == []
+        assert held.add("actors", 1)
+        place = held.options("actors", 1)["scheduling_strategy"]
+        assert place.placement_group_bundle_index == 0
+        assert place.placement_group != held.group
+        assert held.node("actors", 1) == here
+        [lack] = held.lacking("actors", [*range(1, 100)], 100)
+        assert "actors: 98 process(es), each with 0.25 CPU, on the cluster; there is room" in lack
+        held.remove("actors", 1)
+        held.remove("actors", 0)
+        assert (held.node("actors", 1), held.node("actors", 0)) == (None, here)
+        assert placement_group_table(place.placement_group)["state"] == "REMOVED"
+    finally:
+        ray.util.remove_placement_group(held.group)
+
+
 def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind():
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
@@ -102,6 +123,13 @@ def test_a_cluster_of_the_runs_own_has_no_group_and_processes_go_where_their_lab
     held = Reservation(wanted, 1.0, screen()[1], shared=False)
     options = {"resources": {"fast": 0.5}, "label_selector": {"pool": "generate"}}
     assert held.options("actors", 0) == options
+    assert held.add("actors", 1)
+    [lack] = held.lacking("actors", [1], 2)
+    assert "on nodes labelled pool=generate; no node is" in lack
+    held = Reservation([want("actors", 1, 0.25)], 1.0, screen()[1], shared=False)
+    assert held.lacking("actors", [1], 2) == []
+    more = int(4 * ray.cluster_resources()["CPU"]) + 1
+    assert f"actors: {more} process(es)" in held.lacking("actors", [1], more)[0]
     assert len(placement_group_table()) == before
 
 

@@ -35,7 +35,7 @@ class Stage:
     def __init__(self, tmp_path, monkeypatch, *lives, release=None, purpose=None,
                  count=1, min_count=None, **settings):  # fmt: skip
         self.events, self.lives, self.waits, self.actors = [], list(lives), [], []
-        self.release_error = release
+        self.release_error, self.sleep_hook = release, None
         self.context = make_context(tmp_path, **settings)
         self.record = self.context.record
         self.remaining = RemainingActors(ActorsConfig(count=count, min_count=min_count))
@@ -82,6 +82,8 @@ class Stage:
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
+        if self.sleep_hook is not None:
+            await self.sleep_hook(seconds)
 
     def play(self):
         async def scenario():
@@ -218,6 +220,44 @@ def test_an_actor_that_is_not_needed_is_given_up_and_the_run_goes_on(stage, mome
     )
     assert played.supervisor.health is None
     assert not played.remaining.give_up(), "the other one is needed"
+
+
+@pytest.mark.parametrize("moment", ["start", "run", "wait"])
+def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(stage, moment):
+    lives = {"start": [(HANG, OVER)], "run": [HANG], "wait": [RayActorError()]}
+    played = stage(*lives[moment], OVER)
+    supervisor = played.supervisor
+
+    async def scenario():
+        if moment != "wait":
+            running = asyncio.create_task(supervisor.run())
+            while (moment, 0) not in played.events:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await supervisor.leave()
+        else:
+
+            async def sleep(seconds):
+                await supervisor.leave()
+
+            played.sleep_hook = sleep
+            running = asyncio.create_task(supervisor.run())
+        await asyncio.wait_for(running, 10)
+        assert (supervisor.handle, supervisor.health, supervisor.left) == (None, None, True)
+        assert played.events[-2:] == [("release", "engine-3"), ("permit", "engine-3")]
+        supervisor.left = False
+        await supervisor.run()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert (("stop", 0) in played.events) == (moment == "run"), "it hands over"
+    assert (("start", 1) in played.events, len(played.rows())) == (True, moment == "wait")
+
+
+def test_an_actor_that_joins_and_never_works_is_given_up_though_all_are_needed(stage):
+    played = stage((RayActorError(), OVER), (RayActorError(), OVER), max_restarts=1)
+    played.supervisor.joins = True
+    asyncio.run(asyncio.wait_for(played.supervisor.run(), 10))
+    assert played.supervisor.given_up
+    assert "actor-3 is given up, the others go on" in output(played.context)
 
 
 def test_the_actor_of_evaluations_is_never_given_up(stage):

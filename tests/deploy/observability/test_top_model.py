@@ -411,9 +411,15 @@ def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_p
     swap = {"engine_id": "engine-0", "version": 3, "published_at": 20.0}
     directory.append("swaps.jsonl", [{**swap, "error": None}, {**swap, "error": "no"}])
     directory.append("restarts.jsonl", [{"actor": "actor-0", "at": 10.0, "reason": "killed"}])
+    directory.append("recoveries.jsonl", [{"process": "actor-0", "at": 15.0, "seconds": 5.0}])
+    asked = {"at": 16.0, "before": 1, "asked": 3, "refused": None}
+    directory.append("scalings.jsonl", [asked, {**asked, "at": 17.0, "refused": "no room"}])
     (directory.checkpoints / "v000002").mkdir(parents=True)
     assert [text for _, text in events(directory)] == [
         "actor-0 was restarted: killed",
+        "actor-0 is back after 5.0 s",
+        "actors asked for: 1 → 3, done",
+        "actors asked for: 1 → 3, refused: no room",
         "engine-0 did not take version 3: no",
         "checkpoint of version 2",
     ]

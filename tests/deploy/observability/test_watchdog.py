@@ -45,10 +45,13 @@ STATUS = SimpleNamespace(
 class Process:
     """A handle in Ray."""
 
-    def __init__(self, pid):
+    def __init__(self, pid, *, silent=False):
+        self.silent = silent
         self.__ray_call__ = SimpleNamespace(remote=lambda _: self.answer(pid))
 
     async def answer(self, pid):
+        if self.silent:
+            await asyncio.Event().wait()
         return ProcessLocation("here", pid)
 
 
@@ -61,6 +64,8 @@ class Stage:
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
         self.events, self.restarts, self.status, self.output = [], [], STATUS, io.StringIO()
         self.learner_waits, self.learner_starts, self.looks = None, False, 0
+        self.moves = False
+        self.actor_restarts, self.actor = [], ActorHealth(engine_id="engine-0")
         self.record = Record(name="x", steps=5, max_staleness=2, started_at=0.0)
         self.directory = RunDirectory(tmp_path)
         self.directory.logs.mkdir()
@@ -72,10 +77,11 @@ class Stage:
             WatchedRun(
                 status=self.ask,
                 learner_paused=self.ask_learner,
-                actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0")},
+                actors=lambda: {"actor-0": self.actor},
                 handles=lambda: self.handles,
                 learner_starts=lambda: self.learner_starts,
                 restart_learner=lambda *restart: self.restarts.append(restart),
+                restart_actor=lambda *restart: self.actor_restarts.append(restart),
                 save=self.save,
                 write=self.directory.append,
             ),
@@ -87,6 +93,8 @@ class Stage:
         self.looks += 1
         if self.status is None:
             await asyncio.Event().wait()
+        if self.moves:
+            return SimpleNamespace(**{**vars(self.status), "accepted": self.looks})
         return self.status
 
     async def ask_learner(self):
@@ -327,3 +335,19 @@ def test_a_stopped_process_is_seen_with_its_state_and_its_stack():
     assert found.states == f"pid {process.pid} is stopped"
     assert "lost (<string>:2)" in found.stacks
     assert dump_local(process.pid).states == f"pid {process.pid} is gone"
+
+
+@pytest.mark.parametrize(
+    ("silent", "moves", "restarts"),
+    [(True, True, True), (False, False, True), (False, True, False)],
+    ids=["it does not answer", "nothing moves", "others work"],
+)
+def test_an_actor_that_hangs_is_restarted(tmp_path, silent, moves, restarts):
+    stage = Stage(tmp_path)
+    stage.status = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 0)})
+    stage.moves, stage.actor = moves, ActorHealth(engine_id="engine-0", running=3)
+    stage.handles["actor-0"] = Process(9, silent=silent)
+    asyncio.run(stage.until(lambda: stage.actor_restarts or stage.looks > 60))
+    assert bool(stage.actor_restarts) == restarts
+    for name, reason in stage.actor_restarts:
+        assert (name, reason.endswith("on actor-0")) == ("actor-0", True)

@@ -97,6 +97,11 @@ def restarts(**counts):
 def check_kills(summary, accounts, steps):
     """Check that two actors were restarted, and that nothing was lost or trained twice."""
     assert summary["restarts"] == restarts(actors=2)
+    check_accounts(summary, accounts, steps)
+
+
+def check_accounts(summary, accounts, steps):
+    """Check that a run ended well, and that nothing was lost or trained twice."""
     assert (summary["status"], summary["version"]) == ("done", steps)
     assert summary["rollouts_trained"] == steps * 2 * 2
     assert summary["max_lag_trained"] <= 2

@@ -602,3 +602,17 @@ def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
         await broker.commit_checkpoint(0, "checkpoints/0")
 
     play(connect(), scenario)
+
+
+def test_another_window_wakes_the_engines_that_wait_for_it(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        assert len(await broker.lease("a", 8, WAIT)) == 2
+        waiting = asyncio.create_task(broker.lease("a", 2, WAIT))
+        assert await broker.lease("b", 2, 0.05) == []
+        await broker.resize(3)
+        assert len(await waiting) == 1
+        assert (await broker.status()).window == 3
+
+    play(connect(window=2), scenario)

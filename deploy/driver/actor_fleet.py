@@ -1,0 +1,252 @@
+"""Keeps as many rollout actors at work as are asked for, and changes their number in a live run.
+
+    headway scale ─▶ does it fit? ─▶ recorded ─▶ actors join or leave ─▶ the answer
+    a node is lost or drained ─▶ its actors leave ─▶ they join again where resources are free
+    resources are free ─▶ another actor joins, up to actors.max_count
+
+An actor that leaves hands over what it samples, so that others go on with it. Numbers are used
+again: the actor that joins next has the lowest number that is free.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.ray_actor import ActorSpec, create_actor
+from deploy.cluster.placement_group import Reservation, node_of, staying_nodes
+from deploy.config.evaluation_schedule import evaluator
+from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors
+from deploy.driver.named_tasks import named
+from deploy.driver.run_context import RunContext
+from deploy.errors import InputError
+from deploy.storage import scaling
+from queues.errors import QueuesError
+from queues.ray_broker import BrokerClient
+from queues.runtime import clock
+from queues.runtime.daemon_thread import run_in_daemon_thread
+from weight_sync.errors import WeightSyncError
+from weight_sync.ray_broadcaster import BroadcasterClient
+
+ROLE = "actors"
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at requests, nodes and free resources."""
+
+
+class ActorFleet:
+    """The actors of a run: those that work, and those that have left.
+
+    `spec_of` returns what an actor is made from, given its number and how many there are.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        spec_of: Callable[[int, int], ActorSpec],
+        reservation: Reservation,
+        queues: tuple[BrokerClient, BroadcasterClient],
+        *,
+        create: Callable[..., Any] = create_actor,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._context, self._spec_of, self._create = context, spec_of, create
+        self._reservation, self._look_seconds = reservation, look_seconds
+        self._broker, self._broadcaster = queues
+        config = context.config.actors
+        self.count = config.count
+        """The number of actors that is asked for."""
+        self._most = config.max_count or 0
+        self._resized = False
+        """True while broker and broadcaster know of another number than the recipe's."""
+        self._told: str | None = None
+        """What was printed last of actors that wait for resources."""
+        self._remaining = RemainingActors(config)
+        self.actors: list[ActorSupervisor] = []
+        """All that there ever were, by number."""
+        for number in range(self.count):
+            self._supervisor(number)
+        self._working: dict[asyncio.Task[None], ActorSupervisor] = {}
+        """The actors that work, start or leave, by the task that ends with them."""
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def active(self) -> list[ActorSupervisor]:
+        """The actors that work or start."""
+        return [actor for actor in self._working.values() if not actor.left]
+
+    def restart(self, name: str, reason: str) -> None:
+        """End the process of an actor that works, so that another takes its place."""
+        for actor in self.active:
+            if actor.name == name:
+                actor.restart(reason)
+
+    async def run(self) -> None:
+        """Keep the actors at work until the run is over.
+
+        Raises:
+            RunFailed: An actor failed for good, and is needed.
+        """
+        for actor in self.actors:
+            self._begin(actor)
+        looking, over = named(ROLE, self._follow()), False
+        try:
+            while self._working or not over:
+                tasks = {*self._working, *(() if over else (looking,))}
+                ended, _ = await asyncio.wait(
+                    tasks, timeout=self._look_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in ended:
+                    task.result()
+                    actor = self._working.pop(task)
+                    if actor.left or actor.given_up:
+                        await self._reserve(self._reservation.remove, actor.number)
+                    else:
+                        over = True
+                        looking.cancel()
+        finally:
+            tasks = {looking, *self._working, *self._leaving}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        directory = self._context.directory
+        while True:
+            for file, asked in await run_in_daemon_thread(lambda: scaling.requests(directory)):
+                await self._answer(file, asked)
+            if self._context.config.deploy.ray_address != "local":
+                await self._leave_nodes()
+            await self._fill()
+            await self._resize_queues()
+            await asyncio.sleep(self._look_seconds)
+
+    async def _answer(self, file: Path, asked: int) -> None:
+        """Scale to the number that a request asks for, or refuse it, and answer."""
+        before = self.count
+        refused = await self._scale(asked)
+        row = {
+            "at": clock.now(),
+            "id": scaling.request_id(file),
+            "asked": asked,
+            "before": before,
+            "refused": refused,
+        }
+        outcome = f"refused: {refused}" if refused else f"{before} → {asked}"
+        self._context.console.say(f"actors, as `headway scale` asks: {outcome}")
+
+        def write() -> None:
+            self._context.jsonl.write(scaling.FILE, [row])
+            file.unlink(missing_ok=True)
+
+        await run_in_daemon_thread(write)
+
+    async def _scale(self, asked: int) -> str | None:
+        """Change the number of actors and record it; return the reason if that cannot be."""
+        directory = self._context.directory
+        new = self._free_numbers(asked - len(self.active))
+        try:
+            config = await run_in_daemon_thread(
+                lambda: directory.config([f"actors.count={asked}"]).updated(
+                    actors={"max_count": None}
+                )
+            )
+            if new and (lacks := await self._reserve(self._reservation.lacking, new, asked)):
+                return "; ".join(lacks)
+            for number in new:
+                if not await self._reserve(self._reservation.add, number):
+                    raise InputError("others took the resources that were free")
+            await run_in_daemon_thread(lambda: directory.store_recipe(config))
+        except (InputError, OSError) as error:
+            for number in new:
+                await self._reserve(self._reservation.remove, number)
+            return str(error)
+        self.count, self._most = asked, 0
+        for number in new:
+            self._join(number)
+        resident = evaluator(self._context.config.heldout, self._context.config.actors.count)
+        leaving = [actor for actor in self.active if actor.engine_id != resident]
+        leaving.sort(key=lambda actor: actor.number)
+        for actor in leaving[len(leaving) - max(0, len(self.active) - asked) :]:
+            self._leave(actor)
+        return None
+
+    async def _leave_nodes(self) -> None:
+        """Have actors leave nodes that are lost or that Ray drains."""
+        staying = await run_in_daemon_thread(staying_nodes)
+        for actor in self.active:
+            handle = actor.handle
+            node = self._reservation.node(ROLE, actor.number)
+            if node is None and handle is not None:
+                node = await run_in_daemon_thread(partial(node_of, handle))
+            if staying and node is not None and node not in staying:  # empty: Ray does not know
+                self._context.console.say(f"{actor.name} leaves its node, which is lost or drained")
+                self._leave(actor)
+
+    async def _fill(self) -> None:
+        """Have actors join as far as they are wanted and resources are free."""
+        given_up = sum(actor.given_up for actor in self.actors)
+        wanted = self.count - given_up
+        while len(self.active) < max(wanted, self._most - given_up):
+            [number] = self._free_numbers(1)
+            if not await self._reserve(self._reservation.add, number):
+                break
+            self._join(number)
+        lacking = wanted - len(self.active)
+        told = f"{lacking} actor(s) wait for free resources" if lacking > 0 else None
+        if told is not None and told != self._told:
+            self._context.console.say(told)
+        self._told = told
+
+    async def _resize_queues(self) -> None:
+        """Tell broker and broadcaster how many engines there are, again and again: they forget."""
+        config, engines = self._context.config, max(1, len(self.active))
+        self._remaining.resize(len(self.active))
+        others = engines != config.actors.count
+        if not others and not self._resized:
+            return
+        window = config.updated(actors={"count": engines}).flow.window
+        assert window is not None, "`flow` fills it in"
+        with suppress(QueuesError, WeightSyncError):  # others notice that one is lost
+            await self._broker.resize(window)
+            await self._broadcaster.resize(engines)
+            self._resized = others
+
+    def _free_numbers(self, count: int) -> list[int]:
+        """Return the lowest numbers of actors that do not work."""
+        taken = {actor.number for actor in self._working.values()}
+        free = (number for number in range(len(taken) + max(0, count)) if number not in taken)
+        return [*free][: max(0, count)]
+
+    def _join(self, number: int) -> None:
+        actor = self._supervisor(number)
+        actor.given_up, actor.joins = False, True
+        self._context.console.say(f"{actor.name} joins")
+        self._begin(actor)
+
+    def _begin(self, actor: ActorSupervisor) -> None:
+        actor.left = False
+        self._working[named(actor.name, actor.run())] = actor
+
+    def _leave(self, actor: ActorSupervisor) -> None:
+        actor.left = True
+        task = asyncio.create_task(actor.leave())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _supervisor(self, number: int) -> ActorSupervisor:
+        """Return the supervisor of an actor, which is made if there never was one."""
+        if number == len(self.actors):
+            actor = ActorSupervisor(
+                self._context,
+                self._spec_of(number, max(self.count, number + 1)),
+                self._remaining,
+                lambda spec: self._create(spec, **self._reservation.options(ROLE, number)),
+            )
+            self.actors.append(actor)
+        return self.actors[number]
+
+    async def _reserve(self, call: Callable[..., Any], *arguments: int | Sequence[int]) -> Any:
+        """Call a method of the reservation, which asks Ray and may wait, for this role."""
+        return await run_in_daemon_thread(partial(call, ROLE, *arguments))

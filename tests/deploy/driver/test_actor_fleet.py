@@ -1,0 +1,282 @@
+"""The actors of a run whose number changes, with supervisors of a few lines."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.config.loader import load_recipe
+from deploy.driver import actor_fleet
+from deploy.driver.actor_fleet import ActorFleet
+from deploy.errors import InputError, RunFailed
+from deploy.storage import scaling
+from deploy.storage.run_directory import RunDirectory
+from tests.deploy.conftest import RECIPE
+from tests.deploy.driver.contexts import make_context, output
+
+OVER, LEFT = "over", "left"
+
+
+class Supervisor:
+    """An actor that works until the test ends it or the fleet has it leave."""
+
+    def __init__(self, context, spec, remaining, create):
+        self.number, self.name, self.engine_id = spec, f"actor-{spec}", f"engine-{spec}"
+        self.given_up = self.left = self.joins = False
+        self.handle, self.ended = None, asyncio.Event()
+        self.fails, self.remaining = None, remaining
+
+    async def run(self):
+        self.left = False
+        self.ended.clear()
+        await self.ended.wait()
+        if self.fails:
+            raise self.fails
+
+    async def leave(self):
+        await asyncio.sleep(0)
+        self.ended.set()
+
+
+class Nodes:
+    """Resources for so many actors, of which those at `lost` numbers are on nodes that go."""
+
+    def __init__(self, free):
+        self.free, self.held, self.lost = free, set(), set()
+
+    def lacking(self, role, numbers, count):
+        new = [number for number in numbers if number not in self.held]
+        return [f"there is room for {self.free}"] if len(new) > self.free else []
+
+    def add(self, role, number):
+        if number in self.held and number not in self.lost:
+            return True
+        if not self.free:
+            return False
+        self.lost.discard(number)
+        self.free -= 1
+        self.held.add(number)
+        return True
+
+    def remove(self, role, number):
+        if number in self.held and number not in self.lost:
+            self.free += 1
+        self.held.discard(number)
+
+    def node(self, role, number):
+        return "lost" if number in self.lost else "stays"
+
+    def options(self, role, number):
+        return {}
+
+
+class Queue:
+    def __init__(self):
+        self.sizes = []
+
+    async def resize(self, size):
+        self.sizes.append(size)
+
+
+class Stage:
+    """A fleet, its run folder, and the sizes that broker and broadcaster were told."""
+
+    def __init__(self, folder, monkeypatch, free, *settings):
+        monkeypatch.setattr(actor_fleet, "ActorSupervisor", Supervisor)
+        monkeypatch.setattr(actor_fleet, "staying_nodes", lambda: {"stays"})
+        monkeypatch.setattr(RunDirectory, "rests", lambda _: False)
+        text = RECIPE.read_text().replace('cores = ["0"]', "")
+        (folder / "recipe.toml").write_text(text)
+        config = load_recipe(str(folder / "recipe.toml"), settings)
+        made = make_context(folder)
+        self.context = SimpleNamespace(
+            config=config, console=made.console, directory=made.directory, jsonl=made.jsonl
+        )
+        self.directory = made.directory
+        self.directory.store_recipe(config)
+        self.nodes, self.queues = Nodes(free), (Queue(), Queue())
+        self.nodes.held = set(range(config.actors.count))
+        self.fleet = ActorFleet(
+            self.context, lambda number, count: number, self.nodes, self.queues, look_seconds=0.01
+        )
+
+    def play(self, scenario):
+        async def act():
+            running = asyncio.create_task(self.fleet.run())
+            await self.until(lambda: self.numbers() == [*range(self.fleet.count)])
+            await asyncio.wait_for(scenario(running), 20)
+            for actor in self.fleet.active:
+                actor.ended.set()
+            await running
+
+        asyncio.run(asyncio.wait_for(act(), 30))
+
+    def numbers(self):
+        return sorted(actor.number for actor in self.fleet.active)
+
+    async def until(self, happened):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async def scale(self, actors):
+        return await asyncio.to_thread(scaling.ask, self.directory, actors)
+
+    def recorded(self):
+        return self.directory.config().actors
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    return lambda free, *settings: Stage(tmp_path, monkeypatch, free, *settings)
+
+
+def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(stage):
+    played = stage(5)
+
+    async def scenario(running):
+        answer = await played.scale(3)
+        assert (answer["before"], answer["asked"], answer["refused"]) == (1, 3, None)
+        assert (played.numbers(), played.nodes.held) == ([0, 1, 2], {0, 1, 2})
+        assert all(actor.joins for actor in played.fleet.actors[1:])
+        assert played.recorded().count == 3
+        await played.scale(1)
+        await played.until(lambda: played.nodes.held == {0})
+        assert played.numbers() == [0]
+        await played.scale(2)
+        assert (played.numbers(), len(played.fleet.actors)) == ([0, 1], 3)
+        await played.until(lambda: played.queues[1].sizes[-1] == 2)
+        assert not running.done()
+
+    played.play(scenario)
+    assert played.recorded().count == 2
+    broker, broadcaster = played.queues
+    assert [*dict.fromkeys(broadcaster.sizes)][:2] == [3, 1]
+    # 2 groups a batch and 4 rollouts, or 2 groups, at once in an engine
+    assert set(broker.sizes) <= {2 + held + 1 for held in (4, 8, 12)}
+    assert [*played.directory.path.glob("scale-*")] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "actors", "reason"),
+    [
+        ([], 4, "there is room for 2"),
+        (["actors.min_count=1", "actors.count=2"], 0, "actors.count"),
+        (['actors.cores=["0"]'], 2, "actors.cores has 1 entries for actors.count = 2"),
+        (["heldout.pinned=true", "actors.count=3"], 1, "set actors.count to 2 or more"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_and_nothing_changes(stage, settings, actors, reason):
+    played = stage(2, *settings)
+    count = played.recorded().count
+
+    async def scenario(running):
+        with pytest.raises(InputError, match=reason) as refused:
+            await played.scale(actors)
+        assert f"keeps {count} actor(s)" in str(refused.value)
+        assert (played.numbers(), played.nodes.free) == ([*range(count)], 2)
+
+    played.play(scenario)
+    assert played.recorded().count == count
+    [row] = played.directory.rows(scaling.FILE)
+    assert (row["before"], row["asked"]) == (count, actors)
+
+
+def test_the_actor_that_only_evaluates_stays(stage):
+    played = stage(9, "heldout.pinned=true", "actors.count=2")
+
+    async def scenario(running):
+        await played.scale(4)
+        await played.scale(2)
+        await played.until(lambda: played.numbers() == [0, 1])
+
+    played.play(scenario)
+
+
+def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(stage):
+    played = stage(0, "actors.count=2", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        played.nodes.lost = {1}
+        await played.until(lambda: played.numbers() == [0])
+        await played.until(lambda: "1 actor(s) wait for free resources" in output(played.context))
+        played.nodes.free = 1
+        await played.until(lambda: played.numbers() == [0, 1])
+        played.nodes.lost = {0, 1}
+        await played.until(lambda: played.numbers() == [])
+        assert not running.done(), "it waits for nodes"
+        played.nodes.free = 2
+        await played.until(lambda: played.numbers() == [0, 1])
+
+    played.play(scenario)
+    assert output(played.context).count("wait for free resources") <= 4
+
+
+def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stage):
+    played = stage(0, "actors.max_count=3", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        played.nodes.free = 1
+        await played.until(lambda: played.numbers() == [0, 1])
+        played.nodes.free = 5
+        await played.until(lambda: played.numbers() == [0, 1, 2])
+        played.nodes.lost = {2}
+        played.nodes.free = 0
+        await played.until(lambda: played.numbers() == [0, 1])
+        assert "wait for free resources" not in output(played.context)
+        await played.scale(1)
+        played.nodes.free = 5
+        await asyncio.sleep(0.1)
+        assert played.numbers() == [0]
+
+    played.play(scenario)
+    assert (played.recorded().count, played.recorded().max_count) == (1, None)
+
+
+def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_asked_for(stage):
+    played = stage(5, "actors.count=3", "actors.min_count=1")
+
+    async def scenario(running):
+        actor = played.fleet.actors[1]
+        actor.given_up = True
+        actor.ended.set()
+        await played.until(lambda: played.numbers() == [0, 2])
+        await asyncio.sleep(0.05)
+        assert played.numbers() == [0, 2]
+        await played.scale(3)
+        assert played.numbers() == [0, 1, 2]
+
+    played.play(scenario)
+
+
+def test_the_error_of_an_actor_ends_the_fleet(stage):
+    played = stage(5, "actors.count=2")
+
+    async def scenario(running):
+        played.fleet.actors[1].fails = RunFailed("it died too often")
+        played.fleet.actors[1].ended.set()
+        with pytest.raises(RunFailed, match="too often"):
+            await running
+
+    with pytest.raises(RunFailed):
+        played.play(scenario)
+
+
+def test_a_request_that_nobody_answers_is_withdrawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "rests", lambda _: False)
+    directory = RunDirectory(tmp_path)
+    with pytest.raises(InputError, match=r"has not answered within 0\.01 s, and the request is"):
+        scaling.ask(directory, 3, seconds=0.01)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_requests_of_commands_that_were_killed_or_damaged_are_dropped(tmp_path, monkeypatch):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "scale-1.json").write_text(json.dumps({"actors": 3}))
+    (tmp_path / "scale-2.json").write_text("{")
+    [(file, actors)] = scaling.requests(directory)
+    assert (scaling.request_id(file), actors) == ("1", 3)
+    now = scaling.time.time()
+    monkeypatch.setattr(scaling.time, "time", lambda: now + scaling.ANSWER_SECONDS + 1)
+    assert scaling.requests(directory) == []
+    assert [*tmp_path.iterdir()] == []
