@@ -178,7 +178,12 @@ def test_the_lock_pins_one_build_of_torch():
 
 def test_the_environment_for_gpus_is_made_anew_since_two_builds_of_vllm_have_one_name(checkout):
     finished = subprocess.run(
-        ["make", "--dry-run", "setup-gpu"], cwd=checkout, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "setup-gpu"],
+        cwd=checkout,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     made, filled, *_ = finished.stdout.splitlines()
     assert made.endswith("-m venv --clear .venv")

@@ -11,6 +11,7 @@ from typing import Any
 
 from deploy.errors import InputError
 from deploy.storage.run_directory import DAMAGED, RunDirectory
+from queues.runtime import clock
 from queues.runtime.atomic_file import atomic_file
 
 FILE = "scalings.jsonl"
@@ -34,7 +35,7 @@ def ask(directory: RunDirectory, actors: int, seconds: float = ANSWER_SECONDS) -
         )
     request = directory.path / f"scale-{number}.json"
     with atomic_file(request) as file:
-        file.write(json.dumps({"actors": actors}).encode())
+        file.write(json.dumps({"actors": actors, "at": clock.now()}).encode())
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline and not directory.rests():
@@ -58,9 +59,9 @@ def requests(directory: RunDirectory) -> list[tuple[Path, int]]:
     waiting = []
     for file in directory.path.glob("scale-*.json"):
         try:
-            actors = int(json.loads(file.read_bytes())["actors"])
-            asked_at = file.stat().st_mtime
-            if time.time() - asked_at > ANSWER_SECONDS:
+            request = json.loads(file.read_bytes())
+            actors, asked_at = int(request["actors"]), float(request["at"])
+            if clock.now() - asked_at > ANSWER_SECONDS:
                 file.unlink(missing_ok=True)  # the command was killed
             else:
                 waiting.append((asked_at, file, actors))

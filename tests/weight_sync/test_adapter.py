@@ -132,7 +132,8 @@ def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
 ) -> None:
     sizes = []
     monkeypatch.setattr(
-        "weight_sync.receive.receiver.allowance", lambda timeout, size: sizes.append(size) or 10.0
+        "weight_sync.receive.receiver.allowance",
+        lambda timeout, size, *_: sizes.append(size) or 10.0,
     )
     large = {**EXPECTED, "model.embed.weight": (None, (1000, 4))}
 

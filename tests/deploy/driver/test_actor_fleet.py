@@ -12,6 +12,7 @@ from deploy.driver.actor_fleet import ActorFleet
 from deploy.errors import InputError, RunFailed
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory
+from queues.runtime import clock
 from tests.deploy.conftest import RECIPE
 from tests.deploy.driver.contexts import make_context, output
 
@@ -272,11 +273,12 @@ def test_a_request_that_nobody_answers_is_withdrawn(tmp_path, monkeypatch):
 
 def test_requests_of_commands_that_were_killed_or_damaged_are_dropped(tmp_path, monkeypatch):
     directory = RunDirectory(tmp_path)
-    (tmp_path / "scale-1.json").write_text(json.dumps({"actors": 3}))
+    asked_at = clock.now()
+    (tmp_path / "scale-1.json").write_text(json.dumps({"actors": 3, "at": asked_at}))
     (tmp_path / "scale-2.json").write_text("{")
     [(file, actors)] = scaling.requests(directory)
     assert (scaling.request_id(file), actors) == ("1", 3)
-    now = scaling.time.time()
-    monkeypatch.setattr(scaling.time, "time", lambda: now + scaling.ANSWER_SECONDS + 1)
+    later = asked_at + scaling.ANSWER_SECONDS + 1
+    monkeypatch.setattr(scaling.clock, "now", lambda: later)
     assert scaling.requests(directory) == []
     assert [*tmp_path.iterdir()] == []
