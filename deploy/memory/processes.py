@@ -25,7 +25,7 @@ GPU_BASE = 2 * GIB
 """[E] The libraries of CUDA in addition."""
 CONTEXT = 1 * GIB
 """[E] CUDA context and communicators of a process on its GPU."""
-FRAGMENTS, HEAP_FRAGMENTS = 0.1, 0.25
+FRAGMENTS, HEAP_FRAGMENTS = 0.1, 0.35
 """Share of a pass that an allocator holds and cannot use: torch's of a GPU [E], and the C library's
 heap, in which the tensors of passes of several lengths lie; it grows over some ten batches."""
 BUCKET = 100_000_000
@@ -198,7 +198,7 @@ def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     parts = {}
     if stage:
         size = {
-            1: 4.0,  # of float32, as the gradients that it will reduce
+            1: 4.0 + (itemsize if cast else 0.0),  # in float32, and as they come
             2: 2 * itemsize + summed,  # twice: as they come, and joined
             3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
