@@ -6,7 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from deploy.storage.run_record import BROADCASTER, LEARNER, REWARD_MODEL, Record
+from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL, Record
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
@@ -72,6 +72,7 @@ def _restarts(counts: Counter[str]) -> dict[str, int]:
     others = {
         "reward_models": counts[REWARD_MODEL],
         "learner": counts[LEARNER],
+        "broker": counts[BROKER],
         "broadcaster": counts[BROADCASTER],
     }
     return {"actors": counts.total() - sum(others.values()), **others}
