@@ -119,6 +119,9 @@ class RewardModelClient:
         """Wait for the death of the process, which Ray restarts; raise RayError then."""
         await self.handle.live.remote()
 
-    def stop(self) -> None:
-        """End the process for good."""
-        ray.kill(self.handle)
+    async def ping(self) -> None:
+        """Return at once: a model that scores for long does not hang."""
+
+    def stop(self, *, again: bool = False) -> None:
+        """End the process for good, or so that Ray starts it `again`."""
+        ray.kill(self.handle, no_restart=not again)

@@ -5,8 +5,8 @@
       └────wanted────┘◀────────────────────────────────────────┘
 
 Every box but the feeder is a Ray actor (`driver.processes`). This process creates them, feeds
-prompts, records what they report, restarts what dies but the broker, and ends everything when the
-last batch is trained and scored, when something fails for good, or when the user interrupts.
+prompts, records what they report, restarts what dies, and ends everything when the last batch is
+trained and scored, when something fails for good, or when the user interrupts.
 The loop itself is elsewhere: `queues.policy.admission` decides how far actors run ahead, `learner`
 what a batch teaches, `weight_sync` how weights travel.
 """
@@ -174,7 +174,6 @@ class Run:
         tasks = [named(name, self.announce(name, start, turn)) for name, start in loading.items()]
         if self.exporter is not None:
             console.say(f"metrics: http://{self.exporter.address}/targets")
-            tasks += [named(name, serving) for name, serving in self.targets.serve()]
         try:
             async with asyncio.timeout(config.deploy.start_timeout_seconds):
                 await all_or_first_error(tasks)

@@ -22,7 +22,14 @@ class PromptFeed(Protocol):
         Raises QueueClosed once no prompt will be wanted any more.
         """
 
-    async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
+    async def issue(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        cursor: str,
+        last: bool = False,
+        token: str | None = None,
+    ) -> None:
         """Queue prompts for training, in one transaction with the source's cursor.
 
         Args:
@@ -31,6 +38,7 @@ class PromptFeed(Protocol):
             cursor: Position of the source after these prompts.
             last: No prompt follows these: the number of prompts is finite. Only then may the last
                 batch be short. Otherwise issuing ends with the steps (`prompts_wanted`).
+            token: Names this call: repeated with the token of the last one, it changes nothing.
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
@@ -64,7 +72,7 @@ class WorkQueue(Protocol):
     """The calls of a rollout worker, and of its supervisor once the worker is gone."""
 
     async def serving(self, engine_id: str, version: int) -> None:
-        """Report that the engine samples from this policy version from now on.
+        """Report that the engine samples from this policy version from now on; durable.
 
         Raises ProtocolError if the engine reported a later version before.
         """
@@ -83,7 +91,11 @@ class WorkQueue(Protocol):
     async def heartbeat(
         self, engine_id: str, held: Sequence[tuple[str, int]]
     ) -> list[tuple[str, int]]:
-        """Renew leases, given as (group id, attempt); return those that are lost: abort them."""
+        """Renew leases, given as (group id, attempt); return those that are lost: abort them.
+
+        They are all that the engine holds. A broker that was made again takes back what else it had
+        leased to the engine before, since the answer to that lease was lost.
+        """
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
         """Deliver a finished group, made by `queues.schema.encode`.

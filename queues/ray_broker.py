@@ -1,20 +1,28 @@
 """The broker as a Ray actor, and its client for other processes.
 
-The actor stays on the node that made it, since the ledger is on that node's disk. Ray never
-restarts it by itself: engines would have to report their versions again, so a supervisor decides.
+The actor stays on the node that made it, since the ledger is on that node's disk. When its process
+dies, Ray makes it again from ledger and journal; calls that were lost with it are repeated, and
+leases go on. A supervisor ends one that hangs, and counts.
 """
 
 import asyncio
 import functools
 import inspect
+import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from queues.broker.broker import Broker
@@ -22,7 +30,7 @@ from queues.broker.result_intake import Put
 from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
-from queues.records import Batch, PutStatus
+from queues.records import Batch, Prompt, PutStatus
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
@@ -39,6 +47,8 @@ MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 LEAST_BYTES_PER_SECOND = 5e6
 """Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
+REPEAT_SECONDS = 0.2
+"""Wait before a call is repeated whose broker is being made again."""
 SCRAPE_SECONDS = 5.0
 """Deadline of a scrape's question to the broker."""
 
@@ -65,11 +75,11 @@ def create_broker(
     """
     start_seconds += reading_seconds(directory)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": MAX_CONCURRENCY}
+    options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": MAX_CONCURRENCY}
     actor = (
         ray.remote(BrokerActor)
         .options(**options, scheduling_strategy=here)
-        .remote(directory, config=config, spec=spec, session=session)
+        .remote(directory, config=config, spec=spec, session=session, owner=uuid.uuid4().hex)
     )
     try:
         ray.get(actor.opened.remote(), timeout=start_seconds)
@@ -85,23 +95,36 @@ def create_broker(
 
 
 class BrokerActor(Broker):
-    """The broker in a process of its own; `opened` raises the error of its constructor."""
+    """The broker in a process of its own; every call raises the error of its constructor.
+
+    Ray itself would turn that error into text.
+    """
+
+    _error: QueuesError | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         keep_logs_small()
-        self._error: QueuesError | None = None
         try:
             super().__init__(*args, **options)
         except QueuesError as error:
             self._error = error
 
+    def __getattr__(self, name: str) -> Never:
+        """Raise the error of the constructor in the place of what it did not make."""
+        if self._error is None or name.startswith("__"):
+            raise AttributeError(f"the broker has no attribute {name!r}")
+        raise self._error
+
     def __repr__(self) -> str:
         return "broker"
 
     async def opened(self) -> None:
-        """Raise the error of the constructor, which Ray itself would turn into text."""
-        if self._error is not None:
-            raise self._error
+        """Raise the error of the constructor."""
+        self.commits.check_open()
+
+    async def live(self) -> None:
+        """Never return: the call fails when the process dies."""
+        await asyncio.Event().wait()
 
     async def put_many(self, puts: Sequence[Put]) -> list[PutStatus | QueuesError]:
         """Call `ResultIntake.put_many` with payloads that `to_arrays` made, read in place."""
@@ -142,8 +165,11 @@ def _remote(
     async def call(client: "BrokerClient", /, *args: P.args, **options: P.kwargs) -> T:
         arguments: dict[str, Any] = dict(zip(names, args, strict=False)) | options
         epoch = {"epoch": client.epoch} if client.epoch and is_fenced else {}
-        pending = getattr(client.handle, method.__name__).remote(*args, **options, **epoch)
-        answer: T = await client.answer(method.__name__, pending, arguments.get("timeout", 0.0))
+
+        def send() -> Any:
+            return getattr(client.handle, method.__name__).remote(*args, **options, **epoch)
+
+        answer: T = await client.answer(method.__name__, send, arguments.get("timeout", 0.0))
         return answer
 
     return call
@@ -152,12 +178,12 @@ def _remote(
 class BrokerClient:
     """The calls of `queues.protocols`, over Ray; can be sent to other Ray actors.
 
-    Every method raises what the broker raised, or BrokerLostError if the broker cannot be reached
-    or does not answer within `answer_seconds` (long polls: beyond their own timeout). While the
-    broker pauses (`Broker.paused`), calls that need its disk wait as long as it does.
+    Every method raises what the broker raised, or BrokerLostError if the broker is gone for good or
+    does not answer within `answer_seconds` (long polls: beyond their own timeout). While the broker
+    pauses (`Broker.paused`), calls that need its disk wait as long as it does. While Ray makes the
+    broker again, they wait too, and are repeated then; each may be repeated without harm.
 
-    A call that is given up may still take effect: a lease whose answer nobody received expires, and
-    puts and takes may be repeated.
+    A call that is given up may still take effect: a lease whose answer nobody received expires.
     """
 
     def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS, epoch: int = 0) -> None:
@@ -176,7 +202,6 @@ class BrokerClient:
         return BrokerClient(self.handle, self._answer_seconds, epoch)
 
     prompts_wanted = _remote(Broker.prompts_wanted)
-    issue = _remote(Broker.issue)
     cursor = _remote(Broker.cursor)
     evaluate = _remote(Broker.evaluate)
     evaluation = _remote(Broker.evaluation)
@@ -199,8 +224,21 @@ class BrokerClient:
     serve_metrics = _remote(BrokerActor.serve_metrics)
     close = _remote(Broker.close)
 
+    _opened = _remote(BrokerActor.opened)
+    _issue = _remote(Broker.issue)
     _put_many = _remote(BrokerActor.put_many)
     _take = _remote(BrokerActor.take)
+
+    async def issue(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        cursor: str,
+        last: bool = False,
+        token: str | None = None,
+    ) -> None:
+        """Implement `PromptFeed.issue`; every call has a token, so that it may be repeated."""
+        await self._issue(prompts, cursor=cursor, last=last, token=token or uuid.uuid4().hex)
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
         """Implement `WorkQueue.put`; puts made while an answer is pending share a message."""
@@ -215,11 +253,38 @@ class BrokerClient:
         batch = await self._take(version, timeout)
         return batch and replace(batch, payloads=[memoryview(x) for x in batch.payloads])
 
-    async def answer(self, name: str, pending: Any, timeout: float) -> Any:
-        """Return or raise what a pending call of method `name` does, within the deadline.
+    async def start(self, *, again: bool = False) -> None:
+        """Wait until the broker works, for the first time or `again`; raise why it cannot."""
+        await self._opened()
 
-        The call itself may wait for `timeout` seconds.
+    async def live(self) -> None:
+        """Wait for the death of the process, which Ray restarts; raise RayError then."""
+        await self.handle.live.remote()
+
+    async def ping(self) -> None:
+        """Wait for an answer; raise RayError at once if the broker's process is gone."""
+        await self.handle.paused.remote()
+
+    def stop(self, *, again: bool = False) -> None:
+        """End the process for good, or so that Ray starts it `again`."""
+        ray.kill(self.handle, no_restart=not again)
+
+    async def answer(self, name: str, send: Callable[[], Any], timeout: float) -> Any:
+        """Send a call of method `name`, as often as its broker dies, and return its answer.
+
+        The call itself may wait for `timeout` seconds. Ray tells for how long the broker is being
+        made again; whoever supervises it ends that by ending the actor.
         """
+        while True:
+            try:
+                return await self._answer_of_one(name, send(), timeout)
+            except ActorUnavailableError:
+                await asyncio.sleep(REPEAT_SECONDS)
+            except RayError as error:
+                raise _translate(error) from error
+
+    async def _answer_of_one(self, name: str, pending: Any, timeout: float) -> Any:
+        """Return or raise what a pending call does, within the deadline."""
         seconds = timeout + self._answer_seconds
         call = asyncio.ensure_future(pending)
         try:
@@ -229,8 +294,6 @@ class BrokerClient:
                     return call.result()
                 if not await self._is_paused():
                     raise BrokerLostError(f"{name}: the broker did not answer within {seconds:g} s")
-        except RayError as error:
-            raise _translate(error) from error
         finally:
             call.cancel()
 

@@ -21,10 +21,6 @@ Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 120.0
 """Deadline of a call, beyond the wait that it asks for; it covers a restart of the broadcaster."""
-SILENT_SECONDS = 20.0
-"""A broadcaster that does not answer for so long hangs, and is ended."""
-PING_SECONDS = 2.0
-"""Interval at which the supervisor asks it."""
 NEVER = sys.maxsize
 """A version, or a number of reports, that is never reached."""
 MAX_CONCURRENCY = 10_000
@@ -99,31 +95,17 @@ class BroadcasterClient(Announcements):
         await self.reports(NEVER)
 
     async def live(self) -> None:
-        """Wait until the broadcaster dies or hangs; Ray restarts it then.
-
-        Raises:
-            RayError: Its process died.
-            BroadcasterDied: It did not answer, and was ended.
-        """
+        """Wait for the death of the process, which Ray restarts; raise RayError then."""
         # This call waits for ever, and is not repeated when the process dies.
-        lost = asyncio.ensure_future(
-            self.handle.newest.options(max_task_retries=0).remote(NEVER, 1e9)
-        )
-        try:
-            while not lost.done():
-                async with asyncio.timeout(SILENT_SECONDS):
-                    await self.handle.reports.remote(NEVER)
-                await asyncio.wait({lost}, timeout=PING_SECONDS)
-            await lost
-        except TimeoutError:
-            ray.kill(self.handle, no_restart=False)
-            raise BroadcasterDied(f"it did not answer within {SILENT_SECONDS:g} s") from None
-        finally:
-            lost.cancel()
+        await self.handle.newest.options(max_task_retries=0).remote(NEVER, 1e9)
 
-    def stop(self) -> None:
-        """End the process for good."""
-        ray.kill(self.handle)
+    async def ping(self) -> None:
+        """Wait for an answer."""
+        await self.handle.reports.remote(NEVER)
+
+    def stop(self, *, again: bool = False) -> None:
+        """End the process for good, or so that Ray starts it `again`."""
+        ray.kill(self.handle, no_restart=not again)
 
 
 async def _answer(call: Awaitable[Answer], wait: float = 0.0) -> Answer:

@@ -287,8 +287,6 @@ class RolloutWorker:
         """Renew the leases, save finished rollouts, and abort the groups whose lease is lost."""
         while True:
             await asyncio.sleep(self.heartbeat_seconds)
-            if not self.held:
-                continue
             for lost in await self.work.heartbeat(self._engine_id, list(self.held)):
                 if (task := self.held.get(lost)) is not None:
                     task.cancel()

@@ -47,7 +47,7 @@ ROLES = {
     "engine worker": Role(("VLLM::EngineCore|.* spawn_main",), ("actor",)),  # its title is late
     "learner rank": Role((RANK,), ("learner",)),
     "broadcaster": Role((BROADCASTER,), ("broadcaster",)),
-    "broker": Role(("ray::BrokerActor",), survived=False),
+    "broker": Role(("ray::BrokerActor",), ("broker",)),
     "driver": Role(("",), survived=False),
     "several at once": Role((ACTOR, RANK, BROADCASTER), ("actor", "learner", "broadcaster")),
 }

@@ -1,6 +1,7 @@
 """Creates the processes of one run in Ray, with the settings that each needs."""
 
 import os
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,15 @@ from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
-from deploy.observability.exporter import metrics_access
-from deploy.storage.run_record import BROADCASTER, REWARD_MODEL
+from deploy.observability.exporter import metrics_access, show_process
+from deploy.storage.run_record import BROADCASTER, BROKER, REWARD_MODEL
 from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
 from queues.runtime import clock
+from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -98,25 +100,35 @@ class Processes:
     def handles(self) -> dict[str, Any]:
         """Return the Ray handles of all present processes by name."""
         return {
-            "broker": self.broker.handle,
             **{service.name: service.client.handle for service in self.services},
             **{f"learner-{rank}": handle for rank, handle in enumerate(self.learner.handles)},
             **{actor.name: actor.handle for actor in self.actors if actor.handle is not None},
         }
 
     def _supervise_services(self) -> list[ServiceSupervisor]:
-        context, access = self._context, self._access
-        broadcaster = ServiceSupervisor(
-            context,
-            BROADCASTER,
-            self.broadcaster,
-            on_restart=self.learner.announce_again,
-            access=access,
-        )
-        if self._reward_models is None:
-            return [broadcaster]
-        models = ServiceSupervisor(context, REWARD_MODEL, self._reward_models, access=access)
-        return [broadcaster, models]
+        context, models = self._context, self._reward_models
+        services = [
+            ServiceSupervisor(
+                context, BROKER, self.broker, serve=self._with_access(self.broker.serve_metrics)
+            ),
+            ServiceSupervisor(
+                context,
+                BROADCASTER,
+                self.broadcaster,
+                on_restart=self.learner.announce_again,
+                serve=self._with_access(partial(show_process, self.broadcaster.handle)),
+            ),
+        ]
+        if models is not None:
+            serve = self._with_access(partial(show_process, models.handle))
+            services.append(ServiceSupervisor(context, REWARD_MODEL, models, serve=serve))
+        return services
+
+    def _with_access(
+        self, serve: Callable[[MetricsAccess], Awaitable[str]]
+    ) -> Callable[[], Awaitable[str]] | None:
+        """Return the call that has a process serve metrics; None where none are served."""
+        return None if self._access is None else partial(serve, self._access)
 
     def _create_reward_models(self) -> RewardModelClient | None:
         """Create one process for all reward models; None where no reward asks them."""

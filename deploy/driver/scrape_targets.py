@@ -1,6 +1,6 @@
 """Addresses at which the processes of a run serve their metrics, for Prometheus to find."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.processes import Processes
@@ -22,13 +22,6 @@ class ScrapeTargets:
         self._addresses: dict[str, str] = {}
         """Addresses of the processes that are never restarted, by name."""
 
-    def serve(self) -> list[tuple[str, Awaitable[None]]]:
-        """Have the broker serve its metrics; return its name and the call to wait for.
-
-        All others do so whenever they have started.
-        """
-        return [("broker", self._add("broker", self._processes.broker.serve_metrics(self._access)))]
-
     def reachable(self) -> list[tuple[str, str]]:
         """Return the name and address of every process whose metrics Prometheus can reach."""
         unreachable = self._unreachable()
@@ -46,9 +39,6 @@ class ScrapeTargets:
     def add(self, name: str, address: str) -> None:
         """Add a process that is never restarted."""
         self._addresses[name] = address
-
-    async def _add(self, name: str, call: Awaitable[str]) -> None:
-        self.add(name, await call)
 
     def _all(self) -> dict[str, str]:
         processes = self._processes

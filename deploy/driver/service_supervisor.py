@@ -1,9 +1,11 @@
-"""Keeps a process alive that Ray restarts when it dies, up to a limit: reward models, broadcaster.
+"""Keeps a process alive that Ray restarts when it dies, up to a limit.
 
-Calls from elsewhere wait meanwhile, as long as their own deadlines allow. What cannot be started
+These are the broker, the broadcaster and the reward models. Calls from elsewhere wait meanwhile, as
+long as their own deadlines allow. A process that does not answer is ended. What cannot be started
 again ends the run, and so does a process that keeps dying.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -12,9 +14,13 @@ from ray.exceptions import RayActorError
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
-from deploy.observability.exporter import show_process
-from queues.runtime.prometheus import MetricsAccess
+from queues.errors import BrokerLostError
 from weight_sync.errors import BroadcasterDied
+
+SILENT_SECONDS = 20.0
+"""A process that does not answer for so long hangs, and is ended."""
+PING_SECONDS = 2.0
+"""Interval at which it is asked."""
 
 
 class Service(Protocol):
@@ -26,10 +32,13 @@ class Service(Protocol):
         """Wait until the process can work, for the first time or `again`, after a restart."""
 
     async def live(self) -> None:
-        """Wait until the process dies; raise RayActorError, or BroadcasterDied if it hung."""
+        """Wait until the process dies, and raise RayActorError."""
 
-    def stop(self) -> None:
-        """End the process for good."""
+    async def ping(self) -> None:
+        """Wait for an answer that a process which does not hang gives at once."""
+
+    def stop(self, *, again: bool = False) -> None:
+        """End the process for good, or so that Ray starts it `again`."""
 
 
 class ServiceSupervisor:
@@ -40,7 +49,7 @@ class ServiceSupervisor:
         name: Name of the process.
         client: Client of the process.
         on_restart: Awaited whenever the process works again.
-        access: Way in which it serves metrics; None serves none.
+        serve: Has it serve metrics, and returns host:port; None serves none.
         clock: Clock of the restarts.
     """
 
@@ -51,10 +60,10 @@ class ServiceSupervisor:
         client: Service,
         *,
         on_restart: Callable[[], Awaitable[None]] | None = None,
-        access: MetricsAccess | None = None,
+        serve: Callable[[], Awaitable[str]] | None = None,
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
-        self.name, self.client, self._access, self._clock = name, client, access, clock
+        self.name, self.client, self._serve, self._clock = name, client, serve, clock
         self.metrics: str | None = None
         """Address of its metrics, as host:port; None while there is none."""
         self._on_restart = on_restart
@@ -67,8 +76,8 @@ class ServiceSupervisor:
             RayError: The process died, or could not start.
         """
         await self.client.start(again=again)
-        if self._access is not None:
-            self.metrics = await show_process(self.client.handle, self._access)
+        if self._serve is not None:
+            self.metrics = await self._serve()
 
     async def run(self) -> None:
         """Restart the process whenever it dies, until cancelled; to be called after `start`.
@@ -86,14 +95,36 @@ class ServiceSupervisor:
                     if self._on_restart is not None:
                         await self._on_restart()
                 began = self._clock.monotonic()
-                await self.client.live()
-            except (RayActorError, BroadcasterDied) as error:
+                await self._live()
+            except (RayActorError, BroadcasterDied, BrokerLostError) as error:
                 reason = f"its process died: {first_line(error)}"
+            except TimeoutError:
+                self.client.stop(again=True)
+                reason = f"it did not answer within {SILENT_SECONDS:g} s"
             else:
                 raise RunFailed(f"{self.name} ended without a reason")
             worked = 0.0 if began is None else self._clock.monotonic() - began
             await self._restarts.allow(reason, worked=worked)
             again = True
+
+    async def _live(self) -> None:
+        """Wait until the process dies, and raise RayActorError, or TimeoutError if it hangs."""
+        lost = ping = asyncio.ensure_future(self.client.live())
+        try:
+            while not lost.done():
+                ping = asyncio.ensure_future(self.client.ping())
+                done, _ = await asyncio.wait(
+                    {lost, ping}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise TimeoutError
+                if not lost.done():
+                    ping.result()
+                    await asyncio.wait({lost}, timeout=PING_SECONDS)
+            await lost
+        finally:
+            lost.cancel()
+            ping.cancel()
 
     def stop(self) -> None:
         """End the process for good."""

@@ -6,7 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from deploy.storage.run_record import BROADCASTER, LEARNER, REWARD_MODEL, Record
+from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL, Record
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
@@ -74,9 +74,10 @@ def _by_role(figures: Mapping[str, float]) -> dict[str, float]:
     others = {
         "reward_models": figures.get(REWARD_MODEL, 0),
         "learner": figures.get(LEARNER, 0),
+        "broker": figures.get(BROKER, 0),
         "broadcaster": figures.get(BROADCASTER, 0),
     }
-    named = {REWARD_MODEL, LEARNER, BROADCASTER}
+    named = {REWARD_MODEL, LEARNER, BROKER, BROADCASTER}
     actors = sum(figure for process, figure in figures.items() if process not in named)
     return {"actors": actors, **others}
 

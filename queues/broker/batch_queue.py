@@ -18,6 +18,7 @@ from queues.runtime import clock
 from queues.state.broker_state import BrokerState
 from queues.state.groups import FILTERED, OVERDUE
 from queues.storage.journal import Location, read_group
+from queues.storage.ledger_schema import EPOCH
 
 log = logging.getLogger(__name__)
 CHECKSUM = "weights_checksum"
@@ -38,7 +39,7 @@ class BrokerBatchQueue(BatchQueue):
     async def begin_learner(self, epoch: int) -> None:
         """Refuse learners of lower epochs from now on; what they submitted before is durable."""
         self.commits.state.begin_learner(epoch)
-        await self.commits.submit(lambda: None)
+        await self.commits.submit(lambda: self.commits.ledger.note(EPOCH, f"{epoch}"))
 
     async def take(self, version: int, timeout: float, *, epoch: int = 0) -> Batch | None:
         commits, state = self.commits, self.commits.state

@@ -30,10 +30,14 @@ from queues.broker.status import BrokerStatus, status_of
 from queues.broker.work_queue import BrokerWorkQueue
 from queues.config import QueuesConfig, RunSpec
 from queues.readers.accounting import Accounting, account
+from queues.runtime.file_lock import TEST_SECONDS
 from queues.state.broker_state import BrokerState
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
-from queues.storage.ledger_schema import JOURNAL_NAME
+from queues.storage.ledger_schema import JOURNAL_NAME, OWNER
+
+PREDECESSOR_SECONDS = 10.0
+"""Time in which the process of the last broker, which was killed, has to be gone."""
 
 
 class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
@@ -45,6 +49,8 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         config: Section `[queues]`.
         spec: Size of the run's batches and groups.
         session: What this session of the run begins with, as JSON, which the ledger keeps.
+        owner: Name of the broker. One that is made again under the name of the last broker, which
+            has died, goes on with its leases (`queues.broker.recovery`).
         probe_seconds: Interval between probes of a full disk, while the broker pauses.
 
     Raises:
@@ -59,14 +65,17 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         config: QueuesConfig,
         spec: RunSpec,
         session: str | None = None,
+        owner: str | None = None,
         probe_seconds: float = 1.0,
     ) -> None:
         state = BrokerState(config=config, spec=spec)
-        ledger = Ledger(directory, synchronous=config.synchronous)
+        lock_seconds = TEST_SECONDS if owner is None else PREDECESSOR_SECONDS
+        ledger = Ledger(directory, synchronous=config.synchronous, lock_seconds=lock_seconds)
         try:
-            recover(ledger, state)
-            if session is not None:
+            goes_on = recover(ledger, state, owner=owner)
+            if session is not None and not goes_on:
                 ledger.begin_session(session)
+            ledger.note(OWNER, owner or "")
             journal = Journal(directory / JOURNAL_NAME, segment_bytes=config.segment_bytes)
         except BaseException:
             ledger.close()

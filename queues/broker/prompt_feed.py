@@ -10,6 +10,7 @@ from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
 from queues.state.evaluations import EvaluationRun
 from queues.storage.ledger import dump_prompt
+from queues.storage.ledger_schema import ISSUE_TOKEN
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +24,19 @@ class BrokerPromptFeed(PromptFeed):
     async def prompts_wanted(self, timeout: float) -> int:
         return await self.commits.prompt_polls.until(self.commits.state.wanted, timeout) or 0
 
-    async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
+    async def issue(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        cursor: str,
+        last: bool = False,
+        token: str | None = None,
+    ) -> None:
         commits, state = self.commits, self.commits.state
         commits.check_open()
+        if token is not None and token == state.issue_token:
+            await commits.submit(lambda: None)
+            return
         if state.ended:
             raise ProtocolError("issue: the last prompts were issued before")
         kept, exhausted = state.retirement.select(prompts)
@@ -37,7 +48,12 @@ class BrokerPromptFeed(PromptFeed):
         if prompts and not kept and not last:
             return  # a cursor that a crash forgets only brings the same skipped prompts again
         groups = state.issue(kept)
-        record = partial(commits.ledger.issue, groups, texts, cursor, last=last)
+        state.issue_token = token
+
+        def record() -> None:
+            commits.ledger.issue(groups, texts, cursor, last=last)
+            commits.ledger.note(ISSUE_TOKEN, token or "")
+
         await commits.durable(record, *(commits.all_polls if last else [commits.lease_polls]))
 
     async def cursor(self) -> str | None:

@@ -3,6 +3,10 @@
 Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void: those
 groups are at the front of the queue, as are prompts that were issued anew, and late results of the
 old leases are refused. Failed attempts are forgotten: every group has its full number again.
+
+A broker that is made again under the name of the last one finds the same engines and learner at
+work. So leases, the versions that engines serve and the learner's epoch go on; the holders of the
+leases have a whole term to claim them by a heartbeat or a result.
 """
 
 import json
@@ -17,15 +21,29 @@ from queues.state.broker_state import BATCHES_KEPT, BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State
 from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
+from queues.storage.ledger_schema import EPOCH, ISSUE_TOKEN, OWNER, SERVES
 
 _OF_ANY = f"purpose IN ('{Purpose.TRAIN}', '{Purpose.EVALUATE}')"
 """With this condition SQLite finds the groups of some states by an index, among millions."""
 
 
-def recover(ledger: Ledger, state: BrokerState) -> None:
-    """Fill a new state from the ledger; InputError if the run was begun with other sizes."""
+def recover(ledger: Ledger, state: BrokerState, *, owner: str | None = None) -> bool:
+    """Fill a new state from the ledger, for a broker that is made under the name `owner`.
+
+    Returns whether the last broker had the same name, so that its leases go on. Raises InputError
+    if the run was begun with other sizes.
+    """
     _check_sizes(ledger, state)
-    ledger.execute(f"UPDATE groups SET state = 'queued' WHERE {_OF_ANY} AND state = 'leased'")
+    meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
+    goes_on = owner is not None and meta.get(OWNER) == owner
+    if not goes_on:
+        ledger.execute(f"UPDATE groups SET state = 'queued' WHERE {_OF_ANY} AND state = 'leased'")
+        for pattern in (f"{SERVES}*", EPOCH):
+            ledger.forget(pattern)
+    else:
+        state.learner = int(meta.get(EPOCH, 0)), -1
+        served = {key: int(value) for key, value in meta.items() if key.startswith(SERVES)}
+        state.engines = {key.removeprefix(SERVES): version for key, version in served.items()}
     _read_totals(ledger, state)
     _read_batches(ledger, state)
     _read_evaluations(ledger, state)
@@ -39,6 +57,7 @@ def recover(ledger: Ledger, state: BrokerState) -> None:
     ledger.commit()
     require_balanced(ledger.counts(), dict(state.groups.counts), where=str(ledger.directory))
     _check_due(state)
+    return goes_on
 
 
 def _check_sizes(ledger: Ledger, state: BrokerState) -> None:
@@ -67,6 +86,7 @@ def _read_totals(ledger: Ledger, state: BrokerState) -> None:
     state.groups = Groups(finished={key: n for key, n in states.items() if key[1] in FINAL})
     meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
     state.cursor, state.ended = meta.get("cursor"), "ended" in meta
+    state.issue_token = meta.get(ISSUE_TOKEN)
     state.accepted, late, late_taken, state.next_number = ledger.execute(
         "SELECT (SELECT count(*) FROM results),"
         " (SELECT count(*) FROM groups WHERE deadline_version < trained_version),"
@@ -156,6 +176,11 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
             ready_at = min(time.monotonic(), row["accepted_at"] + to_monotonic)
             group.due, group.ready_at = row["deadline_version"], ready_at
             state.results.add(group)
+        elif group.state is State.LEASED:
+            group.due = row["deadline_version"]
+            group.expires = time.monotonic() + state.config.lease_seconds
+            lease = group.group_id, group.attempt
+            state.groups.inherited.setdefault(row["engine_id"], []).append(lease)
         elif group.state is State.TAKEN:
             group.due = row["batch"]
             group.overdue = row["deadline_version"] < row["batch"]

@@ -17,7 +17,8 @@ from queues.broker.retention import Retention
 from queues.errors import LedgerError, ProtocolError, QueueClosed, QueuesError, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import Lease, Purpose, PutStatus
-from queues.state.groups import ENGINE_LOST, Group, State
+from queues.state.groups import ENGINE_LOST, UNCLAIMED, Group, State
+from queues.storage.ledger_schema import SERVES
 
 log = logging.getLogger(__name__)
 LONGEST_ERROR = 16_000
@@ -37,9 +38,13 @@ class BrokerWorkQueue(WorkQueue):
         self._watching: asyncio.Task[None] | None = None
 
     async def serving(self, engine_id: str, version: int) -> None:
-        self.commits.check_open()
-        self.commits.state.serving(engine_id, version)
-        self.commits.lease_polls.wake(engine_id)
+        commits = self.commits
+        commits.check_open()
+        commits.state.serving(engine_id, version)
+        key = f"{SERVES}{engine_id}"
+        durable = commits.submit(lambda: commits.ledger.note(key, f"{version}"))
+        commits.lease_polls.wake(engine_id)
+        await durable
 
     async def lease(
         self, engine_id: str, capacity: int, timeout: float, purpose: Purpose | None = None
@@ -48,6 +53,8 @@ class BrokerWorkQueue(WorkQueue):
             raise ProtocolError(f"lease: capacity = {capacity} must be at least 1")
         commits, state = self.commits, self.commits.state
         released = self._released[engine_id]
+        commits.check_open()
+        self._watch_leases()
 
         def decide() -> tuple[list[Lease], asyncio.Future[dict[str, bytes]]] | None:
             if self._released[engine_id] != released:
@@ -70,8 +77,7 @@ class BrokerWorkQueue(WorkQueue):
         if decided is None:
             return []
         leases, durable = decided
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
+        self._watch_leases()
         commits.prompt_polls.wake()
         saved = await durable
         return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
@@ -80,6 +86,9 @@ class BrokerWorkQueue(WorkQueue):
         self, engine_id: str, held: Sequence[tuple[str, int]]
     ) -> list[tuple[str, int]]:
         self.commits.check_open()
+        self._watch_leases()
+        if unclaimed := self.commits.state.groups.claim(engine_id, held):
+            await self._give_back(unclaimed, UNCLAIMED, f"{engine_id} had no answer to its lease")
         lost = []
         for group_id, attempt in held:
             group = self.commits.state.groups.in_flight.get(group_id)
@@ -125,7 +134,8 @@ class BrokerWorkQueue(WorkQueue):
         state.engines.pop(engine_id, None)
         self._released[engine_id] += 1
         held = [group for group in state.groups.leased() if group.engine_id == engine_id]
-        await self._give_back(held, ENGINE_LOST, f"{engine_id} is gone")
+        forget = partial(self.commits.ledger.forget, f"{SERVES}{engine_id}")
+        await self._give_back(held, ENGINE_LOST, f"{engine_id} is gone", forget)
         if state.over:
             raise QueueClosed("release: the run is over")
         return len(held)
@@ -135,10 +145,12 @@ class BrokerWorkQueue(WorkQueue):
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
-        """End the leases of groups without a result, in one transaction."""
+    async def _give_back(
+        self, groups: Sequence[Group], reason: str, error: str, *also: Callable[[], None]
+    ) -> None:
+        """End the leases of groups without a result, in one transaction, with other changes."""
         commits, state = self.commits, self.commits.state
-        changes: list[Callable[[], None]] = []
+        changes = [*also]
         now = time.monotonic()
         for group in groups:
             new_state = state.give_back(group, reason, now=now)
@@ -157,6 +169,12 @@ class BrokerWorkQueue(WorkQueue):
             else:
                 changes.append(partial(commits.ledger.redeliver, group.group_id, error))
         await commits.durable(lambda: [change() for change in changes], *commits.all_polls)
+
+    def _watch_leases(self) -> None:
+        """Let leases expire from now on, if there are any."""
+        watched = self._watching is not None and not self._watching.done()
+        if self.commits.state.groups.any_leased and not watched:
+            self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Expire leases; if that fails, close the broker, so that nobody waits for lost groups."""

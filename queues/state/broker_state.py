@@ -56,6 +56,8 @@ class BrokerState:
     next_number: int = 1
     cursor: str | None = None
     """Position from which the source of prompts continues."""
+    issue_token: str | None = None
+    """Token of the last call of `issue`, which is not repeated."""
     ended: bool = False
     """True if the source has no more prompts."""
     patience_ends: float = 0.0

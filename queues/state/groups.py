@@ -12,7 +12,7 @@ counted.
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -36,7 +36,9 @@ class State(StrEnum):
 
 ENGINE_LOST = "engine_lost"
 """Reason why leases end whose engine is gone."""
-EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
+UNCLAIMED = "unclaimed"
+"""Reason why leases of a broker end that was made again: their holders do not know of them."""
+EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST, UNCLAIMED})
 """Reasons of failed attempts that do not count against `max_attempts`."""
 UNREACHABLE = "version_not_reached"
 """Reason of failing: the evaluation wants a version after the last one."""
@@ -141,6 +143,9 @@ class Groups:
         """Number of leased train groups by deadline, including overdue groups."""
         self.overdue = 0
         """Number of leased or ready groups that are overdue."""
+        self.inherited: dict[str, list[tuple[str, int]]] = {}
+        """Group and attempt of the leases of the broker before this one, by engine, until its first
+        heartbeat."""
 
     def add(self, group: Group) -> None:
         """Add a group in its present state."""
@@ -181,6 +186,20 @@ class Groups:
         group = self.in_flight.get(group_id)
         is_held = group and group.state is State.LEASED and group.is_from(engine_id, attempt)
         return group if is_held else None
+
+    def claim(self, engine_id: str, held: Collection[tuple[str, int]]) -> list[Group]:
+        """Return the inherited leases of an engine that it does not hold: it had no answer.
+
+        `held` are all that it holds, as (group id, attempt). Later calls return nothing.
+        """
+        unclaimed = [x for x in self.inherited.pop(engine_id, []) if x not in held]
+        groups = [self.leased_to(engine_id, *lease) for lease in unclaimed]
+        return [group for group in groups if group is not None]
+
+    @property
+    def any_leased(self) -> bool:
+        """True if any group is leased, of an evaluation too."""
+        return any(self.counts[purpose, State.LEASED, ""] for purpose in Purpose)
 
     def train(self, state: State) -> int:
         """Return the number of train groups in a state, for any reason."""

@@ -15,7 +15,7 @@ from queues.errors import InputError, LedgerError
 from queues.records import Lease, Prompt, Purpose, Summary
 from queues.runtime import clock
 from queues.runtime.disk_space import is_full
-from queues.runtime.file_lock import take
+from queues.runtime.file_lock import TEST_SECONDS, take
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
 from queues.storage.journal import LOCATION, Location
@@ -40,10 +40,17 @@ LET_THROUGH = "let_through"
 class Ledger:
     """The writing side of a ledger; one at a time for each run.
 
-    Raises LedgerError if the database cannot be opened, is damaged, or another broker uses it.
+    Raises LedgerError if the database cannot be opened, is damaged, or another broker uses it for
+    `lock_seconds`.
     """
 
-    def __init__(self, directory: Path, *, synchronous: Literal["full", "normal"]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        synchronous: Literal["full", "normal"],
+        lock_seconds: float = TEST_SECONDS,
+    ) -> None:
         path = directory / FILE_NAME
         self.directory = directory
         try:
@@ -54,7 +61,7 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"{path}: cannot be opened: {error}") from error
         try:
-            take(self._lock.fileno())
+            take(self._lock.fileno(), seconds=lock_seconds)
             self.database.row_factory = sqlite3.Row
             self.execute("PRAGMA journal_mode = WAL")
             self.execute(f"PRAGMA synchronous = {synchronous.upper()}")
@@ -111,7 +118,7 @@ class Ledger:
         """Record train groups, their prompts as JSON, the source's cursor and whether it ended."""
         self._insert_groups(groups, texts)
         self._count("issued", len(groups))
-        self.execute("INSERT OR REPLACE INTO meta VALUES ('cursor', ?)", (cursor,))
+        self.note("cursor", cursor)
         if last:
             self.remember("ended", "true")
 
@@ -299,6 +306,14 @@ class Ledger:
         self.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
         known: str = self.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
         return known
+
+    def note(self, key: str, value: str) -> None:
+        """Record a value of the run, in the place of an earlier one."""
+        self.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def forget(self, pattern: str) -> None:
+        """Remove the values whose keys match a pattern of SQLite's GLOB."""
+        self.execute("DELETE FROM meta WHERE key GLOB ?", (pattern,))
 
     def begin_session(self, text: str) -> None:
         """Record what a session begins with, given as JSON."""

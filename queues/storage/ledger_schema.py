@@ -22,6 +22,14 @@ REMOVED_SEGMENT = "removed_segment_"
 
 SESSION = "session_"
 """Prefix of keys in `meta`: what each session of the run began with, as JSON."""
+OWNER = "owner"
+"""Key in `meta`: the name under which the last broker was made, and may be made again."""
+SERVES = "serves_"
+"""Prefix of keys in `meta`: the version that each engine serves, for a broker made again."""
+EPOCH = "learner_epoch"
+"""Key in `meta`: the epoch of the learner, for a broker made again."""
+ISSUE_TOKEN = "issue_token"
+"""Key in `meta`: the token of the last call of `issue`."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;

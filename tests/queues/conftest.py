@@ -118,7 +118,9 @@ def make_broker(directory: Path, **changes: Any) -> Broker:
 
 def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
     sizes = {name: changes.pop(name) for name in list(changes) if name in RunSpec.__slots__}
-    own = {name: changes.pop(name) for name in ("probe_seconds", "session") if name in changes}
+    own = {
+        name: changes.pop(name) for name in ("probe_seconds", "session", "owner") if name in changes
+    }
     return own | {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UNREACHABLE = "version_not_reached"
-EXCUSED = ("engine_lost", "reward_model_lost")
+EXCUSED = ("engine_lost", "reward_model_lost", "unclaimed")
 
 
 @dataclass(eq=False)
@@ -35,6 +35,8 @@ class ModelGroup:
     """What was saved of it: its oldest version, and the payload."""
     goes_on: bool = False
     """Whether its next lease may carry that."""
+    inherited: int = 0
+    """Attempt of its lease by the broker before this one, until its holder's first heartbeat."""
 
     @property
     def group_id(self) -> str:
@@ -65,6 +67,8 @@ class Model:
     engines: dict[str, int] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
     cursor: str | None = None
+    token: str | None = None
+    """Of the last issue."""
     ended: bool = False
     filtered: int = 0
     """Since the last batch was taken."""
@@ -173,6 +177,15 @@ class Model:
         else:
             group.state, group.reason, group.kept = "failed", reason, None
 
+    def claim(self, engine: str, held: Sequence[tuple[str, int]]) -> None:
+        """Give back what the broker before leased to the engine and it does not hold."""
+        for group in self.groups:
+            if not group.inherited or group.engine != engine:
+                continue
+            lease, group.inherited = (group.group_id, group.inherited), 0
+            if lease not in held and self.holds(group, engine, lease[1]):
+                self.give_back(group, "unclaimed")
+
     def take(self) -> list[ModelGroup] | None:
         ready = sorted(self.ready, key=lambda g: (g.due, g.group_id))
         short_is_right = self.ended and not self.train("queued", "leased")
@@ -221,17 +234,23 @@ class Model:
                 self.line.remove(group)
                 group.state, group.reason = "failed", UNREACHABLE
 
-    def restart(self) -> None:
-        """Leases are void, their groups go first, and what is not durable is forgotten."""
+    def restart(self, *, takes_over: bool) -> None:
+        """Leases are void, their groups go first, and what is not durable is forgotten.
+
+        A broker that `takes_over` knows the leases and engines of the one before.
+        """
         for group in self.groups:
-            group.failures, group.late, group.goes_on = 0, False, True
-            if group.state == "leased":
+            group.failures, group.late, group.goes_on, group.inherited = 0, False, True, 0
+            if group.state == "leased" and takes_over:
+                group.inherited = group.attempt
+            elif group.state == "leased":
                 group.state, group.due = "queued", None
         queued = [g for g in self.groups if g.state == "queued"]
         first = [g for g in queued if g.attempt or g.anew]
         self.line = first + [g for g in queued if g not in first]
         self.ready = [g for g in self.groups if g.state == "ready"]
-        self.engines = {}
+        if not takes_over:
+            self.engines = {}
         self.pass_over(self.version - (not self.taken))
 
     # --- what shows

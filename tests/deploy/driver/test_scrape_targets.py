@@ -1,6 +1,5 @@
 """The addresses of a run's metrics, on one node and on several."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +10,6 @@ from queues.runtime.prometheus import MetricsAccess
 NODES = {"broker": "driver", "learner-0": "other", "actor-0": "driver", "actor-1": "other"}
 
 
-async def serve_metrics(access):
-    return f"{access.host}:1"
-
-
 @pytest.mark.parametrize(
     ("host", "unreachable"), [("127.0.0.1", ["learner", "actor-1"]), ("0.0.0.0", [])]
 )
@@ -22,19 +17,15 @@ def test_on_loopback_processes_of_other_nodes_are_unreachable(host, unreachable)
     actors = [SimpleNamespace(name=f"actor-{i}", metrics=f"x:{i}") for i in (0, 1, 2)]
     processes = SimpleNamespace(
         node="driver",
-        services=[SimpleNamespace(name="reward-model", metrics=None)],
+        services=[
+            SimpleNamespace(name="broker", metrics="x:b"),
+            SimpleNamespace(name="reward-model", metrics=None),
+        ],
         actors=actors,
-        broker=SimpleNamespace(serve_metrics=serve_metrics),
         learner=SimpleNamespace(metrics={"learner": "y:1"}),
     )
     targets = ScrapeTargets(processes, MetricsAccess(host), NODES.get)
-
-    async def serve():
-        for _, call in targets.serve():
-            await call
-
-    asyncio.run(serve())
-    names = ["broker", "learner", "actor-0", "actor-1", "actor-2"]
+    names = ["learner", "broker", "actor-0", "actor-1", "actor-2"]
     assert [name for name, _ in targets.reachable()] == [n for n in names if n not in unreachable]
     assert all(name in (targets.warning() or "") for name in unreachable)
     assert (targets.warning() is None) == (not unreachable)

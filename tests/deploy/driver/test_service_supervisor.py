@@ -10,8 +10,8 @@ from actors.errors import InputError
 from deploy.driver.restart_policy import Clock
 from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.errors import RunFailed
+from queues.errors import LedgerError
 from tests.deploy.driver.contexts import make_context, output
-from weight_sync.errors import BroadcasterDied
 
 HUNG = 5.5
 """Seconds of a life that ends by no answer."""
@@ -22,6 +22,7 @@ class Process:
 
     def __init__(self, stage, lives):
         self.stage, self.lives, self.starts = stage, lives, 0
+        self.ended, self.hangs = 0, False
         self.loading_seconds = 0.0
 
     async def start(self, *, again=False):
@@ -35,8 +36,21 @@ class Process:
         if not self.lives:
             self.stage.settled.set()
             await asyncio.Event().wait()
-        self.stage.now += (life := self.lives.pop(0))
-        raise BroadcasterDied("it did not answer") if life == HUNG else RayActorError
+        if self.lives[0] == HUNG:
+            self.hangs = True
+            await asyncio.Event().wait()
+        self.stage.now += self.lives.pop(0)
+        raise RayActorError
+
+    async def ping(self):
+        if self.hangs:
+            self.hangs = False
+            self.stage.now += self.lives.pop(0)
+            raise TimeoutError
+
+    def stop(self, *, again=False):
+        assert again
+        self.ended += 1
 
 
 class Stage:
@@ -78,6 +92,7 @@ def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
     stage.play()
     assert stage.process.starts == 3
     assert stage.restarted == 2
+    assert stage.process.ended == 1, "one that hangs is ended, one that died is not"
     assert stage.waits == [1.0, 2.0]
     assert stage.record.restarts == {"reward-model": 2}
     rows = stage.context.directory.rows("restarts.jsonl")
@@ -88,6 +103,7 @@ def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
     assert "reward-model is restarted (1 of 5 in a row): its process died" in (
         output(stage.context)
     )
+    assert "(2 of 5 in a row): it did not answer within 20 s" in output(stage.context)
 
 
 def test_one_that_keeps_dying_ends_the_run_with_one_message(tmp_path):
@@ -116,3 +132,8 @@ def test_models_that_cannot_be_loaded_again_end_the_run_with_that_error(tmp_path
     with pytest.raises(RayTaskError) as caught:
         stage.play()
     assert isinstance(caught.value.cause, InputError)
+
+
+def test_a_broker_that_cannot_open_its_ledger_again_ends_the_run_with_that_error(tmp_path):
+    with pytest.raises(LedgerError, match="damaged"):
+        Stage(tmp_path, 5.0, LedgerError("damaged")).play()

@@ -196,7 +196,8 @@ def test_a_run_outlives_the_process_of_its_reward_models(headway, judged):
     (row,) = [json.loads(line) for line in (folder / "restarts.jsonl").read_text().splitlines()]
     assert row["actor"] == "reward-model"
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["restarts"] == {"actors": 0, "reward_models": 1, "learner": 0, "broadcaster": 0}
+    assert summary["restarts"].pop("reward_models") == 1
+    assert not any(summary["restarts"].values())
     accounts = json.loads(headway("inspect", "judged", "--json").stdout)
     assert accounts["balanced"]
     assert accounts["failed"] == {}

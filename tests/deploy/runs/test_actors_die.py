@@ -91,7 +91,9 @@ def ended(process, headway, name):
 
 def restarts(**counts):
     """Return what a summary has of restarts, of which all but these are 0."""
-    return dict.fromkeys(("actors", "reward_models", "learner", "broadcaster"), 0) | counts
+    return (
+        dict.fromkeys(("actors", "reward_models", "learner", "broker", "broadcaster"), 0) | counts
+    )
 
 
 def check_kills(summary, accounts, steps):

@@ -1,14 +1,18 @@
 """What only the broker in a Ray actor has to do; its contract is in test_broker."""
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayActorError
 
 from queues.config import QueuesConfig, RunSpec
-from queues.errors import BrokerLostError, InputError
+from queues.errors import BrokerLostError, InputError, LedgerError
 from queues.records import PutStatus
+from queues.storage.ledger_schema import FILE_NAME
 from tests.queues.conftest import CONFIG, SIZES, answer, make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -51,6 +55,48 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
         await again.close()
 
     asyncio.run(main())
+
+
+def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_path: Path) -> None:
+    from queues.ray_broker import create_broker
+
+    async def main() -> None:
+        config = QueuesConfig(**CONFIG)
+        client = create_broker(tmp_path, config=config, spec=SPEC, session="{}")
+        await client.issue(make_prompts(4), cursor="4")
+        await client.serving("a", 0)
+        leases = await client.lease("a", 4, 10.0)
+        dies = asyncio.ensure_future(client.live())
+        batch = asyncio.create_task(client.take(0, 60.0))
+        await client.ping()
+        os.kill(await client.handle.__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL)
+        with pytest.raises(RayActorError):
+            await dies
+        puts = [client.put("a", answer(lease)) for lease in leases]
+        assert await asyncio.gather(*puts) == [PutStatus.ACCEPTED] * 2
+        await client.start(again=True)
+        assert len((await batch).payloads) == 2
+        accounts = await client.accounting()
+        assert (accounts.issued, accounts.taken, accounts.duplicates) == (4, 2, 0)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_broker_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+    from queues.ray_broker import create_broker
+
+    async def main() -> None:
+        client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
+        pid = await client.handle.__ray_call__.remote(lambda _: os.getpid())
+        os.kill(pid, signal.SIGSTOP)
+        (tmp_path / FILE_NAME).write_bytes(b"no ledger" * 1000)
+        os.kill(pid, signal.SIGKILL)
+        for call in (client.start(again=True), client.cursor(), client.lease("a", 2, 1.0)):
+            with pytest.raises(LedgerError, match="not a ledger"):
+                await call
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_broker_that_does_not_answer_is_lost() -> None:

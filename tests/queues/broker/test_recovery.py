@@ -7,18 +7,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from queues.broker.broker import Broker
-from queues.errors import InputError, LedgerError, QueueClosed
+from queues.errors import InputError, LedgerError, ProtocolError, QueueClosed
 from queues.readers.accounting import read_accounting
-from queues.readers.open_run import is_open
+from queues.readers.open_run import is_open, open_ledger
 from queues.readers.parquet import export_parquet
 from queues.records import PutStatus
 from queues.schema import decode
-from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME
+from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, sessions_of
 from tests.queues.conftest import answer, make_broker, make_prompts, train_a_batch
 
 WAIT = 10.0
@@ -192,6 +194,135 @@ def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> 
         await broker.close()
 
     asyncio.run(after(asyncio.run(before())))
+
+
+def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(tmp_path: Path) -> None:
+    async def before() -> list:
+        broker = make_broker(tmp_path, owner="one", session="{}")
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.evaluate("e", make_prompts(1), temperature=0.5, min_version=0)
+        await broker.serving("a", 0)
+        await broker.serving("b", 0)
+        leases = await broker.lease("a", 7, WAIT)
+        await broker.close()
+        return leases
+
+    async def after(leases: list) -> None:
+        broker = make_broker(tmp_path, owner="one", session="{}")
+        status = await broker.status()
+        assert (status.engines, status.live, status.depth["leased"]) == ({"a": 0, "b": 0}, 3, 3)
+        evaluation, first, second, lost = leases
+        held = [(x.group_id, x.attempt) for x in (evaluation, first, second)]
+        assert await broker.heartbeat("a", held) == []
+        assert await broker.put("a", answer(evaluation)) is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (lost.group_id, 2), "its holder had no answer"
+        assert await broker.heartbeat("a", [(lost.group_id, 1)]) == [(lost.group_id, 1)]
+        assert await broker.put("a", answer(lost)) is PutStatus.FENCED
+        assert await broker.put("a", answer(second)) is PutStatus.ACCEPTED
+        assert (await broker.status()).given_back == {"unclaimed": 1}
+        await broker.close()
+        assert len(sessions(tmp_path)) == 1
+
+    asyncio.run(after(asyncio.run(before())))
+
+
+def sessions(directory: Path) -> list:
+    with open_ledger(directory) as database:
+        return sessions_of(database)
+
+
+def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(tmp_path: Path) -> None:
+    settings = {"owner": "one", "lease_seconds": 0.4, "heartbeat_seconds": 0.1}
+
+    async def before() -> list:
+        broker = make_broker(tmp_path, **settings)
+        await broker.issue(make_prompts(1), cursor="1")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 2, WAIT)
+        await broker.close()
+        return leases
+
+    async def after(leases: list) -> None:
+        broker = make_broker(tmp_path, **settings)
+        await broker.serving("b", 0)
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (leases[0].group_id, 2)
+        await broker.close()
+
+    asyncio.run(after(asyncio.run(before())))
+
+
+def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path, owner="one")
+        await train_a_batch(broker, 4)
+        await broker.begin_learner(3)
+        await broker.close()
+
+    async def after(owner: str, epoch: int) -> None:
+        broker = make_broker(tmp_path, owner=owner)
+        assert (await broker.status()).learner == (epoch, -1)
+        await broker.begin_learner(epoch)
+        await broker.begin_learner(epoch + 1)
+        with pytest.raises(ProtocolError, match=f"learner of epoch {epoch} calls"):
+            await broker.take(0, WAIT, epoch=epoch)
+        assert await broker.take(0, WAIT, epoch=epoch + 1) is not None
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after("one", 3))
+    asyncio.run(after("two", 0))
+
+
+def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(tmp_path: Path) -> None:
+    """Each call of a run twice, with a new broker between the two: nothing happens twice."""
+    now: list[Broker] = []
+
+    async def twice(method: str, *arguments: Any, **options: Any) -> list:
+        answers = []
+        for _ in range(2):
+            if now:
+                await now.pop().close()
+            now.append(make_broker(tmp_path, owner="one"))
+            answers.append(await getattr(now[0], method)(*arguments, **options))
+        return answers
+
+    async def main() -> None:
+        await twice("issue", make_prompts(4), cursor="4", token="t")
+        await twice("evaluate", "e", make_prompts(1, 9), temperature=0.0, min_version=1)
+        await twice("serving", "a", 0)
+        first, second, third = await now[0].lease("a", 6, WAIT)
+        assert await twice("heartbeat", "a", [(x.group_id, 1) for x in (first, second, third)]) == [
+            [], [],
+        ]  # fmt: skip
+        put = await twice("put", "a", answer(first))
+        assert put == [PutStatus.ACCEPTED, PutStatus.DUPLICATE]
+        await twice("put", "a", answer(second))
+        await twice("fail", "a", third.group_id, 1, reason="reward", error="E")
+        one, other = await twice("take", 0, WAIT)
+        assert one == other
+        await twice("ack", 0, {"weights_checksum": "x"})
+        assert (await now[0].status()).diverged == 0
+        await twice("commit_checkpoint", 1, "checkpoints/v000001")
+        (again, _) = await now[0].lease("a", 4, WAIT)
+        assert await twice("release", "a") == [2, 0]
+        accounts = await now[0].accounting()
+        assert (accounts.issued, accounts.trained, accounts.queued) == (4, 2, 2)
+        assert (accounts.balanced, accounts.trained_twice) == (True, 0)
+        assert again.attempt == 1 + (again.group_id == third.group_id)
+        await now[0].close()
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path: Path) -> None:
+    broker: Broker = make_broker(tmp_path, owner="one")
+    ending = threading.Timer(1.0, lambda: asyncio.run(broker.close()))
+    ending.start()
+    asyncio.run(make_broker(tmp_path, owner="one").close())
+    ending.join()
 
 
 def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases: list[tuple[str, Lease]] = []
         self.expires: dict[str, float] = {}
         self.prompts = self.puts = 0
+        self.owner, self.takes_over = "0", False
+        self.issued: tuple[list[str], bool] | None = None
         self.armed: tuple[str, str, str] | None = None
         self.open(Path(tempfile.mkdtemp(dir=self.root)))
 
@@ -153,22 +155,26 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- crashes
 
-    @rule(point=st.sampled_from(CRASH_POINTS), rarely=RARELY)
-    def crash_in_the_next_commit(self, point: tuple[str, str, str], rarely: bool) -> None:
+    @rule(point=st.sampled_from(CRASH_POINTS), takes_over=st.booleans(), rarely=RARELY)
+    def crash_in_the_next_commit(
+        self, point: tuple[str, str, str], takes_over: bool, rarely: bool
+    ) -> None:
         if rarely:
             self.armed, self.before = point, deepcopy(self.model)
+            self.takes_over = takes_over
 
-    @rule(close=st.booleans(), rarely=RARELY)
-    def crash_or_close_between_commits(self, close: bool, rarely: bool) -> None:
+    @rule(close=st.booleans(), takes_over=st.booleans(), rarely=RARELY)
+    def crash_or_close_between_commits(self, close: bool, takes_over: bool, rarely: bool) -> None:
         if rarely:
-            self.armed = None
+            self.armed, self.takes_over = None, takes_over
             if close:
                 self.run(self.broker.close())
             self.restart(self.copied())
 
     def open(self, folder: Path) -> None:
         self.folder, self.snapshot = folder, None
-        self.broker = make_broker(folder, **self.options)
+        self.broker = make_broker(folder, owner=self.owner, **self.options)
+        self.run(self.broker.heartbeat("nobody", []))  # from here on leases expire
         for owner, method, when in CRASH_POINTS:
             self.spy(getattr(self.broker.commits, owner), method, (owner, method, when))
 
@@ -200,7 +206,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.armed = None
         self.run(self.broker.close())
         shutil.rmtree(self.folder)
-        self.model.restart()
+        if not self.takes_over:
+            self.owner = str(self.crashes)
+        self.seen["taken over"] += self.takes_over and any(
+            group.state == "leased" for group in self.model.groups
+        )
+        self.model.restart(takes_over=self.takes_over)
+        for group in self.model.groups:
+            self.expires[group.group_id] = self.clock.now + LEASE_SECONDS
         self.model.fail_unreachable()
         with open_ledger(folder, verify=False) as database:
             self.kept_counts_agree(database)
@@ -212,13 +225,24 @@ class QueueMachine(RuleBasedStateMachine):
     def issue(self, count: int, last: bool) -> None:
         ids = [f"sums/0/{self.prompts + index}" for index in range(count)]
         self.prompts += count
-        call = self.broker.issue(self.made(ids), cursor=str(self.prompts), last=last)
-        if self.model.ended:
+        self.issued = ids, last
+        self.issue_again()
+
+    @precondition(lambda self: self.issued)
+    @rule()
+    def issue_again(self) -> None:
+        """Repeat the last call, whose answer may have been lost with the broker."""
+        assert self.issued is not None
+        (ids, last), model = self.issued, self.model
+        cursor = token = ids[-1]
+        call = self.broker.issue(self.made(ids), cursor=cursor, last=last, token=token)
+        if model.ended and model.token != token:
             self.refused(ProtocolError, call)
             return
         self.run(call)
-        self.model.issue(ids)
-        self.model.cursor, self.model.ended = str(self.prompts), last
+        if model.token != token:
+            model.issue(ids)
+            model.cursor, model.ended, model.token = cursor, last, token
 
     @rule(count=st.integers(1, 2), ahead=st.integers(0, 2))
     def evaluate(self, count: int, ahead: int) -> None:
@@ -244,7 +268,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(engine=ENGINES, room=st.integers(1, 8), fresh=st.booleans())
     def lease(self, engine: str, room: int, fresh: bool) -> None:
-        if fresh:
+        if fresh and self.armed is None:
             self.serve(engine, 0)
         call = self.broker.lease(engine, room, 0.0)
         if self.model.over:
@@ -282,6 +306,7 @@ class QueueMachine(RuleBasedStateMachine):
     def renew(self, engine: str) -> None:
         own = [(x.group_id, x.attempt) for owner, x in self.leases[-12:] if owner == engine]
         held = list(dict.fromkeys(own))
+        self.model.claim(engine, held)
         kept = [
             (group_id, attempt)
             for group_id, attempt in held
@@ -533,7 +558,7 @@ def test_random_steps_and_crashes_agree_with_the_model(
     caplog.set_level("CRITICAL")
     clock = StoppedClock()
     time = SimpleNamespace(monotonic=clock.time, time=clock.time)
-    for module in ("work_queue", "batch_queue", "result_intake"):
+    for module in ("work_queue", "batch_queue", "result_intake", "recovery"):
         monkeypatch.setattr(f"queues.broker.{module}.time", time)
     memory = Path("/dev/shm")  # thousands of syncs: on a disk they would take most of the time
     if os.access(memory, os.W_OK):
@@ -564,7 +589,7 @@ def test_random_steps_and_crashes_agree_with_the_model(
     runs = runs_of_a_policy * len(POLICIES)
     assert QueueMachine.steps_done >= 125 * runs
     assert QueueMachine.crashes >= runs // 2
-    least = {"trained": runs}
+    least = {"trained": runs, "taken over": runs // 4}
     if runs >= 200:  # rare states do not occur in every run of a small profile
         least |= {"continued": runs // 2, "removed segments": runs // 8}
         least |= {"overdue": runs // 80, "late": runs // 80}
