@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from rollouts import cut_off, random_groups
+from torch.utils._pytree import tree_leaves
 
 from learner import disk_wait
 from learner.config.learner import LearnerConfig
@@ -103,6 +104,32 @@ def gradients(rank, model_path, file):
             statistics = updater.update(groups, 0).to_dict()
             results[stage, budget] = engine.gradient, statistics
             engine.close()
+    if rank == 0:
+        torch.save(results, file)
+
+
+def summed_dtypes(rank, model_path, file):
+    """Write by ZeRO stage the dtypes in which gradients of a model in bfloat16 cross ranks."""
+    crossed, results = set(), {}
+
+    def recording(collective):
+        def call(*args, **options):
+            for leaf in tree_leaves((args, options)):
+                if isinstance(leaf, torch.Tensor) and leaf.numel() > 100:
+                    crossed.add(str(leaf.dtype))
+            return collective(*args, **options)
+
+        return call
+
+    for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+        setattr(dist, name, recording(getattr(dist, name)))
+    for stage in (1, 2, 3):
+        config = LearnerConfig(zero_stage=stage, dtype="bfloat16", ranks=dist.get_world_size())
+        updater, engine = _updater(model_path, config)
+        crossed.clear()
+        updater.update(random_groups(count=5, size=3), 0)
+        results[stage] = sorted(crossed)
+        engine.close()
     if rank == 0:
         torch.save(results, file)
 

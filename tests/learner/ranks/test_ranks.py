@@ -15,6 +15,7 @@ from rank_processes import (
     resumed,
     resumed_with_models,
     spawn,
+    summed_dtypes,
     with_models,
     without_tokens,
 )
@@ -73,6 +74,16 @@ def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
     for name in ("tokens_trained", "rollouts_trained", "lag_histogram", "tokens_fresh"):
         assert found[name] == expected[name], name
     assert 1 <= found["rank_imbalance"] < 1.2
+
+
+@pytest.mark.slow
+def test_gradients_in_bfloat16_are_summed_over_ranks_in_float32(model_path, tmp_path):
+    spawn(2, summed_dtypes, model_path, str(tmp_path / "dtypes.pt"))
+    crossed = torch.load(tmp_path / "dtypes.pt", weights_only=True)
+    assert crossed.keys() == {1, 2, 3}
+    for dtypes in crossed.values():  # statistics are in float64
+        assert "torch.float32" in dtypes
+        assert "torch.bfloat16" not in dtypes
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path, tmp_path):
