@@ -20,6 +20,7 @@ from deploy.observability.exporter import show_process
 from deploy.storage.recovery import newest_whole
 from deploy.storage.run_record import LEARNER
 from learner.errors import RankFailed
+from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_group import LearnerGroup
 from learner.ranks.spec import LearnerSpec
 from queues.ray_broker import BrokerClient
@@ -120,7 +121,8 @@ class LearnerSupervisor:
         if self._access is not None:
             self.metrics = {LEARNER: await self._group.serve_metrics(self._access)}
             for rank, handle in enumerate(self.handles[1:], start=1):
-                self.metrics[f"{LEARNER}-{rank}"] = await show_process(handle, self._access)
+                serving = show_process(handle, self._access)
+                self.metrics[f"{LEARNER}-{rank}"] = await call_rank(rank, serving)
 
     async def _recover(self, error: RankFailed | RunFailed, *, worked: float) -> None:
         """Make all ranks again, from the newest committed checkpoint, unless the run stops."""

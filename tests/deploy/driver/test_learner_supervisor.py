@@ -1,6 +1,7 @@
 """The supervisor of the learner's ranks, with groups of a few lines."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -12,6 +13,7 @@ from learner.config.learner import LearnerConfig
 from learner.errors import InputError, LearnerError, RankFailed, TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
+from queues.runtime.prometheus import MetricsAccess
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -28,13 +30,26 @@ def died(rank=0):
     return rank_failure(rank, ActorDiedError())
 
 
+class Handle:
+    """A rank in Ray that dies as often as there are `deaths` when it is to serve metrics."""
+
+    def __init__(self, deaths):
+        self.__ray_call__ = SimpleNamespace(remote=self._serve)
+        self._deaths = deaths
+
+    async def _serve(self, *_):
+        if self._deaths:
+            raise self._deaths.pop()
+        return "rank:1"
+
+
 class Group:
     """Ranks that play one life: the error of `start` or None, and that of `run`."""
 
     def __init__(self, stage, spec, life):
         self.stage, self.spec = stage, spec
         self.started, self.ran = life if isinstance(life, tuple) else (None, life)
-        self.handles = [None] * stage.ranks
+        self.handles = [Handle(stage.deaths)] * stage.ranks
         self.killed = asyncio.Event()
         stage.events.append(("create", spec.version, spec.checkpoint))
 
@@ -64,6 +79,9 @@ class Group:
     async def paused(self):
         return None
 
+    async def serve_metrics(self, access):
+        return "leader:1"
+
 
 class Broker:
     """The client of a broker; it knows the epoch of its caller."""
@@ -81,8 +99,9 @@ class Broker:
 class Stage:
     """A supervisor whose groups play given lives, in a run that has trained two batches."""
 
-    def __init__(self, folder, *lives, ranks=1, saved=(), **settings):
+    def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), **settings):
         self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
+        self.deaths = list(deaths)
         self.context = make_context(folder, **settings)
         train(self.context.directory, [{}, {}], saved=saved)
         spec = LearnerSpec(config=LearnerConfig(), model_path="model", seed=0, steps=9)
@@ -91,6 +110,7 @@ class Stage:
             spec,
             lambda spec: Group(self, spec, self.lives.pop(0)),
             (Broker(self), BroadcasterClient(None)),
+            access=MetricsAccess("localhost") if ranks > 1 else None,
             clock=Clock(monotonic=lambda: 0.0, time=lambda: 1000.0, sleep=self.sleep),
         )
 
@@ -150,6 +170,14 @@ def test_only_what_new_ranks_may_not_meet_again_is_tried_again(
     else:
         stage.play()
     assert stage.context.record.restarts.total() == (not is_final)
+
+
+def test_a_rank_that_dies_as_it_is_to_serve_metrics_is_made_again(tmp_path):
+    stage = Stage(tmp_path, None, None, None, ranks=2, deaths=[ActorDiedError(), ActorDiedError()])
+    stage.play()
+    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
+    assert [reason[:12] for reason in reasons] == ["rank 1 died:", "rank 1 died:"]
+    assert stage.supervisor.metrics == {"learner": "leader:1", "learner-1": "rank:1"}
 
 
 def test_a_learner_that_keeps_dying_ends_the_run_with_its_name(tmp_path):
