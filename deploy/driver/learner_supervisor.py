@@ -54,6 +54,8 @@ class LearnerSupervisor:
         """Number of the present ranks; what those before it say is refused."""
         self.starts = True
         """True while ranks are made and load, for which they have their own deadline."""
+        self._trained = context.record.version
+        """Version at the last death of a rank, or at the begin."""
         self._ended_well = self._stopping = False
         self._ended: str | None = None
         """Why the present ranks were ended, if none died by itself."""
@@ -125,7 +127,12 @@ class LearnerSupervisor:
                 self.metrics[f"{LEARNER}-{rank}"] = await call_rank(rank, serving)
 
     async def _recover(self, error: RankFailed | RunFailed, *, worked: float) -> None:
-        """Make all ranks again, from the newest committed checkpoint, unless the run stops."""
+        """Make all ranks again, from the newest committed checkpoint, unless the run stops.
+
+        They have `worked` if they trained a new batch: what others trained before does not count.
+        """
+        trained, self._trained = self._trained, self._context.record.version
+        worked *= self._trained > trained
         while True:
             reason, self._ended = self._ended or self._cause(error), None
             self.starts = True

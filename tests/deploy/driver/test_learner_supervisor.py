@@ -59,6 +59,8 @@ class Group:
     async def run(self, broker, broadcaster):
         assert broker.epoch == broadcaster.epoch
         self.stage.events.append(("run", broker.epoch))
+        self.stage.now += 3600 * self.stage.hours
+        self.stage.context.record.batches += [None] * self.stage.new_batches
         await self._end(self.ran)
         return 9
 
@@ -97,11 +99,12 @@ class Broker:
 
 
 class Stage:
-    """A supervisor whose groups play given lives, in a run that has trained two batches."""
+    """A supervisor whose groups play given lives of some hours, after two trained batches."""
 
-    def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), **settings):
+    def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), hours=0, **settings):
         self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
         self.deaths = list(deaths)
+        self.now, self.hours, self.new_batches = 0.0, hours, 0
         self.context = make_context(folder, **settings)
         train(self.context.directory, [{}, {}], saved=saved)
         spec = LearnerSpec(config=LearnerConfig(), model_path="model", seed=0, steps=9)
@@ -111,7 +114,7 @@ class Stage:
             lambda spec: Group(self, spec, self.lives.pop(0)),
             (Broker(self), BroadcasterClient(None)),
             access=MetricsAccess("localhost") if ranks > 1 else None,
-            clock=Clock(monotonic=lambda: 0.0, time=lambda: 1000.0, sleep=self.sleep),
+            clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
         )
 
     async def sleep(self, seconds):
@@ -190,6 +193,17 @@ def test_a_learner_that_keeps_dying_ends_the_run_with_its_name(tmp_path):
     )
     assert stage.waits == [1, 2]
     assert stage.events[-1] == ("kill",)
+
+
+@pytest.mark.parametrize("new_batches", [0, 1])
+def test_only_ranks_that_train_a_new_batch_begin_to_count_anew(tmp_path, new_batches):
+    stage = Stage(tmp_path, died(), died(), died(), None, max_restarts=2, hours=1)
+    stage.new_batches = new_batches
+    if new_batches:
+        stage.play()
+    else:
+        with pytest.raises(RunFailed, match="learner died 3 times in a row"):
+            stage.play()
 
 
 def test_a_damaged_checkpoint_ends_the_run_at_once(tmp_path):
