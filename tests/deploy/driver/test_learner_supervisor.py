@@ -159,6 +159,7 @@ CONNECTION = RuntimeError("Connection closed by peer")
         (raised(TrainingDiverged("the loss is nan")), 2, True),
         (raised(InputError("no such model")), 1, True),
         (raised(ZeroDivisionError("a bug")), 2, True),
+        (raised(RuntimeError("CUDA error: out of memory")), 2, True),
     ],
 )
 @pytest.mark.parametrize("moment", ["run", "start"])
