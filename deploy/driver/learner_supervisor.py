@@ -6,7 +6,7 @@
 
 The new ranks train the batches after that checkpoint again, as recorded, and then new ones. Actors
 go on meanwhile as far as admission allows. Errors that new ranks would only repeat end the run: bad
-input, a loss that is not finite, a damaged checkpoint, a bug. So does a learner that keeps dying.
+input, a loss that is not finite, a bug. So does a learner that keeps dying.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.exporter import show_process
-from deploy.storage.recovery import newest_whole
+from deploy.storage.recovery import find_checkpoint_of_live
 from deploy.storage.run_record import LEARNER
 from learner.errors import RankFailed
 from learner.ranks.ray_calls import call_rank
@@ -84,8 +84,8 @@ class LearnerSupervisor:
 
         Raises:
             LearnerError: A rank raised something that a new one would raise too.
-            RunFailed: They died more often in a row than deploy.max_restarts, or the newest
-                checkpoint is damaged.
+            RunFailed: They died more often in a row than deploy.max_restarts.
+            JournalError: The newest checkpoint is damaged, and groups after the one before are too.
         """
         while not self._stopping:
             began = self._clock.monotonic()
@@ -141,19 +141,24 @@ class LearnerSupervisor:
                 return
             await self._restarts.allow(reason, worked=worked)
             self._epoch, worked = self._epoch + 1, 0.0
-            await self._broker.begin_learner(self._epoch)
-            saved = await run_in_daemon_thread(lambda: newest_whole(self._context.directory))
-            version, folder = saved or (0, None)
-            self._context.console.say(f"the learner goes on from version {version}")
-            checkpoint = str(folder.resolve()) if folder else None
-            self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
-            self._group = self._create(self._spec)
             try:
-                await self._restarts.await_start(self._load())
+                await self._restarts.await_start(self._load_again())
             except (RankFailed, RunFailed) as again:
                 error = again
             else:
                 return
+
+    async def _load_again(self) -> None:
+        """Fence the ranks before, and load the newest committed checkpoint in new ones."""
+        await self._broker.begin_learner(self._epoch)
+        directory, say = self._context.directory, self._context.console.say
+        saved = await run_in_daemon_thread(lambda: find_checkpoint_of_live(directory, say))
+        version, folder = saved or (0, None)
+        say(f"the learner goes on from version {version}")
+        checkpoint = str(folder.resolve()) if folder else None
+        self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
+        self._group = self._create(self._spec)
+        await self._load()
 
     def _cause(self, error: RankFailed | RunFailed) -> str:
         """Describe an error that new ranks may not meet again; raise any other.

@@ -13,6 +13,7 @@ from learner.config.learner import LearnerConfig
 from learner.errors import InputError, LearnerError, RankFailed, TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
+from queues.errors import JournalError
 from queues.runtime.prometheus import MetricsAccess
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
@@ -95,6 +96,8 @@ class Broker:
         return Broker(self.stage, epoch)
 
     async def begin_learner(self, epoch):
+        if self.stage.silent:
+            await self.stage.silent.pop().wait()
         self.stage.events.append(("begin", epoch))
 
 
@@ -104,6 +107,7 @@ class Stage:
     def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), hours=0, **settings):
         self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
         self.deaths = list(deaths)
+        self.silent = []
         self.now, self.hours, self.new_batches = 0.0, hours, 0
         self.context = make_context(folder, **settings)
         train(self.context.directory, [{}, {}], saved=saved)
@@ -207,12 +211,27 @@ def test_only_ranks_that_train_a_new_batch_begin_to_count_anew(tmp_path, new_bat
             stage.play()
 
 
-def test_a_damaged_checkpoint_ends_the_run_at_once(tmp_path):
-    stage = Stage(tmp_path, died(), saved=(1,))
-    (tmp_path / "checkpoints" / "v000001" / "model.safetensors").write_text("other weights")
-    with pytest.raises(RunFailed, match=r"checkpoint 1 is damaged: .*headway resume"):
+@pytest.mark.parametrize("saved", [(1,), (1, 2)])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(tmp_path, saved):
+    stage = Stage(tmp_path, died(), None, saved=saved)
+    folder = tmp_path / "checkpoints" / f"v{saved[-1]:06d}"
+    (folder / "model.safetensors").write_text("other weights")
+    stage.play()
+    created = [event[1] for event in stage.events if event[0] == "create"]
+    assert created == [0, saved[-1] - 1]
+    assert f"checkpoint {saved[-1]} is damaged: " in output(stage.context)
+    assert not folder.exists()
+
+
+def test_a_damaged_checkpoint_ends_the_run_if_batches_before_it_are_lost(
+    tmp_path,
+):
+    stage = Stage(tmp_path, died(), saved=(1, 2))
+    (tmp_path / "checkpoints" / "v000002" / "model.safetensors").write_text("other weights")
+    for segment in (tmp_path / "journal").glob("*.segment"):
+        segment.write_bytes(b"")
+    with pytest.raises(JournalError, match="is part of batch 1"):
         stage.play()
-    assert stage.context.record.restarts.total() == 1
 
 
 def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
@@ -250,6 +269,13 @@ def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
     asyncio.run(asyncio.wait_for(scenario(), 10))
     assert [event for event, *_ in stage.events] == ["create", "run", "stop", "kill", "kill"]
     assert stage.context.record.restarts.total() == 0
+
+
+def test_a_broker_that_does_not_answer_a_new_learner_has_the_same_deadline(tmp_path):
+    stage = Stage(tmp_path, died(), None, start_timeout_seconds=0.05)
+    stage.silent = [asyncio.Event()]
+    stage.play()
+    assert stage.context.record.restarts.total() == 2
 
 
 def test_ranks_that_do_not_load_in_time_are_made_again(tmp_path):
