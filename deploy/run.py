@@ -78,6 +78,7 @@ class Run:
                 status=lambda: broker.status(after=self.context.config.steps),
                 learner_paused=self.processes.learner.paused,
                 learner_starts=lambda: self.processes.learner.starts,
+                learner_saved=lambda: self.processes.learner.saved,
                 restart_learner=self.processes.learner.restart,
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
                 handles=self.processes.handles,

@@ -9,6 +9,7 @@ go on meanwhile as far as admission allows. Errors that new ranks would only rep
 input, a loss that is not finite, a bug. So does a learner that keeps dying.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -56,11 +57,17 @@ class LearnerSupervisor:
         """True while ranks are made and load, for which they have their own deadline."""
         self._trained = context.record.version
         """Version at the last death of a rank, or at the begin."""
-        self._ended_well = self._stopping = False
+        self._stopping = False
+        self._done = asyncio.Event()
         self._ended: str | None = None
         """Why the present ranks were ended, if none died by itself."""
         self.metrics: dict[str, str] = {}
         """Addresses of the metrics of the ranks, as host:port, by name."""
+
+    @property
+    def saved(self) -> bool:
+        """True once the last version, or that of `stop`, is trained and saved."""
+        return self._done.is_set()
 
     @property
     def handles(self) -> list[Any]:
@@ -96,12 +103,12 @@ class LearnerSupervisor:
             except RankFailed as error:
                 await self._recover(error, worked=self._clock.monotonic() - began)
             else:
-                self._ended_well = True
+                self._done.set()
                 return
 
     def restart(self, reason: str, epoch: int) -> None:
         """End the ranks of an epoch, so that `run` makes others; nothing if they are gone."""
-        if not (self.starts or self._ended_well) and epoch == self._epoch:
+        if not (self.starts or self.saved) and epoch == self._epoch:
             self._ended = reason
             self._group.kill()
 
