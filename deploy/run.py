@@ -147,6 +147,7 @@ class Run:
                     ),
                 ],
                 meanwhile=[
+                    named("learner", processes.learner.remain()),
                     named("recorder", self.recorder.follow()),
                     named("drift", self.recorder.drift.follow()),
                     *(named(service.name, service.run()) for service in processes.services),

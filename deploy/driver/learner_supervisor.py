@@ -106,6 +106,20 @@ class LearnerSupervisor:
                 self._done.set()
                 return
 
+    async def remain(self) -> None:
+        """Let actors take the last version after `run`, whose memory is the ranks'; never returns.
+
+        Ranks that die are made again, and publish it anew; errors are those of `run`.
+        """
+        await self._done.wait()
+        while not self._stopping:
+            began = self._clock.monotonic()
+            try:
+                await self._group.watch()
+            except RankFailed as error:
+                await self._recover(error, worked=self._clock.monotonic() - began)
+                await self.run()
+
     def restart(self, reason: str, epoch: int) -> None:
         """End the ranks of an epoch, so that `run` makes others; nothing if they are gone."""
         if not (self.starts or self.saved) and epoch == self._epoch:

@@ -90,8 +90,7 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
         yield from _around_broker(health, broker)
     elif not (health.paused or health.learner_saved or health.learner_busy):
         allowed = STEP_FACTOR * health.step_seconds
-        progress = (broker.version, broker.learner)
-        yield Wait("driver", "learner", "its last checkpoint", allowed), progress
+        yield Wait("driver", "learner", "its last checkpoint", allowed), broker.learner
 
 
 def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:

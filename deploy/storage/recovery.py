@@ -99,7 +99,7 @@ def find_checkpoint_of_live(directory: RunDirectory, say: Say) -> tuple[int, Pat
 
 def _newest_whole(directory: RunDirectory) -> tuple[tuple[int, Path] | None, list[Examined]]:
     """Return version and folder of the newest whole checkpoint, and the damaged ones after it."""
-    damaged = []
+    damaged: list[Examined] = []
     for checkpoint in examine(directory):
         if checkpoint.damage is None:
             return (checkpoint.version, checkpoint.folder), damaged

@@ -52,6 +52,7 @@ class Group:
         self.started, self.ran = life if isinstance(life, tuple) else (None, life)
         self.handles = [Handle(stage.deaths)] * stage.ranks
         self.killed = asyncio.Event()
+        stage.groups.append(self)
         stage.events.append(("create", spec.version, spec.checkpoint))
 
     async def start(self):
@@ -64,6 +65,11 @@ class Group:
         self.stage.context.record.batches += [None] * self.stage.new_batches
         await self._end(self.ran)
         return 9
+
+    async def watch(self):
+        self.stage.events.append(("watch",))
+        await self.killed.wait()
+        raise died()
 
     async def _end(self, how):
         if how == HANG:
@@ -107,7 +113,7 @@ class Stage:
     def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), hours=0, **settings):
         self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
         self.deaths = list(deaths)
-        self.silent = []
+        self.silent, self.groups = [], []
         self.now, self.hours, self.new_batches = 0.0, hours, 0
         self.context = make_context(folder, **settings)
         train(self.context.directory, [{}, {}], saved=saved)
@@ -252,6 +258,30 @@ def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
     asyncio.run(asyncio.wait_for(scenario(), 10))
     reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
     assert reasons == ["epoch 0 hangs", "epoch 1 hangs"]
+
+
+def test_ranks_that_die_after_the_last_version_are_made_again_and_publish_it(tmp_path):
+    stage = Stage(tmp_path, None, died(), None, saved=(2,))
+
+    async def scenario():
+        supervisor = stage.supervisor
+        remaining = asyncio.create_task(supervisor.remain())
+        await supervisor.start()
+        await supervisor.run()
+        for watched in (1, 2):
+            while stage.events.count(("watch",)) < watched:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert supervisor.saved
+            if watched == 1:
+                stage.groups[0].killed.set()
+        remaining.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    again = ("create", 2, str((tmp_path / "checkpoints" / "v000002").resolve()))
+    assert [event for event in stage.events if event[0] in ("run", "create", "watch")] == [
+        ("create", 0, None), ("run", 0), ("watch",), again, ("run", 1), again, ("run", 2),
+        ("watch",),
+    ]  # fmt: skip
 
 
 def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
