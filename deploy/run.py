@@ -78,6 +78,7 @@ class Run:
                 status=lambda: broker.status(after=self.context.config.steps),
                 learner_paused=self.processes.learner.paused,
                 learner_starts=lambda: self.processes.learner.starts,
+                learner_saved=lambda: self.processes.learner.saved,
                 restart_learner=self.processes.learner.restart,
                 restart_actor=self.processes.fleet.restart,
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
@@ -147,6 +148,7 @@ class Run:
                     ),
                 ],
                 meanwhile=[
+                    named("learner", processes.learner.remain()),
                     named("recorder", self.recorder.follow()),
                     named("drift", self.recorder.drift.follow()),
                     *(named(service.name, service.run()) for service in processes.services),
@@ -219,14 +221,17 @@ class Run:
     async def save(self, insisted: asyncio.Event | None = None) -> None:
         """Have the learner save a checkpoint and the actors what they sample, before a deadline.
 
-        Returns earlier if the user has `insisted`; does nothing while they start.
+        Returns earlier if the user has `insisted`; does nothing while they start, and waits for
+        actors alone while the ranks of the learner are made again.
         """
         if self.learning is None:
             return
-        self.processes.learner.stop()
+        learner = self.processes.learner
+        learner.stop()
         leaving = [asyncio.create_task(actor.stop()) for actor in self.processes.actors]
+        saving = () if learner.starts else (self.learning,)  # ranks that load have nothing to save
         ends = [
-            asyncio.create_task(asyncio.wait({self.learning, *leaving})),
+            asyncio.create_task(asyncio.wait({*saving, *leaving})),
             asyncio.create_task((insisted or asyncio.Event()).wait()),
         ]
         seconds = self.context.config.deploy.checkpoint_seconds
@@ -251,7 +256,7 @@ class Run:
             await self.save(interrupts.insisted)
             if self.learning.done():
                 self.learning.result()
-            else:
+            if not self.processes.learner.saved:
                 console.say("no checkpoint was saved; a resumed run trains its batches again")
         training.cancel()
         await asyncio.wait({training})

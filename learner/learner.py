@@ -72,7 +72,7 @@ class Learner:
     poll_seconds: float = 2.0
     """Longest time that one `take` waits, and so until a stop is seen."""
     observe: Callable[[TrainedBatch], None] = lambda _: None
-    """Called with each batch once it is acknowledged."""
+    """Called with each batch once it is acknowledged, unless it was trained before."""
     state: str = field(default="publishes the weights that it begins with", init=False)
     """The loop's present work, for people to read."""
 
@@ -136,8 +136,8 @@ class Learner:
             weights_checksum=checksum,
             totals=self.totals,
         )
-        await self.batches.ack(version, batch.to_dict())
-        self.observe(batch)
+        if await self.batches.ack(version, batch.to_dict()):
+            self.observe(batch)
 
     async def _take(self, version: int, stop: asyncio.Event) -> Sequence[Payload] | None:
         """Return the groups of a version; None when there will be none, or after `stop`."""

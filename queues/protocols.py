@@ -142,12 +142,13 @@ class BatchQueue(Protocol):
         another batch is due.
         """
 
-    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
+    async def ack(self, version: int, statistics: Mapping[str, Any]) -> bool:
         """Acknowledge that the batch is trained: the learner is at version + 1.
 
-        Repeating it changes nothing, but weights that differ from the first time are counted. The
-        statistics are JSON values, kept in the ledger. The broker adds counts of groups that were
-        left out or trained late, and the state of the staleness controller, which reads `ess`.
+        Repeating it changes nothing, but weights that differ from the first time are counted;
+        returns whether it was the first time. The statistics are JSON values, kept in the ledger.
+        The broker adds counts of groups that were left out or trained late, and the state of the
+        staleness controller, which reads `ess`.
 
         Raises:
             InputError: The statistics are not JSON.

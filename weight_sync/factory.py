@@ -36,8 +36,9 @@ def make_publisher(
         return make_direct_publisher(config, broadcaster)
     from weight_sync.publish.snapshot import wire_dtype
     from weight_sync.publish.staged_publisher import StagedPublisher
+    from weight_sync.ray_broadcaster import ANSWER_SECONDS
 
-    return StagedPublisher(
+    publisher = StagedPublisher(
         make_transport(config),
         broadcaster.announce,
         config.bucket_bytes,
@@ -45,3 +46,5 @@ def make_publisher(
         codec=config.codec,
         wire_dtype=wire_dtype(config),
     )
+    publisher.announce_seconds = ANSWER_SECONDS
+    return publisher

@@ -33,9 +33,9 @@ class Progress:
         self._timeout = timeout
         self.reach("it has not begun")
 
-    def reach(self, step: str, nbytes: int = 0) -> None:
-        """Start the time again; `nbytes` are moved until the next call."""
-        self._step = step, time.monotonic(), nbytes
+    def reach(self, step: str, nbytes: int = 0, *, seconds: float = 0.0) -> None:
+        """Start the time again; until the next call `nbytes` are moved, and `seconds` waited."""
+        self._step, self._seconds = (step, time.monotonic(), nbytes), seconds
 
     def remaining(self, timeout: float | None = None) -> float:
         """Return the seconds until the deadline, negative after it; `timeout` replaces its own."""
@@ -48,7 +48,8 @@ class Progress:
         return f"within {show(self._longest(timeout))} s of the last progress: {self._step[0]}"
 
     def _longest(self, timeout: float | None) -> float:
-        return allowance(self._timeout if timeout is None else timeout, self._step[2])
+        timeout = self._timeout if timeout is None else timeout
+        return allowance(timeout + self._seconds, self._step[2])
 
 
 def run_in_streams(

@@ -45,6 +45,8 @@ class VllmEngine:
         self._spec = spec
         self._max_model_len = max_model_len
         self._version = spec.initial_version
+        self._loads = 0
+        """Loads of the present version after its first, with other weights as it may be."""
         self._engine: Any = None
         self._admits = asyncio.Event()
         """Cleared while the engine is paused: requests wait for it and not in vLLM's queue."""
@@ -135,13 +137,17 @@ class VllmEngine:
                 await self._admitted()
                 self._unstarted.add(request_id)
                 try:
-                    done = await self._sample(request_id, prompt_ids, sampling, str(self._version))
+                    done = await self._sample(request_id, prompt_ids, sampling, self._salt())
                     aborted = done.finish_reason is FinishReason.ABORTED
                     if not (aborted and request_id in self._recalled):
                         return done
                 finally:
                     self._unstarted.discard(request_id)
                     self._recalled.discard(request_id)
+
+    def _salt(self) -> str:
+        """Return the salt of new requests, which keeps KV caches of other weights apart."""
+        return f"{self._version}+{self._loads}" if self._loads else f"{self._version}"
 
     async def _admitted(self) -> None:
         """Wait until the engine is not paused."""
@@ -256,6 +262,7 @@ class VllmEngine:
             if not exchanged:
                 await self._answered(self._reload(manifest))
             await self._answered(self._engine.update_weight_version(str(version)))
+        self._loads = self._loads + 1 if version == self._version else 0
         self._version = version
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:

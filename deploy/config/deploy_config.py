@@ -105,7 +105,9 @@ class DeployConfig(BaseModel):
     """A wait that lasts so long without progress is reported with the stacks of the process that is
     waited for: on the terminal, in `headway top`, in waits.jsonl and by a metric; if that is the
     learner, its ranks are ended and made again. A run in which nothing moves for three times as
-    long is ended. It must exceed the longest step, checkpoint and rollout."""
+    long is ended. It must exceed the first step and the longest rollout; the learner has three
+    times its longest step in addition, and the time that the bytes of a checkpoint take at 25 MB/s.
+    """
     watchdog_aborts: bool = False
     """End the run at the first such report, after a checkpoint where the learner can save one."""
     checkpoint_seconds: float = Field(default=12, gt=0)

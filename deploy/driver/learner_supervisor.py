@@ -6,9 +6,10 @@
 
 The new ranks train the batches after that checkpoint again, as recorded, and then new ones. Actors
 go on meanwhile as far as admission allows. Errors that new ranks would only repeat end the run: bad
-input, a loss that is not finite, a damaged checkpoint, a bug. So does a learner that keeps dying.
+input, a loss that is not finite, a bug. So does a learner that keeps dying.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,10 @@ from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.exporter import show_process
-from deploy.storage.recovery import newest_whole
+from deploy.storage.recovery import find_checkpoint_of_live
 from deploy.storage.run_record import LEARNER
 from learner.errors import RankFailed
+from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_group import LearnerGroup
 from learner.ranks.spec import LearnerSpec
 from queues.ray_broker import BrokerClient
@@ -53,11 +55,19 @@ class LearnerSupervisor:
         """Number of the present ranks; what those before it say is refused."""
         self.starts = True
         """True while ranks are made and load, for which they have their own deadline."""
-        self._ended_well = self._stopping = False
+        self._trained = context.record.version
+        """Version at the last death of a rank, or at the begin."""
+        self._stopping = False
+        self._done = asyncio.Event()
         self._ended: str | None = None
         """Why the present ranks were ended, if none died by itself."""
         self.metrics: dict[str, str] = {}
         """Addresses of the metrics of the ranks, as host:port, by name."""
+
+    @property
+    def saved(self) -> bool:
+        """True once the last version, or that of `stop`, is trained and saved."""
+        return self._done.is_set()
 
     @property
     def handles(self) -> list[Any]:
@@ -81,8 +91,8 @@ class LearnerSupervisor:
 
         Raises:
             LearnerError: A rank raised something that a new one would raise too.
-            RunFailed: They died more often in a row than deploy.max_restarts, or the newest
-                checkpoint is damaged.
+            RunFailed: They died more often in a row than deploy.max_restarts.
+            JournalError: The newest checkpoint is damaged, and groups after the one before are too.
         """
         while not self._stopping:
             began = self._clock.monotonic()
@@ -93,12 +103,26 @@ class LearnerSupervisor:
             except RankFailed as error:
                 await self._recover(error, worked=self._clock.monotonic() - began)
             else:
-                self._ended_well = True
+                self._done.set()
                 return
+
+    async def remain(self) -> None:
+        """Let actors take the last version after `run`, whose memory is the ranks'; never returns.
+
+        Ranks that die are made again, and publish it anew; errors are those of `run`.
+        """
+        await self._done.wait()
+        while not self._stopping:
+            began = self._clock.monotonic()
+            try:
+                await self._group.watch()
+            except RankFailed as error:
+                await self._recover(error, worked=self._clock.monotonic() - began)
+                await self.run()
 
     def restart(self, reason: str, epoch: int) -> None:
         """End the ranks of an epoch, so that `run` makes others; nothing if they are gone."""
-        if not (self.starts or self._ended_well) and epoch == self._epoch:
+        if not (self.starts or self.saved) and epoch == self._epoch:
             self._ended = reason
             self._group.kill()
 
@@ -120,10 +144,16 @@ class LearnerSupervisor:
         if self._access is not None:
             self.metrics = {LEARNER: await self._group.serve_metrics(self._access)}
             for rank, handle in enumerate(self.handles[1:], start=1):
-                self.metrics[f"{LEARNER}-{rank}"] = await show_process(handle, self._access)
+                serving = show_process(handle, self._access)
+                self.metrics[f"{LEARNER}-{rank}"] = await call_rank(rank, serving)
 
     async def _recover(self, error: RankFailed | RunFailed, *, worked: float) -> None:
-        """Make all ranks again, from the newest committed checkpoint, unless the run stops."""
+        """Make all ranks again, from the newest committed checkpoint, unless the run stops.
+
+        They have `worked` if they trained a new batch: what others trained before does not count.
+        """
+        trained, self._trained = self._trained, self._context.record.version
+        worked *= self._trained > trained
         while True:
             reason, self._ended = self._ended or self._cause(error), None
             self.starts = True
@@ -132,19 +162,24 @@ class LearnerSupervisor:
                 return
             await self._restarts.allow(reason, worked=worked)
             self._epoch, worked = self._epoch + 1, 0.0
-            await self._broker.begin_learner(self._epoch)
-            saved = await run_in_daemon_thread(lambda: newest_whole(self._context.directory))
-            version, folder = saved or (0, None)
-            self._context.console.say(f"the learner goes on from version {version}")
-            checkpoint = str(folder.resolve()) if folder else None
-            self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
-            self._group = self._create(self._spec)
             try:
-                await self._restarts.await_start(self._load())
+                await self._restarts.await_start(self._load_again())
             except (RankFailed, RunFailed) as again:
                 error = again
             else:
                 return
+
+    async def _load_again(self) -> None:
+        """Fence the ranks before, and load the newest committed checkpoint in new ones."""
+        await self._broker.begin_learner(self._epoch)
+        directory, say = self._context.directory, self._context.console.say
+        saved = await run_in_daemon_thread(lambda: find_checkpoint_of_live(directory, say))
+        version, folder = saved or (0, None)
+        say(f"the learner goes on from version {version}")
+        checkpoint = str(folder.resolve()) if folder else None
+        self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
+        self._group = self._create(self._spec)
+        await self._load()
 
     def _cause(self, error: RankFailed | RunFailed) -> str:
         """Describe an error that new ranks may not meet again; raise any other.

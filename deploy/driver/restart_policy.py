@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from deploy.driver.run_context import RunContext
@@ -16,6 +17,8 @@ FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
 SETTLED_SECONDS = 600.0
 """A process that worked for this long before its death starts counting anew."""
+WRITE_SECONDS = 10.0
+"""Longest time that a restart waits for its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class Restarts:
             "in_a_row": self._in_a_row,
             "reason": reason,
         }
-        await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))
+        with suppress(TimeoutError):  # the watchdog reports a disk that hangs
+            async with asyncio.timeout(WRITE_SECONDS):
+                await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))
         await self._clock.sleep(wait)
 
     async def await_start(self, start: Awaitable[None]) -> None:

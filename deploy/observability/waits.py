@@ -34,6 +34,12 @@ class Health:
     """The broker or the learner waits for space on a disk."""
     learner_starts: bool = False
     """The ranks of the learner load, which has a deadline of its own."""
+    learner_writes: bool = False
+    """A checkpoint is being written, and may still take time."""
+    learner_saved: bool = False
+    """The learner has trained and saved its last version."""
+    step_seconds: float = 0.0
+    """The longest step of the learner so far."""
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
@@ -41,6 +47,11 @@ class Health:
     disk: bool
     """True if the last small file became durable."""
     groups_per_batch: int
+
+    @property
+    def learner_busy(self) -> bool:
+        """True while the learner does work that has deadlines of its own."""
+        return self.learner_starts or self.learner_writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,8 @@ class Wait:
     """Time since the wait began, or since its progress marker changed."""
 
 
+STEP_FACTOR = 3.0
+"""Time that a step of the learner may take beyond its deadline, for each second of the longest."""
 DISK = "the disk of the run's folder"
 
 
@@ -75,16 +88,20 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
         yield Wait("driver", "broker", "an answer"), None
     elif not health.paused and broker.version < broker.steps:
         yield from _around_broker(health, broker)
+    elif not (health.paused or health.learner_saved or health.learner_busy):
+        allowed = STEP_FACTOR * health.step_seconds
+        yield Wait("driver", "learner", "its last checkpoint", allowed), broker.learner
 
 
 def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:
     version, depth = broker.version, broker.depth
     names = {actor.engine_id: name for name, actor in health.actors.items()}
-    progress, trains = (version, broker.learner), not health.learner_starts
+    progress, trains = (version, broker.learner), not health.learner_busy
+    allowed = STEP_FACTOR * health.step_seconds
     if depth["taken"] and trains:
-        yield Wait("broker", "learner", f"batch {version} to be trained"), progress
+        yield Wait("broker", "learner", f"batch {version} to be trained", allowed), progress
     elif depth["ready"] >= health.groups_per_batch and trains and not broker.waits_for:
-        yield Wait("results queue", "learner", f"batch {version} to be taken"), progress
+        yield Wait("results queue", "learner", f"batch {version} to be taken", allowed), progress
     groups_by_holder: dict[str, list[str]] = {}
     for group, engine in broker.waits_for.items():
         holder = names.get(engine or "", engine or "nobody")
@@ -141,14 +158,13 @@ class Movement:
     def idle_seconds(self, health: Health, now: float) -> float:
         """Return the seconds without movement by `now` (monotonic seconds).
 
-        The time does not count while the learner or all actors start, and while the run waits for
-        space on a disk.
-        A broker that does not answer does not move.
+        The time does not count while the learner or all actors start, a checkpoint is written, or
+        the run waits for space on a disk. A broker that does not answer does not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:
             newest = (broker.version, broker.learner, broker.accepted, dict(broker.engines))
-        starts = health.learner_starts or not health.actors
+        starts = health.learner_busy or not health.actors
         excused = starts or (broker is not None and health.paused)
         if self._moved_at is None or excused or newest != self._newest:
             self._newest, self._moved_at = newest, now

@@ -30,6 +30,7 @@ from queues.errors import QueuesError
 from queues.runtime import clock
 from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
+from weight_sync.progress import allowance
 
 LOOK_SECONDS = 4.0
 """Seconds between two looks, or less where the deadline is short."""
@@ -76,6 +77,8 @@ class WatchedRun:
     """Returns the present Ray handles of the processes by name."""
     learner_starts: Callable[[], bool]
     """Returns whether the ranks of the learner load, for the first time or again."""
+    learner_saved: Callable[[], bool]
+    """Returns whether the learner has trained and saved its last version."""
     restart_learner: Callable[[str, int], None]
     """Ends the learner's ranks of an epoch, for a reason, so that others take their place."""
     restart_actor: Callable[[str, str], None]
@@ -111,6 +114,8 @@ class Watchdog:
         """That of the learner by the newest answer that came in time."""
         self._disk_write: asyncio.Task[None] | None = None
         """The last small file that is made durable."""
+        self._writes_until = 0.0
+        """Epoch seconds until which a checkpoint that is being written may take."""
         self._locations: dict[str, ProcessLocation] = {}
         """The newest location of each process that has answered, by name."""
         self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
@@ -184,10 +189,14 @@ class Watchdog:
                 f"paused: {paused}" if paused else "the disk has space again; the run goes on"
             )
         self._paused = paused
+        times = (batch.times for batch in self._record.batches)
         return Health(
             broker=self._newest,
             paused=paused is not None,
             learner_starts=self._run.learner_starts(),
+            learner_writes=time.time() < self._writes_until,
+            learner_saved=self._run.learner_saved(),
+            step_seconds=max((t.published_at - t.step_started_at for t in times), default=0.0),
             actors=actors,
             silent=self._silent,
             disk=self._try_disk(),
@@ -229,6 +238,7 @@ class Watchdog:
         def write() -> None:
             with suppress(OSError):  # a full disk is reported elsewhere
                 self._probes.write(self._directory.path / ".durable")
+                self._writes_until = writing_ends(self._directory.checkpoints)
 
         self._disk_write = asyncio.create_task(run_in_daemon_thread(write, name="disk"))
         return True
@@ -320,6 +330,16 @@ class Watchdog:
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
         return "; ".join([text, *states])
+
+
+def writing_ends(checkpoints: Path) -> float:
+    """Return until when (epoch seconds) an unfinished checkpoint may take; 0 without one.
+
+    That is as long after the last write as its bytes take, on a disk that is just not stalled.
+    """
+    files = [file.stat() for file in checkpoints.glob(".v*.tmp/**/*") if file.is_file()]
+    newest = max((file.st_mtime for file in files), default=0.0)
+    return newest + allowance(0.0, sum(file.st_size for file in files))
 
 
 async def _locate(handle: Any) -> ProcessLocation:

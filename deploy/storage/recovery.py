@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError
 from deploy.storage.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
 from queues.errors import JournalError, LedgerError
@@ -74,16 +74,42 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
     """
     if not check_ledger(directory):
         return None
-    chosen = None
-    damaged = []
-    for checkpoint in examine(directory):
-        if checkpoint.damage is None:
-            chosen = checkpoint.version, checkpoint.folder
-            break
-        damaged.append(checkpoint)
+    chosen, damaged = _newest_whole(directory)
     for text in give_up(directory, damaged):
         say(f"{text}; the one before is taken")
-    if lost := lost_groups(directory.path, since=chosen[0] if chosen else 0):
+    _require_groups(directory, chosen[0] if chosen else 0)
+    return chosen
+
+
+def find_checkpoint_of_live(directory: RunDirectory, say: Say) -> tuple[int, Path] | None:
+    """Return what `find_checkpoint` does, for a run whose broker lives and has the ledger.
+
+    Damaged checkpoints are set aside. The ledger keeps them, and the learner saves them anew.
+
+    Raises:
+        JournalError: There are any, and a group that is needed because of that cannot be read.
+    """
+    chosen, damaged = _newest_whole(directory)
+    for checkpoint in damaged:
+        say(f"{_set_aside(checkpoint)}; the one before is taken")
+    if damaged:
+        _require_groups(directory, chosen[0] if chosen else 0)
+    return chosen
+
+
+def _newest_whole(directory: RunDirectory) -> tuple[tuple[int, Path] | None, list[Examined]]:
+    """Return version and folder of the newest whole checkpoint, and the damaged ones after it."""
+    damaged: list[Examined] = []
+    for checkpoint in examine(directory):
+        if checkpoint.damage is None:
+            return (checkpoint.version, checkpoint.folder), damaged
+        damaged.append(checkpoint)
+    return None, damaged
+
+
+def _require_groups(directory: RunDirectory, since: int) -> None:
+    """Raise JournalError if a group that is trained again, or waits, cannot be read."""
+    if lost := lost_groups(directory.path, since=since):
         group_id, batch, error = lost[0]
         use = "waits to be trained" if batch is None else f"is part of batch {batch}"
         others = f", and {len(lost) - 1} more groups are lost" if len(lost) > 1 else ""
@@ -91,31 +117,21 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
             f"{error}; it has group {group_id}, which {use}{others}; put the file back from a "
             f"copy, or `headway salvage {directory.path}` goes back to the last state that is whole"
         )
-    return chosen
-
-
-def newest_whole(directory: RunDirectory) -> tuple[int, Path] | None:
-    """Return version and folder of the newest checkpoint of a run that goes on; None without any.
-
-    Raises:
-        RunFailed: It is damaged; only a run at rest can take the one before it.
-    """
-    newest = next(examine(directory), None)
-    if newest is not None and newest.damage is not None:
-        raise RunFailed(
-            f"checkpoint {newest.version} is damaged: {newest.damage}; `headway resume "
-            f"{directory.path}` takes the one before it"
-        )
-    return newest and (newest.version, newest.folder)
 
 
 def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:
     """Set damaged checkpoints aside; yield a description of each."""
-    for version, folder, damage in damaged:
-        kept = f", and kept as {set_aside(folder)}" if folder.exists() else ""
-        yield f"checkpoint {version} is damaged: {damage}{kept}"
+    for checkpoint in damaged:
+        yield _set_aside(checkpoint)
     if damaged:
         forget_checkpoints(directory.path, [checkpoint.version for checkpoint in damaged])
+
+
+def _set_aside(damaged: Examined) -> str:
+    """Rename the folder of a damaged checkpoint, if there is one, and describe it."""
+    version, folder, damage = damaged
+    kept = f", and kept as {set_aside(folder)}" if folder.exists() else ""
+    return f"checkpoint {version} is damaged: {damage}{kept}"
 
 
 def check_ledger(directory: RunDirectory) -> bool:

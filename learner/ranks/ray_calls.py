@@ -10,6 +10,13 @@ from ray.exceptions import RayError, RayTaskError
 
 from learner.errors import RankFailed
 
+CONNECTION_TEXTS = (
+    "gloo/transport", "Connection closed by peer", "Connection reset by peer",
+    "connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout",
+    "Application timeout",
+)  # fmt: skip
+"""Parts of the messages with which Gloo and the store of torch lose a connection."""
+
 
 async def call_rank(rank: int, reference: Any, *, timeout: float | None = None) -> Any:
     """Await the result of a remote call to a rank; without a `timeout` in seconds, for ever.
@@ -38,6 +45,12 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
     ours = hasattr(cause, "exit_code")
     failed = RankFailed(f"rank {rank}: {cause if ours else repr(cause)}")
     failed.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
-    # torch raises a plain RuntimeError for a lost connection, whatever the reason.
-    failed.is_root_cause = ours or not isinstance(cause, RuntimeError)
+    failed.is_root_cause = ours or not _is_lost_connection(cause)
     return failed
+
+
+def _is_lost_connection(error: Any) -> bool:
+    """Return True for torch's errors of communication; those of Gloo are plain RuntimeErrors."""
+    if any(base.__name__ == "DistError" for base in type(error).__mro__):
+        return True
+    return type(error) is RuntimeError and any(text in str(error) for text in CONNECTION_TEXTS)

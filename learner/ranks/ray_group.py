@@ -65,6 +65,10 @@ class LearnerGroup:
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
+    async def watch(self) -> None:
+        """Wait until a rank dies after `run`, and raise RankFailed; the others are ended."""
+        await self._first_failure({i: rank.watch.remote() for i, rank in self._numbered()})
+
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve the metrics of rank 0; return host:port."""
         address: str = await call_rank(0, self._ranks[0].serve_metrics.remote(access))

@@ -161,7 +161,7 @@ class RankActor:
         return disk_wait.paused()
 
     async def watch(self) -> None:
-        """Wait for a failure of this rank, not 0, and raise it; never returns."""
+        """Wait for a failure of this rank, and raise it; `run` raises those of 0. Never returns."""
         await self._failed
 
     async def update(self, payloads: list[Any], version: int) -> None:

@@ -78,13 +78,13 @@ class BrokerBatchQueue(BatchQueue):
         )
         return Batch(version=version, payloads=payloads)
 
-    async def ack(self, version: int, statistics: Mapping[str, Any], *, epoch: int = 0) -> None:
+    async def ack(self, version: int, statistics: Mapping[str, Any], *, epoch: int = 0) -> bool:
         commits, state = self.commits, self.commits.state
         commits.check_open()
         state.check_epoch(epoch)
         if version < state.version:
             await self._compare(version, statistics)
-            return
+            return False
         try:
             text = json.dumps({**statistics, **broker_statistics(state, statistics)})
         except (TypeError, ValueError) as error:
@@ -97,6 +97,7 @@ class BrokerBatchQueue(BatchQueue):
             partial(commits.ledger.ack, version, text), *commits.all_polls
         )
         require_balanced(counts, memory, where=f"after batch {version}")
+        return True
 
     async def commit_checkpoint(self, version: int, path: str, *, epoch: int = 0) -> None:
         self.commits.check_open()

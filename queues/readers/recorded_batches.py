@@ -30,9 +30,10 @@ class RecordedBatches(BatchQueue):
             raise QueueClosed(f"take: no batch {version} is recorded")
         return Batch(version=version, payloads=payloads)
 
-    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """Keep the statistics in memory."""
+    async def ack(self, version: int, statistics: Mapping[str, Any]) -> bool:
+        """Keep the statistics in memory; return True, since every batch counts as new."""
         self._acknowledged.append({**statistics, "version": version})
+        return True
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
         """Record nothing."""

@@ -358,9 +358,10 @@ class World:
         return batch
 
     async def ack(self, version, statistics):
-        await self.broker.ack(version, statistics, epoch=self.epoch)
+        is_new = await self.broker.ack(version, statistics, epoch=self.epoch)
         self.pass_step()
         await self.serve_if_newest(version + 1)
+        return is_new
 
     async def commit_checkpoint(self, version, path):
         await self.broker.commit_checkpoint(version, path, epoch=self.epoch)

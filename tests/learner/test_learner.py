@@ -15,10 +15,13 @@ from queues.schema import encode
 
 
 class ScriptedQueue:
-    """Answers from a list: a batch, None (a timeout) or QueueClosed; records calls."""
+    """Answers from a list: a batch, None (a timeout) or QueueClosed; records calls.
 
-    def __init__(self, events, answers):
-        self.events = events
+    Batches of the versions `recorded` were trained before.
+    """
+
+    def __init__(self, events, answers, recorded=()):
+        self.events, self.recorded = events, recorded
         self.answers = iter(answers)
         self.acknowledged = {}
 
@@ -32,6 +35,7 @@ class ScriptedQueue:
     async def ack(self, version, statistics):
         self.events.append(f"ack {version}")
         self.acknowledged[version] = statistics
+        return version not in self.recorded
 
     async def cursor(self):
         return "prompt 9"
@@ -69,10 +73,10 @@ class RecordingTrainer:
 BATCH = Batch(version=0, payloads=[encode(item) for item in random_groups(count=2)])
 
 
-def run(answers, *, stop=None, trainer=RecordingTrainer, **settings):
+def run(answers, *, stop=None, trainer=RecordingTrainer, recorded=(), **settings):
     """Run the learner; return the events in order, the queue, the version and the trainer."""
     events = []
-    queue, trainer = ScriptedQueue(events, answers), trainer(events)
+    queue, trainer = ScriptedQueue(events, answers, recorded), trainer(events)
 
     async def main():
         learner = Learner(trainer, queue, **{"steps": 2, "checkpoint_every": 10, **settings})
@@ -143,6 +147,12 @@ def test_statistics_carry_ordered_times_whatever_the_clock_of_the_machine_does(
     assert queue.acknowledged[1]["weights_checksum"] == "weights of 2", "what the batch produced"
     began = {row["session_started_at"] for row in queue.acknowledged.values()}
     assert len(began) == 1, "one session"
+
+
+def test_a_batch_that_was_trained_before_is_not_observed_again():
+    observed = []
+    run([BATCH, BATCH], recorded=[0], observe=observed.append)
+    assert [batch.version for batch in observed] == [1]
 
 
 def test_totals_go_on_from_those_of_the_checkpoint_and_into_the_next():

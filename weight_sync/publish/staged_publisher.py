@@ -50,6 +50,8 @@ class StagedPublisher(BackgroundPublisher):
         super().__init__(timeout=timeout, wire_dtype=wire_dtype)
         self._transport = transport
         self._announce = announce
+        self.announce_seconds = 0.0
+        """Time that an announcement has beyond `timeout`, for a broadcaster that is made again."""
         self._bucket_bytes = bucket_bytes
         self._encoder = DeltaEncoder() if codec == "delta" else None
         self._announced: Manifest | None = None
@@ -78,7 +80,7 @@ class StagedPublisher(BackgroundPublisher):
             changed=encoded.changed if encoded else None,
             scale=pending.scale,
         )
-        self._progress.reach("it is being announced")
+        self._progress.reach("it is being announced", seconds=self.announce_seconds)
         self._tell(manifest)
         self._announced = manifest
         self._transport.commit(manifest)

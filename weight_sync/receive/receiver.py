@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 NEWEST_SECONDS = 10.0
 """Longest wait for a version before it is asked for again; `stop` ends it."""
 POLL_SECONDS = 1.0
-"""Longest wait for a permit before `stop` is checked again."""
+"""Longest wait for a permit before `stop` is checked again, and for a newer version before it is
+checked whether the one that failed was published anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class ReceiverOptions:
     """Keep the newest staged version in host memory, as the base of the next delta."""
     retry_seconds: float = 1.0
     """Wait before a failed version is tried again, doubled up to 32 times as long while it keeps
-    failing; a newer version ends the wait."""
+    failing; a newer version, or the same one published anew, ends the wait."""
     failed_loads: int = 3
     """Loads that fail one after the other until `run` raises the error: a paused engine that no
     load repairs must be replaced."""
@@ -103,24 +104,30 @@ class Receiver:
         belongs to another model, LoadFailed if several loads failed in a row, DeadlineExceeded if
         the engine hung, and the engine's own errors.
         """
-        failed, failures, retry_at = -1, 0, 0.0
+        failed, failed_made_at, failures, retry_at = -1, 0.0, 0, 0.0
         while not stop.is_set():
             served = -1 if self.version is None or self._resending is not None else self.version
             waits = time.monotonic() < retry_at
             manifest = await newer(
                 self._announcements,
                 (failed, None) if waits else (served, self._digest),
-                min(NEWEST_SECONDS, retry_at - time.monotonic()) if waits else NEWEST_SECONDS,
+                min(POLL_SECONDS, retry_at - time.monotonic()) if waits else NEWEST_SECONDS,
                 stop,
                 self._resent,
             )
             self._resent.clear()
+            if waits and manifest is None:
+                # A learner that was made again may have published it anew, or an older version.
+                manifest = await self._announcements.newest(served, 0.0, self._digest)
+                if manifest is not None and manifest.created_at == failed_made_at:
+                    manifest = None
             if manifest is None:
                 continue
             report = await self.update(manifest, stop)
             if report is not None and report.error:
                 retry_at = time.monotonic() + self._options.retry_seconds * 2 ** min(failures, 5)
-                failed, failures = manifest.version, failures + 1
+                failed, failed_made_at = manifest.version, manifest.created_at
+                failures += 1
             elif report is not None:
                 failures, retry_at = 0, 0.0
 

@@ -230,6 +230,24 @@ def test_the_salt_of_a_request_names_the_version_that_prefilled_it(bench: Bench)
             torch.testing.assert_close(torch.tensor(one.logprobs), expected, atol=1e-3, rtol=0)
 
 
+def test_a_cached_prompt_is_prefilled_anew_after_other_weights_of_the_same_version(
+    bench: Bench,
+) -> None:
+    async def again():
+        old = await bench.generate("old", tokens=32, prompt=LONG_PROMPT)
+        bench.perturb()
+        bench.version -= 1
+        await bench.update()
+        return old, await bench.generate("new", tokens=32, prompt=LONG_PROMPT)
+
+    old, new = bench.run(again())
+    assert set(old.versions) == set(new.versions)
+    if bench.real:
+        assert old.cache_salt != new.cache_salt
+        expected = forward_logprobs(bench.model, new.token_ids, LONG_PROMPT)
+        torch.testing.assert_close(torch.tensor(new.logprobs), expected, atol=1e-3, rtol=0)
+
+
 def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None:
     """What the old salt still finds shows that there was something to keep apart."""
 

@@ -1,6 +1,7 @@
 """The supervisor of the learner's ranks, with groups of a few lines."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -12,6 +13,8 @@ from learner.config.learner import LearnerConfig
 from learner.errors import InputError, LearnerError, RankFailed, TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
+from queues.errors import JournalError
+from queues.runtime.prometheus import MetricsAccess
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -28,14 +31,28 @@ def died(rank=0):
     return rank_failure(rank, ActorDiedError())
 
 
+class Handle:
+    """A rank in Ray that dies as often as there are `deaths` when it is to serve metrics."""
+
+    def __init__(self, deaths):
+        self.__ray_call__ = SimpleNamespace(remote=self._serve)
+        self._deaths = deaths
+
+    async def _serve(self, *_):
+        if self._deaths:
+            raise self._deaths.pop()
+        return "rank:1"
+
+
 class Group:
     """Ranks that play one life: the error of `start` or None, and that of `run`."""
 
     def __init__(self, stage, spec, life):
         self.stage, self.spec = stage, spec
         self.started, self.ran = life if isinstance(life, tuple) else (None, life)
-        self.handles = [None] * stage.ranks
+        self.handles = [Handle(stage.deaths)] * stage.ranks
         self.killed = asyncio.Event()
+        stage.groups.append(self)
         stage.events.append(("create", spec.version, spec.checkpoint))
 
     async def start(self):
@@ -44,8 +61,15 @@ class Group:
     async def run(self, broker, broadcaster):
         assert broker.epoch == broadcaster.epoch
         self.stage.events.append(("run", broker.epoch))
+        self.stage.now += 3600 * self.stage.hours
+        self.stage.context.record.batches += [None] * self.stage.new_batches
         await self._end(self.ran)
         return 9
+
+    async def watch(self):
+        self.stage.events.append(("watch",))
+        await self.killed.wait()
+        raise died()
 
     async def _end(self, how):
         if how == HANG:
@@ -64,6 +88,9 @@ class Group:
     async def paused(self):
         return None
 
+    async def serve_metrics(self, access):
+        return "leader:1"
+
 
 class Broker:
     """The client of a broker; it knows the epoch of its caller."""
@@ -75,14 +102,19 @@ class Broker:
         return Broker(self.stage, epoch)
 
     async def begin_learner(self, epoch):
+        if self.stage.silent:
+            await self.stage.silent.pop().wait()
         self.stage.events.append(("begin", epoch))
 
 
 class Stage:
-    """A supervisor whose groups play given lives, in a run that has trained two batches."""
+    """A supervisor whose groups play given lives of some hours, after two trained batches."""
 
-    def __init__(self, folder, *lives, ranks=1, saved=(), **settings):
+    def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), hours=0, **settings):
         self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
+        self.deaths = list(deaths)
+        self.silent, self.groups = [], []
+        self.now, self.hours, self.new_batches = 0.0, hours, 0
         self.context = make_context(folder, **settings)
         train(self.context.directory, [{}, {}], saved=saved)
         spec = LearnerSpec(config=LearnerConfig(), model_path="model", seed=0, steps=9)
@@ -91,7 +123,8 @@ class Stage:
             spec,
             lambda spec: Group(self, spec, self.lives.pop(0)),
             (Broker(self), BroadcasterClient(None)),
-            clock=Clock(monotonic=lambda: 0.0, time=lambda: 1000.0, sleep=self.sleep),
+            access=MetricsAccess("localhost") if ranks > 1 else None,
+            clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
         )
 
     async def sleep(self, seconds):
@@ -136,6 +169,7 @@ CONNECTION = RuntimeError("Connection closed by peer")
         (raised(TrainingDiverged("the loss is nan")), 2, True),
         (raised(InputError("no such model")), 1, True),
         (raised(ZeroDivisionError("a bug")), 2, True),
+        (raised(RuntimeError("CUDA error: out of memory")), 2, True),
     ],
 )
 @pytest.mark.parametrize("moment", ["run", "start"])
@@ -152,6 +186,14 @@ def test_only_what_new_ranks_may_not_meet_again_is_tried_again(
     assert stage.context.record.restarts.total() == (not is_final)
 
 
+def test_a_rank_that_dies_as_it_is_to_serve_metrics_is_made_again(tmp_path):
+    stage = Stage(tmp_path, None, None, None, ranks=2, deaths=[ActorDiedError(), ActorDiedError()])
+    stage.play()
+    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
+    assert [reason[:12] for reason in reasons] == ["rank 1 died:", "rank 1 died:"]
+    assert stage.supervisor.metrics == {"learner": "leader:1", "learner-1": "rank:1"}
+
+
 def test_a_learner_that_keeps_dying_ends_the_run_with_its_name(tmp_path):
     stage = Stage(tmp_path, died(1), (died(), None), died(1), ranks=2, max_restarts=2)
     with pytest.raises(RunFailed) as caught:
@@ -164,12 +206,38 @@ def test_a_learner_that_keeps_dying_ends_the_run_with_its_name(tmp_path):
     assert stage.events[-1] == ("kill",)
 
 
-def test_a_damaged_checkpoint_ends_the_run_at_once(tmp_path):
-    stage = Stage(tmp_path, died(), saved=(1,))
-    (tmp_path / "checkpoints" / "v000001" / "model.safetensors").write_text("other weights")
-    with pytest.raises(RunFailed, match=r"checkpoint 1 is damaged: .*headway resume"):
+@pytest.mark.parametrize("new_batches", [0, 1])
+def test_only_ranks_that_train_a_new_batch_begin_to_count_anew(tmp_path, new_batches):
+    stage = Stage(tmp_path, died(), died(), died(), None, max_restarts=2, hours=1)
+    stage.new_batches = new_batches
+    if new_batches:
         stage.play()
-    assert stage.context.record.restarts.total() == 1
+    else:
+        with pytest.raises(RunFailed, match="learner died 3 times in a row"):
+            stage.play()
+
+
+@pytest.mark.parametrize("saved", [(1,), (1, 2)])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(tmp_path, saved):
+    stage = Stage(tmp_path, died(), None, saved=saved)
+    folder = tmp_path / "checkpoints" / f"v{saved[-1]:06d}"
+    (folder / "model.safetensors").write_text("other weights")
+    stage.play()
+    created = [event[1] for event in stage.events if event[0] == "create"]
+    assert created == [0, saved[-1] - 1]
+    assert f"checkpoint {saved[-1]} is damaged: " in output(stage.context)
+    assert not folder.exists()
+
+
+def test_a_damaged_checkpoint_ends_the_run_if_batches_before_it_are_lost(
+    tmp_path,
+):
+    stage = Stage(tmp_path, died(), saved=(1, 2))
+    (tmp_path / "checkpoints" / "v000002" / "model.safetensors").write_text("other weights")
+    for segment in (tmp_path / "journal").glob("*.segment"):
+        segment.write_bytes(b"")
+    with pytest.raises(JournalError, match="is part of batch 1"):
+        stage.play()
 
 
 def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
@@ -192,6 +260,30 @@ def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
     assert reasons == ["epoch 0 hangs", "epoch 1 hangs"]
 
 
+def test_ranks_that_die_after_the_last_version_are_made_again_and_publish_it(tmp_path):
+    stage = Stage(tmp_path, None, died(), None, saved=(2,))
+
+    async def scenario():
+        supervisor = stage.supervisor
+        remaining = asyncio.create_task(supervisor.remain())
+        await supervisor.start()
+        await supervisor.run()
+        for watched in (1, 2):
+            while stage.events.count(("watch",)) < watched:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert supervisor.saved
+            if watched == 1:
+                stage.groups[0].killed.set()
+        remaining.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    again = ("create", 2, str((tmp_path / "checkpoints" / "v000002").resolve()))
+    assert [event for event in stage.events if event[0] in ("run", "create", "watch")] == [
+        ("create", 0, None), ("run", 0), ("watch",), again, ("run", 1), again, ("run", 2),
+        ("watch",),
+    ]  # fmt: skip
+
+
 def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
     stage = Stage(tmp_path, HANG)
 
@@ -207,6 +299,13 @@ def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
     asyncio.run(asyncio.wait_for(scenario(), 10))
     assert [event for event, *_ in stage.events] == ["create", "run", "stop", "kill", "kill"]
     assert stage.context.record.restarts.total() == 0
+
+
+def test_a_broker_that_does_not_answer_a_new_learner_has_the_same_deadline(tmp_path):
+    stage = Stage(tmp_path, died(), None, start_timeout_seconds=0.05)
+    stage.silent = [asyncio.Event()]
+    stage.play()
+    assert stage.context.record.restarts.total() == 2
 
 
 def test_ranks_that_do_not_load_in_time_are_made_again(tmp_path):

@@ -62,6 +62,7 @@ def actor(**changes):
             *("actor-0", "weight update", "a version above 3"),
         ),
         (broker(queued=0, leased=0), "actors", "feeder", "prompts"),
+        (broker(version=9), "driver", "learner", "its last checkpoint"),
     ],
 )
 def test_each_wait_has_its_owner(health, who, on, what):
@@ -72,12 +73,22 @@ def test_each_wait_has_its_owner(health, who, on, what):
     "health",
     [
         HEALTH,
-        broker(version=9, taken=2),
+        replace(broker(version=9, taken=2), learner_saved=True),
+        replace(broker(taken=2), learner_writes=True),
+        replace(broker(version=9), learner_writes=True),
         replace(broker(queued=0, leased=0), paused=True),
         replace(broker(queued=0, leased=0), actors={}),
         broker(queued=0, leased=0, live=6),
     ],
-    ids=["all work", "the last batch", "a full disk says so itself", "all start", "a full window"],
+    ids=[
+        "all work",
+        "the end",
+        "a checkpoint",
+        "the last",
+        "a full disk says so itself",
+        "all start",
+        "a full window",
+    ],
 )
 def test_nobody_waits(health):
     assert list(waits(health)) == []
@@ -88,6 +99,12 @@ def test_a_wait_is_overdue_after_its_deadline_and_not_before():
     assert [watched.overdue(stuck, now) for now in (100.0, 105.0, 110.0)] == [[], [], []]
     wait = Wait("broker", "learner", "batch 4 to be trained")
     assert watched.overdue(stuck, 110.5) == [replace(wait, seconds=10.5)]
+
+
+def test_a_learner_may_take_several_times_its_longest_step():
+    watched, stuck = Waits(deadline=10.0), replace(broker(taken=2), step_seconds=8.0)
+    assert [watched.overdue(stuck, now) for now in (0.0, 34.0)] == [[], []]
+    assert [late.on for late in watched.overdue(stuck, 34.5)] == ["learner"]
 
 
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
@@ -156,11 +173,11 @@ def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved
     assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("excused", [replace(HEALTH, paused=True), replace(HEALTH, actors={})])
+@pytest.mark.parametrize("excused", [{"paused": True}, {"actors": {}}, {"learner_writes": True}])
 def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
     movement = Movement()
     movement.idle_seconds(HEALTH, 0.0)
-    assert movement.idle_seconds(excused, 100.0) == 0.0
+    assert movement.idle_seconds(replace(HEALTH, **excused), 100.0) == 0.0
     assert movement.idle_seconds(HEALTH, 101.0) == 1.0
 
 

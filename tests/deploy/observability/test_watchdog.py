@@ -19,7 +19,14 @@ from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
-from deploy.observability.watchdog import Probes, Watchdog, WatchedRun, concerned, write_durably
+from deploy.observability.watchdog import (
+    Probes,
+    Watchdog,
+    WatchedRun,
+    concerned,
+    write_durably,
+    writing_ends,
+)
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -80,6 +87,7 @@ class Stage:
                 actors=lambda: {"actor-0": self.actor},
                 handles=lambda: self.handles,
                 learner_starts=lambda: self.learner_starts,
+                learner_saved=lambda: False,
                 restart_learner=lambda *restart: self.restarts.append(restart),
                 restart_actor=lambda *restart: self.actor_restarts.append(restart),
                 save=self.save,
@@ -306,6 +314,18 @@ def test_while_the_learner_loads_nobody_waits_for_it_and_nothing_has_to_move(tmp
             await following
 
     asyncio.run(play())
+
+
+def test_a_checkpoint_that_is_written_may_take_as_long_as_its_bytes(tmp_path):
+    assert writing_ends(tmp_path) == 0
+    unfinished = tmp_path / ".v000005.tmp" / "optimizer" / "rank-0.safetensors"
+    unfinished.parent.mkdir(parents=True)
+    with unfinished.open("wb") as file:
+        file.truncate(2_500_000_000)
+    os.utime(unfinished, (1000.0, 1000.0))
+    assert writing_ends(tmp_path) == 1100
+    unfinished.parent.parent.rename(tmp_path / "v000005")
+    assert writing_ends(tmp_path) == 0
 
 
 def test_of_a_weight_update_its_engine_is_looked_at():

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+import torch.distributed
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from learner.errors import InputError, RankFailed, TrainingDiverged
@@ -25,6 +26,10 @@ LOST = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"
         (raised(TrainingDiverged("nan")), True),
         (raised(ValueError("boom")), True),
         (raised(LOST), False),
+        (raised(torch.distributed.DistBackendError("NCCL error: remote process exited")), False),
+        (raised(torch.distributed.DistNetworkError("failed to recv")), False),
+        (raised(torch.OutOfMemoryError("CUDA out of memory")), True),
+        (raised(RuntimeError("The size of tensor a (3) must match")), True),
         (raised(rank_failure(2, raised(LOST))), False),
         (raised(rank_failure(1, ActorDiedError())), True),
         (raised(rank_failure(1, raised(TrainingDiverged("nan")))), True),

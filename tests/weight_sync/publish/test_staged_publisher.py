@@ -163,6 +163,23 @@ def test_a_publish_that_hangs_is_named_at_its_deadline(transport, weights) -> No
         publisher.flush(30)
 
 
+def test_an_announcement_may_wait_for_a_broadcaster_that_is_made_again(transport, weights) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def announce(manifest: Manifest) -> None:
+        asked.set()
+        release.wait(30)
+
+    with StagedPublisher(transport, announce, timeout=0.05) as publisher:
+        publisher.announce_seconds = 30
+        publisher.publish(0, weights(0).items())
+        assert asked.wait(30)
+        threading.Event().wait(0.1)
+        publisher.publish(1, weights(1).items())
+        release.set()
+        publisher.flush(30)
+
+
 def test_a_name_twice_or_a_strange_dtype_is_refused(publisher) -> None:
     publisher.publish(0, [("a", torch.ones(1)), ("b", torch.ones(2)), ("a", torch.ones(1))])
     with pytest.raises(PublishFailed, match="'a' occurs twice") as caught:

@@ -394,6 +394,28 @@ def test_the_loop_sends_a_version_again_until_it_is_loaded(engine, transport, pu
     assert engine.events == ["pause", "load 1", "load 1", "load 1", "resume"]
 
 
+def test_a_version_that_is_published_anew_is_not_kept_waiting_by_the_failure_before(
+    engine, transport, published
+) -> None:
+    """The learner died with the memory of its version, and others made the same one."""
+    good = published(1)
+
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(lose_a_bucket(good))
+        options = ReceiverOptions(retry_seconds=1e6)
+        receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+        following = asyncio.create_task(follow(receiver, broadcaster, 2))
+        while not await broadcaster.reports(0):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await broadcaster.announce(replace(good, created_at=good.created_at + 1), epoch=1)
+        return await following
+
+    failed, taken = asyncio.run(asyncio.wait_for(run(), 30))
+    assert failed.error
+    assert taken.error is None
+
+
 def test_a_newer_version_replaces_one_that_waits_for_a_permit(engine, transport, published) -> None:
     async def run():
         asked = asyncio.Event()
