@@ -153,16 +153,16 @@ class Bench:
                 print(f"{sending}: {index - WARM_UP + 1} of {rounds}, {figures['serving']:.3f} s")
         return raw
 
-    async def measure_loss(self, options: Options) -> dict[str, list[float]]:
+    async def measure_loss(self, sending: Sending, windows: int) -> dict[str, list[float]]:
         """Return tokens per second in windows without and with updates, and the share stalled."""
         rates: dict[str, list[float]] = {"without": [], "with": [], "stalled": [], "updates": []}
-        async with self.updates(SENDINGS[0]) as updates:
+        async with self.updates(sending) as updates:
             for _ in range(WARM_UP):
                 await updates.update()
             load = Load(self.engine, REQUESTS, tokens=WINDOW_TOKENS)
             await asyncio.sleep(WARM_UP_SECONDS)
             kinds = itertools.cycle(("without", "with"))
-            for kind in itertools.islice(kinds, 2 * options.windows):
+            for kind in itertools.islice(kinds, 2 * windows):
                 tokens, begin, stalls = load.tokens, time.perf_counter(), []
                 while (elapsed := time.perf_counter() - begin) < WINDOW_SECONDS:
                     if kind == "with":
@@ -189,7 +189,7 @@ async def measure_all(options: Options, folder: Path) -> Record:
             raw["ways"][str(sending)] = await bench.measure(sending, options.rounds)
         await load.stop()
         if options.windows:
-            raw["tokens_per_second"] = await bench.measure_loss(options)
+            raw["tokens_per_second"] = await bench.measure_loss(SENDINGS[0], options.windows)
     finally:
         await engine.close()
     return raw
