@@ -167,7 +167,7 @@ def test_without_staleness_a_killed_learner_ends_with_the_same_weights(headway, 
     with Going(headway, f"untouched-{len(trained)}", *settings) as going:
         untouched = going.end().rows("metrics.jsonl")
     with Going(headway, f"touched-{len(trained)}", *settings) as going:
-        for batches in (6, 10):
+        for batches in (2, 10):  # before the first checkpoint, and after two
             going.trains(batches)
             going.strike(f"{RANK} learner-0", signal.SIGKILL)
         run, again = going.check(16, learner=2)
