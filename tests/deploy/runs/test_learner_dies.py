@@ -107,6 +107,7 @@ class Going:
         *((ranks, how, ()) for ranks in (1, 2) for how in (signal.SIGKILL, signal.SIGSTOP)),
         (2, signal.SIGKILL, ("learner.lora.rank=4",)),
     ],
+    ids=lambda value: getattr(value, "name", None),
 )
 def test_a_run_outlives_a_rank_of_its_learner(headway, ranks, how, trained):
     settings = [f"learner.ranks={ranks}", "actors.cpus=0.0", "deploy.watchdog_seconds=12", *trained]
