@@ -47,6 +47,7 @@ FIGURES = {
     "pack_efficiency": "Tokens over the capacity of the microbatches of the newest batch.",
     "rank_imbalance": "Workload of the busiest rank over the mean of the ranks.",
     "reference_kl": "KL divergence from the reference policy in nats a trained token.",
+    "lost_to_rounding": "Share of an adapter's changes lost in merging to bfloat16.",
     "value_loss": "Loss of the critic on the newest batch.",
     "explained_variance": "Share of the variance of the returns that the critic explains.",
 }

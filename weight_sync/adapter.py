@@ -4,7 +4,7 @@ A layer's factors A [r, in] and B [out, r] change its weight W [out, in] to W + 
 have the names that PEFT gives them. Imports no torch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from weight_sync.errors import LoadFailed
@@ -28,6 +28,16 @@ def factor_name(weight: str, kind: str) -> str:
 def weight_name(factor: str) -> str:
     """Return the name of the weight that a factor changes."""
     return factor.removeprefix(PREFIX).removesuffix(A).removesuffix(B) + WEIGHT
+
+
+def touched(factors: Iterable[str]) -> Callable[[tuple[str, "Tensor"]], bool]:
+    """Return a predicate of weights of a model folder: an engine's layer of them has factors.
+
+    Engines fuse layers of one module, such as its projections of queries, keys and values: weights
+    and biases of all layers of a module belong together.
+    """
+    modules = {weight_name(name).rsplit(".", 2)[0] for name in factors}
+    return lambda weight: weight[0].rsplit(".", 2)[0] in modules
 
 
 def merge(weight: "Tensor", a: "Tensor", b: "Tensor", scale: float) -> "Tensor":

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from weight_sync.adapter import A, B, factor_name
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.filesystem import FilesystemTransport
@@ -31,9 +32,12 @@ class Sending:
     codec: str = "full"
     wire: str = "float32"
     bucket_bytes: int = 64 * 2**20
+    rank: int = 0
+    """Of an adapter for every linear layer, which alone is sent; 0 sends all weights."""
 
     def __str__(self) -> str:
-        return f"{self.transport} {self.codec} {self.wire}"
+        sent = f"adapter of rank {self.rank}" if self.rank else self.codec
+        return f"{self.transport} {sent} {self.wire}"
 
     def open(self, folder: Path) -> Transport:
         """Return the transport of one process; `folder` is that of a filesystem."""
@@ -90,6 +94,8 @@ class LearnerProcess:
 def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> None:
     """Make a step and publish, for every version that the pipe asks for."""
     weights = load_file(model / "model.safetensors")
+    if sending.rank:
+        weights = _factors(weights, sending.rank)
     transport = sending.open(folder)
     with StagedPublisher(
         transport,
@@ -104,7 +110,7 @@ def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> N
                 _hang_at_second_bucket(transport, pipe)
             _step(weights)
             begin = time.perf_counter()
-            publisher.publish(version, weights.items())
+            publisher.publish(version, weights.items(), 1.0 if sending.rank else None)
             seconds = time.perf_counter() - begin
             publisher.flush(DEADLINE)
             pipe.send(seconds)
@@ -122,6 +128,17 @@ def _hang_at_second_bucket(transport: Transport, pipe: Connection) -> None:
         return write(*arguments)
 
     setattr(transport, "write", hang)  # noqa: B010  (a method)
+
+
+def _factors(weights: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """Return factors of an adapter for all projections, which change nothing yet."""
+    tensors = {}
+    for name, weight in weights.items():
+        if name.endswith("_proj.weight"):
+            rows, columns = weight.shape
+            tensors[factor_name(name, A)] = 0.02 * torch.randn(rank, columns, dtype=weight.dtype)
+            tensors[factor_name(name, B)] = torch.zeros(rows, rank, dtype=weight.dtype)
+    return tensors
 
 
 def _step(weights: dict[str, torch.Tensor]) -> None:

@@ -89,6 +89,24 @@ class Updates:
             raise RunFailed(f"the update failed: {report and report.error}")
         return manifest, report, seconds
 
+    async def measure(self) -> tuple[Manifest, dict[str, Any]]:
+        """Publish and load the next version; return it and the figures of the update."""
+        manifest, report, publish_seconds = await self.update()
+        assert report.staged_at is not None
+        assert report.swap_finished_at is not None
+        return manifest, {
+            "publish": publish_seconds,
+            "staging": report.staged_at - report.published_at,
+            "prepare": report.prepare_seconds,
+            "stall": report.stalled_seconds,
+            "pause": report.pause_seconds,
+            "load": report.load_seconds,
+            "resume": report.resume_seconds,
+            "serving": report.swap_finished_at - report.published_at,
+            "bytes": report.bytes,
+            "changed": report.changed,
+        }
+
 
 class Bench:
     """An engine that is updated by one sending after another."""
@@ -117,7 +135,7 @@ class Bench:
             yield Updates(learner, transport, receiver)
         finally:
             receiver.close()
-            self._version = learner.version
+            self._version = max(self._version, learner.version)
             learner.close()
             shutil.rmtree(weights, ignore_errors=True)
 
@@ -126,24 +144,10 @@ class Bench:
         raw: dict[str, list[Any]] = {}
         async with self.updates(sending) as updates:
             for index in range(rounds + WARM_UP):
-                manifest, report, publish_seconds = await updates.update()
+                manifest, figures = await updates.measure()
                 if index < WARM_UP:
                     continue
-                assert report.staged_at is not None
-                assert report.swap_finished_at is not None
                 self.memcpy.measure(1)
-                figures = {
-                    "publish": publish_seconds,
-                    "staging": report.staged_at - report.published_at,
-                    "prepare": report.prepare_seconds,
-                    "stall": report.stalled_seconds,
-                    "pause": report.pause_seconds,
-                    "load": report.load_seconds,
-                    "resume": report.resume_seconds,
-                    "serving": report.swap_finished_at - report.published_at,
-                    "bytes": report.bytes,
-                    "changed": report.changed,
-                }
                 if sending == SENDINGS[0]:
                     transport = updates.transport
                     figures["bare_load"] = await bare_load(self.engine, manifest, transport)

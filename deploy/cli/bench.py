@@ -23,6 +23,7 @@ BENCHMARKS = {
     "chaos": "reliability.chaos",
     "episodes": "rollouts.slow_episodes",
     "generate": "rollouts.generate",
+    "lora": "weights.lora",
     "metrics": "observability.metrics_cost",
     "plan": "loop.plan_check",
     "presets": "loop.presets",

@@ -86,7 +86,10 @@ REFUSED = {
         "learner": "optimizer betas epsilon weight_decay weight_decay_on",
         "learner.critic": "optimizer betas epsilon weight_decay weight_decay_on",
     },
-    "its checkpoints have the factors of this adapter": {"learner": "lora"},
+    "its checkpoints have the factors of this adapter": {
+        "learner": "lora",
+        "learner.critic": "lora",
+    },
     "it is the objective that its checkpoints, recorded batches and figures belong to": {
         "learner": (
             "advantage advantage_options loss loss_options correction correction_options"

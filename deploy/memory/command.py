@@ -105,9 +105,10 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
         ),
         lora=learner.lora,
     )
-    critic = None
+    policy, critic = measure(path, batch), None
     if learner.critic is not None and not learner.critic.shared:
-        critic = measure(learner.critic.path or path, replace(batch, head=None, lora=None))
+        batch = replace(batch, head=None, lora=learner.critic.lora)
+        critic = measure(learner.critic.path or path, batch)
     context = actors.max_model_len or context_length(path)
     spec = EngineSpec(
         index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
@@ -116,7 +117,7 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
     dtype = stated_dtype(path) if actors.dtype == "auto" else actors.dtype
     kv_share = 2 if "fp8" in str(actors.vllm_options.get("kv_cache_dtype")) else 1
     return Sizes(
-        policy=measure(path, batch),
+        policy=policy,
         critic=critic,
         served=EngineSizes(
             itemsize=4 if dtype == "float32" else 2,

@@ -91,12 +91,15 @@ def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
     kept = config.steps if config.queues.keep_rollouts == "all" else learner.checkpoint_every
     rollouts = min(kept, config.steps) * prompts.groups_per_batch * prompts.group_size
     saves = math.ceil(config.steps / learner.checkpoint_every)
-    adapter = stepped_bytes(learner) * sizes.policy.trained if learner.lora else 0
+    sections = (learner.lora, sizes.policy), (learner.critic and learner.critic.lora, sizes.critic)
+    adapted = sum(model.trained for lora, model in sections if lora and model)
     return Prediction(
         processes=(rank, actor),
         nodes=nodes,
         checkpoints=min(saves, learner.keep_checkpoints + 1)
-        * float(parameter_bytes(learner) * sizes.policy.parameters + adapter),
+        * float(
+            parameter_bytes(learner) * sizes.policy.parameters + stepped_bytes(learner) * adapted
+        ),
         journal=float(TOKEN_BYTES * rollouts * config.actors.max_new_tokens),
         lacks=tuple(_lacks(nodes, sizes.served, capacity)),
     )

@@ -178,6 +178,7 @@ def _train(
     from transformers.utils import logging
 
     from learner.engine.deepspeed import DeepSpeedEngine
+    from learner.model.lora import add_adapter
     from learner.model.scalar_model import load_scalar_model
     from learner.supervised import Progress
     from learner.supervised.reward_model import bradley_terry, score_pairs, train_reward_model
@@ -192,6 +193,8 @@ def _train(
         seed=seed,
         activation_checkpointing=section.activation_checkpointing,
     )
+    if section.lora is not None:
+        add_adapter(model.model, section.lora, seed=seed)
     text = model.model.config.get_text_config()
     if text.pad_token_id is None:  # batches of texts of different lengths need one
         tokenizer = load_tokenizer(path)

@@ -122,7 +122,8 @@ def parameter_bytes(learner: LearnerConfig) -> int:
     A separate critic takes as much again, and a refreshed reference another copy of the weights. An
     adapter is not counted, and what it is added to is in no checkpoint.
     """
-    critic = learner.critic is not None and not learner.critic.shared
+    own = learner.critic
+    critic = own is not None and not own.shared and own.lora is None
     refreshed = learner.kl is not None and learner.kl.refresh_every is not None
     stepped = stepped_bytes(learner)
     parts = [(learner.lora is None, stepped), (critic, stepped), (refreshed, stepped - 12)]

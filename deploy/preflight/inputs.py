@@ -145,11 +145,14 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
 
 
 def _check_folder(config: RunConfig, path: str, resumed: RunDirectory | None) -> None:
-    """Compare the free space, and the layers of a new adapter, with the weights of a folder."""
-    shapes, lora = weight_shapes(path), config.learner.lora
+    """Compare the free space, and the layers of new adapters, with the weights of a folder."""
+    shapes, learner, critic = weight_shapes(path), config.learner, config.learner.critic
     check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
-    if lora is not None and resumed is None:
-        check_adapter(lora, shapes)
+    if resumed is None and learner.lora is not None:
+        check_adapter(learner.lora, shapes)
+    if resumed is None and critic is not None and critic.lora is not None:
+        own = weight_shapes(critic.path) if critic.path else shapes
+        check_adapter(critic.lora, own, section="learner.critic.lora")
 
 
 def _models(path: str, reward_models: Sequence[str]) -> dict[str, str]:

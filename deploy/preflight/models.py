@@ -94,8 +94,10 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
     return tuple(str(path.absolute()) for path in members)
 
 
-def check_adapter(lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare the names in [learner.lora] with a model's weights, before anything is loaded.
+def check_adapter(
+    lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]], *, section: str = "learner.lora"
+) -> None:
+    """Compare the names in a section with a model's weights, before anything is loaded.
 
     Raises:
         InputError: The model has no such layers, or there is no adapter to begin with.
@@ -105,13 +107,13 @@ def check_adapter(lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> No
     unknown = set() if lora.targets == "all-linear" else set(lora.targets) - layers
     if unknown:
         raise InputError(
-            f"learner.lora.targets: the model has no layers {', '.join(sorted(unknown))}; its "
+            f"{section}.targets: the model has no layers {', '.join(sorted(unknown))}; its "
             f"layers are {', '.join(sorted(layers))}"
         )
     if lora.path is not None and not (Path(lora.path) / ADAPTER_FILE).is_file():
         raise InputError(
-            f"learner.lora.path = {lora.path!r} has no {ADAPTER_FILE}, seen from {Path.cwd()}; "
-            "give the folder of an adapter as PEFT writes it"
+            f"{section}.path = {lora.path!r} has no {ADAPTER_FILE}; give the folder of an adapter "
+            "as PEFT writes it"
         )
 
 

@@ -84,8 +84,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank: 0, 1, or below 1 for a single rank that shares one."""
     lora: LoraConfig | None = None
-    """An adapter, which is trained in place of the weights. Without this section these are. A
-    critic of its own is trained whole."""
+    """An adapter, which is trained in place of the weights. Without this section these are."""
 
     microbatch_tokens: int = Field(default=2048, ge=16)
     """Capacity of one microbatch in tokens; a longer sequence gets one of its own."""

@@ -1,9 +1,10 @@
-"""Settings of adapters: the sections `[learner.lora]` and `[sft.lora]` of a recipe."""
+"""Settings of adapters: the sections `lora` of learner, critic, warm start and reward model."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from learner.config.optimizer import OptimizerConfig, Section
 
@@ -27,6 +28,11 @@ class LoraConfig(Section):
     path: str | None = None
     """Folder of an adapter to begin with, as PEFT writes it, of the same rank, alpha and targets.
     None begins with the model as it is. The reference of a KL penalty has no adapter either way."""
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        return path and str(Path(path).expanduser().absolute())
 
     @property
     def scale(self) -> float:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from learner.config.lora import LoraConfig, check_lora
 from learner.config.objective_rules import check_traits
 from learner.config.optimizer import OptimizerConfig, Section
 from learner.config.traits import ADVANTAGE_TRAITS, CORRECTION_TRAITS, LOSS_TRAITS, ObjectiveTraits
@@ -81,6 +82,8 @@ class CriticConfig(OptimizerConfig):
     """Largest change of a value within a batch that its loss rewards; None switches it off."""
     pretrain_batches: int = Field(default=0, ge=0)
     """First batches, which train the critic alone (VAPO's value pre-training)."""
+    lora: LoraConfig | None = None
+    """An adapter for a critic of its own, trained beside its head in place of the weights."""
 
     @model_validator(mode="after")
     def _shared_has_no_backbone(self) -> Self:
@@ -90,6 +93,12 @@ class CriticConfig(OptimizerConfig):
                 f"{self.pretrain_batches}: a head on the policy's backbone has no backbone of its "
                 "own to load, and cannot be trained without it; leave both out, or shared = false"
             )
+        if self.shared and self.lora is not None:
+            raise ValueError(
+                "critic.shared = true with a section [critic.lora]: the policy's backbone has the "
+                "adapter of [learner.lora]; leave one out"
+            )
+        check_lora(self.lora, self)
         return self
 
 

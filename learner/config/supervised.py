@@ -26,9 +26,12 @@ class SupervisedConfig(OptimizerConfig):
     """Implementation of attention in transformers, as learner.attention."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads; None takes as many as a rank of the learner has in a run on this machine."""
+    lora: LoraConfig | None = None
+    """An adapter, which is trained in place of the weights and merged into the model at the end."""
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
+        check_lora(self.lora, self)
         check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
         return self
 
@@ -48,13 +51,6 @@ class SftConfig(SupervisedConfig):
     """Capacity of one microbatch in tokens."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Positions whose logits are held at once."""
-    lora: LoraConfig | None = None
-    """An adapter, which is trained in place of the weights and merged into the warm start."""
-
-    @model_validator(mode="after")
-    def _adapter_is_stepped_by_adam(self) -> Self:
-        check_lora(self.lora, self)
-        return self
 
 
 class RewardTrainingConfig(SupervisedConfig):

@@ -156,6 +156,9 @@ class BatchReport(OffPolicyFigures):
     critic: CriticFigures | None = None
     kl_coefficient: float | None = None
     entropy_coefficient: float | None = None
+    lost_to_rounding: float | None = None
+    """Share of an adapter's changes that is lost where they are merged into bfloat16 weights, by
+    `learner.model.lora.lost_to_rounding`."""
     tokens_too_old: int | None = None
     """Sampled tokens left out for their lag, where there is a limit."""
     engines: Mapping[str, EngineFigures] | None = None

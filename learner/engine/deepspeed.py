@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from learner.disk_wait import write_whole
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
-from learner.engine.parameter_groups import optimizer_section, parameter_groups
+from learner.engine.parameter_groups import elements, optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, write_parts
@@ -82,14 +83,6 @@ def sharing(zero_stage: int) -> Iterator[None]:
         yield
 
 
-def _elements(module: nn.Module, *, trained: bool = False) -> int:
-    """Return how many weights a module has, or only those with gradients."""
-    return sum(
-        shape_of(parameter).numel()
-        for parameter in module.parameters() if parameter.requires_grad or not trained
-    )  # fmt: skip
-
-
 def _gathering(elements: int) -> dict[str, int]:
     """Return how much ZeRO 3 gathers of a module with so many weights."""
     live = min(LIVE_ELEMENTS, elements // 20)
@@ -110,7 +103,7 @@ def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor
         model=policy,
         config={
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 3, **_gathering(_elements(policy))},
+            "zero_optimization": {"stage": 3, **_gathering(elements(policy))},
             "bf16": {"enabled": dtype == "bfloat16"},
         },
     )
@@ -155,10 +148,10 @@ class DeepSpeedEngine:
         optimizer = optimizer_section(config, module)
         zero: dict[str, Any] = {
             "stage": zero_stage,
-            "reduce_bucket_size": min(BUCKET_ELEMENTS, _elements(module, trained=True)),
+            "reduce_bucket_size": min(BUCKET_ELEMENTS, elements(module, trained=True)),
         }
         if zero_stage == 3:
-            zero |= _gathering(_elements(module))
+            zero |= _gathering(elements(module))
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -282,6 +275,11 @@ class DeepSpeedEngine:
                 for weight in bucket:
                     yield weight.name, weight.value()
 
+    def lost_to_rounding(self) -> float | None:
+        """See `lora.lost_to_rounding`. Collective."""
+        gathered = partial(deepspeed.zero.GatheredParameters, enabled=self.gathers)
+        return lora.lost_to_rounding(self._engine.module.model, gathered)
+
     def save_model(self, folder: Path) -> None:
         """Write the model and its tokenizer as a folder that transformers loads. Collective.
 
@@ -304,7 +302,8 @@ class DeepSpeedEngine:
     def _save_adapter(self, folder: Path) -> None:
         """Write the adapter as a folder that PEFT loads, with the tokenizer. Collective."""
         model = self._engine.module.model
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.adapter()}
+        own = self._gathered(lora.trained(model))
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in own}
         if self.rank == 0:
             self._save_with_tokenizer(folder, lambda: lora.write_adapter(model, tensors, folder))
         dist.barrier()

@@ -6,8 +6,9 @@ Weights keep the names here that they have without an adapter.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,19 @@ from torch import Tensor, nn
 
 from learner.config.lora import LoraConfig
 from learner.errors import InputError
-from weight_sync.adapter import A, B, factor_name, merge
+from weight_sync.adapter import PREFIX, A, B, factor_name, merge
 
 ADAPTER = "default"
 """PEFT's name of a model's only adapter."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+HEAD = "score"
+"""The head of a critic or reward model, which is trained beside its adapter."""
+OTHER_FORMS = ("alpha_pattern", "rank_pattern", "use_dora", "lora_bias", "fan_in_fan_out")
+"""Settings of PEFT's by which a layer is not W + scale · B A with one rank and scale for all."""
+OTHER_BASES = ("pissa", "olora", "loftq", "corda")
+"""Beginnings of PEFT's `init_lora_weights` that change W too."""
+SAMPLED_LAYERS, SAMPLED_ROWS = 16, 64
+"""Where `lost_to_rounding` looks."""
 
 
 class Weight(NamedTuple):
@@ -53,7 +62,7 @@ class Adapter(NamedTuple):
 
 
 def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
-    """Freeze a transformers model, and add factors to its linear layers.
+    """Freeze a transformers model but for a `HEAD`, and add factors to its linear layers.
 
     Its outputs stay the same, bit for bit, unless there is an adapter to begin with.
 
@@ -62,17 +71,26 @@ def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
     """
     import peft
 
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise InputError(
+            f"{model.name_or_path!r} has quantised weights, into which engines cannot merge an "
+            "adapter: name the model that it was made from"
+        )
+    head = getattr(model, HEAD, None)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
         target_modules=_targets(model, config),
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
         base_model_name_or_path=model.name_or_path,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, model)
+    if head is not None:
+        settings.modules_to_save = [HEAD]
+        head.weight.requires_grad_(True)
     for factor in factors(model):
         (parameter,) = factor.parameters
         parameter.data = parameter.data.to(model.dtype)
@@ -101,7 +119,7 @@ def _begin_with(model: Any, config: LoraConfig, folder: Path) -> None:
     has, wanted = (one.model_dump(include=form) for one in (stored.config, config))
     if has != wanted:
         raise InputError(f"lora.path = {str(folder)!r} has {has}, and the recipe {wanted}")
-    own = {name: parameter for name, (parameter,), _ in factors(model)}
+    own = {name: parameter for name, (parameter,), _ in trained(model)}
     shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
     if shapes != {name: parameter.shape for name, parameter in own.items()}:
         others = sorted(shapes.keys() ^ own.keys()) or sorted(own)
@@ -117,13 +135,16 @@ def read_adapter(folder: Path) -> Adapter:
     """Read an adapter folder, as PEFT writes it.
 
     Raises:
-        InputError: A file is missing or damaged, or single layers have a scale of their own.
+        InputError: A file is missing or damaged, or it is another form of adapter.
     """
     try:
         settings = json.loads((folder / CONFIG_FILE).read_text())
         targets = settings["target_modules"]
-        if settings.get("alpha_pattern"):
-            raise ValueError("its alpha_pattern gives single layers a scale of their own")
+        other = {name: settings[name] for name in OTHER_FORMS if settings.get(name)}
+        if str(begun := settings.get("init_lora_weights")).startswith(OTHER_BASES):
+            other["init_lora_weights"] = begun
+        if other:
+            raise ValueError(f"its {other} is not supported: W + scale · B A is")
         config = LoraConfig(
             rank=settings["r"],
             alpha=settings["lora_alpha"],
@@ -141,7 +162,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def write_adapter(model: Any, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write an adapter folder that PEFT loads; `tensors` are those that `factors` names."""
+    """Write an adapter folder that PEFT loads; `tensors` are those that `trained` names."""
     model.peft_config[ADAPTER].save_pretrained(folder)
     save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
 
@@ -158,17 +179,47 @@ def factors(model: nn.Module) -> Iterator[Weight]:
         yield Weight(factor_name(name, B), (layer.lora_B[ADAPTER].weight,))
 
 
+def trained(model: nn.Module) -> Iterator[Weight]:
+    """Yield the factors of an adapter and a `HEAD` beside them by PEFT's names."""
+    yield from factors(model)
+    if (head := getattr(model, HEAD, None)) is not None:
+        yield Weight(f"{PREFIX}{HEAD}.weight", (head.weight,))
+
+
 def weights(model: nn.Module) -> Iterator[Weight]:
     """Yield the tensors of a model as if it had no adapter, in the order of its parameters."""
-    trained = {id(parameter) for factor in factors(model) for parameter in factor.parameters}
+    added = {id(parameter) for factor in factors(model) for parameter in factor.parameters}
     layers = {id(layer.base_layer.weight): layer for _, layer in _adapted(model)}
     for name, parameter in model.named_parameters():
         plain, layer = name.replace(".base_layer.", "."), layers.get(id(parameter))
         if layer is not None:
             own = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
             yield Weight(plain, (parameter, *own), layer.scaling[ADAPTER])
-        elif id(parameter) not in trained:
+        elif id(parameter) not in added:
             yield Weight(plain, (parameter,))
+
+
+@torch.no_grad()
+def lost_to_rounding(
+    model: nn.Module, gathered: Callable[[list[nn.Parameter]], AbstractContextManager[object]]
+) -> float | None:
+    """Return ‖merged − (W + ΔW)‖ / ‖ΔW‖, ΔW = scale · B A: what merging loses of the changes.
+
+    It is near 1 where changes are too small for the dtype to hold, and None where there are none.
+    Norms are over up to `SAMPLED_ROWS` rows of up to `SAMPLED_LAYERS` layers, of which `gathered`
+    returns a context in which their parameters are whole.
+    """
+    layers = [weight for weight in weights(model) if weight.scale]
+    lost = change = 0.0
+    for _, parameters, scale in layers[:: -(-len(layers) // SAMPLED_LAYERS)]:
+        with gathered(list(parameters)):
+            weight, a, b = (parameter.detach() for parameter in parameters)
+            weight, b = weight[:SAMPLED_ROWS], b[:SAMPLED_ROWS]
+            exact = scale * (b.float() @ a.float())
+            merged = merge(weight, a, b, scale).float() - weight.float()
+            lost += float((merged - exact).square().sum())
+            change += float(exact.square().sum())
+    return math.sqrt(lost / change) if change else None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learner.config.learner import LearnerConfig
+from learner.config.lora import LoraConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
@@ -93,10 +94,7 @@ class Rank:
         if shared is not None:
             policy.add_value_head()
             policy.values_after = config.bootstraps
-        if (lora := config.lora) is not None:
-            begun = self._spec.checkpoint is not None  # which then replaces the factors
-            lora = lora.model_copy(update={"path": None}) if begun else lora
-            add_adapter(policy.model, lora, seed=self._spec.seed)
+        self._adapt(policy.model, config.lora)
         self._names = HuggingFaceNames(policy.model)
         engines_merge = self._spec.weight_sync.staged and not self._names.merges
         self.adapter_scale = config.lora.scale if config.lora and engines_merge else None
@@ -108,12 +106,20 @@ class Rank:
             **self._settings,
         )
 
+    def _adapt(self, model: Any, lora: LoraConfig | None) -> None:
+        """Add an adapter, if any; a checkpoint replaces the factors that it begins with."""
+        if lora is not None and self._spec.checkpoint is not None:
+            lora = lora.model_copy(update={"path": None})
+        if lora is not None:
+            add_adapter(model, lora, seed=self._spec.seed)
+
     def _critic(self) -> CriticEngine | None:
         spec, config = self._spec, self.config.critic
         if config is None or config.shared:
             return None
         with sharing(self.config.zero_stage):
             model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
+        self._adapt(model.model, config.lora)
         steps = spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
 
@@ -147,6 +153,8 @@ class Rank:
         if (settings := self._spec.settings_at(version)) != self._settings_now:
             self._adopt(*settings)
         report = self.updater.update(groups, version)
+        if self.config.lora is not None and self.config.dtype == "bfloat16":
+            report = replace(report, lost_to_rounding=self.engine.lost_to_rounding())
         if self.engine.rank == 0:
             note_trained(groups, version)
         return report

@@ -17,7 +17,7 @@ OBJECTIVES = {
     "kl": {"kl": {"coefficient": 0.3}},
     "held": {"kl": {"coefficient": 0.3, "reference": "the base"}},
     "shared": {"advantage": "gae", "loss": "dapo", "critic": {"shared": True}},
-    "own critic": {"advantage": "gae", "loss": "ppo", "critic": {}},
+    "own critic": {"advantage": "gae", "loss": "ppo", "critic": {"lora": {"rank": 4}}},
     "pairs": {"advantage": "best_worst", "loss": "dpo", "aggregation": "sequence_mean"},
     "checkpointing": {"activation_checkpointing": True},
 }

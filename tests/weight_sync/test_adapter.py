@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from weight_sync.adapter import A, B, factor_name, merge, merged, weight_name
+from weight_sync.adapter import A, B, factor_name, merge, merged, touched, weight_name
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import IncompatibleWeights, LoadFailed, ManifestError
 from weight_sync.manifest import Manifest, check_signature
@@ -71,6 +71,19 @@ def test_weights_with_factors_are_merged_and_all_have_the_dtype_of_the_factors(
         torch.testing.assert_close(
             result[name].double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6
         )
+
+
+def test_layers_of_the_modules_that_have_factors_may_change() -> None:
+    layer = "model.layers.0.self_attn."
+    names = [f"{layer}{one}" for one in ("q_proj.weight", "k_proj.bias", "q_norm.weight")]
+    others = [
+        "model.embed_tokens.weight",
+        "model.layers.10.self_attn.q_proj.weight",
+        "lm_head.weight",
+    ]
+    others += ["model.layers.0.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"]
+    changes = touched([factor_name(f"{layer}v_proj.weight", kind) for kind in (A, B)])
+    assert [name for name in [*names, *others] if changes((name, torch.empty(0)))] == names
 
 
 def test_a_folder_without_a_weight_that_has_factors_cannot_be_loaded() -> None:

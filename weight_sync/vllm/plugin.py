@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.reload import layerwise
 
-from weight_sync.adapter import merged
+from weight_sync.adapter import merged, touched
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import tensor_views
@@ -53,8 +53,12 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
     init_info_cls = NoInitInfo
     update_info_cls = ManifestInfo
-    _preparation: tuple[int, Future[Shadow | None]] | None = None
+    _preparation: tuple[Manifest, Future[Shadow | None]] | None = None
     """The version that `_THREAD` loads beside the served one, or has loaded."""
+    _served: Manifest | None = None
+    """The version that is served; None if none was loaded, or perhaps not whole."""
+    _received: Manifest | None = None
+    """The version that `finish_weight_update` completes."""
     memory: DeviceMemory | None = None
     """Where weights are staged that must keep their addresses; None exchanges references."""
 
@@ -69,8 +73,10 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         if not applies(self.model):
             return False
         self._discard()
-        preparing = _THREAD.submit(self._prepare, manifest)
-        self._preparation = manifest.version, preparing
+        # Layers without factors keep the model folder's weights, as the last adapter left them.
+        form = _form(manifest)
+        whole = form is None or form != _form(self._served)
+        self._preparation = manifest, _THREAD.submit(self._prepare, manifest, whole)
         return True
 
     def prepared(self) -> bool:
@@ -79,27 +85,33 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
     def exchange(self, version: int) -> bool:
         """Replace the served version by the prepared one; False if it was not prepared."""
-        if self._preparation is None or self._preparation[0] != version or not self.prepared():
+        if self._preparation is None or not self.prepared():
             return False
-        shadow = self._preparation[1].result()
-        if shadow is not None:
-            shadow.exchange()
-            self._discard()
-        return shadow is not None
+        manifest, preparing = self._preparation
+        if manifest.version != version or (shadow := preparing.result()) is None:
+            return False
+        shadow.exchange()
+        self._served = manifest
+        self._discard()
+        return True
 
-    def _prepare(self, manifest: Manifest) -> Shadow | None:
+    def _prepare(self, manifest: Manifest, whole: bool) -> Shadow | None:
         """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
         shadow = Shadow(self.model, self.memory)
         try:
-            shadow.load(self._weights(manifest))
+            shadow.load(self._weights(manifest, whole), whole=whole)
         except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
             logger.warning("version %d cannot be prepared: %s", manifest.version, error)
             shadow.close()
             return None
         return shadow
 
-    def _weights(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights of a version; an adapter is merged into those of the model folder.
+    def _weights(
+        self, manifest: Manifest, whole: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights of a version, or those of layers that an adapter may change.
+
+        An adapter is merged into the weights of the model folder.
 
         The folder is read anew, so that what rounding takes never adds up. Its files are mapped:
         engines of a node share their pages.
@@ -109,8 +121,10 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         if manifest.scale is None:
             return tensors
         loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
-        base = loader.get_all_weights(self.model_config, self.model)
-        return merged(base, dict(tensors), manifest.scale)
+        base, factors = loader.get_all_weights(self.model_config, self.model), dict(tensors)
+        if not whole:
+            base = filter(touched(factors), base)
+        return merged(base, factors, manifest.scale)
 
     def _discard(self) -> None:
         """Free the prepared or the replaced weights, before the next version is loaded."""
@@ -121,6 +135,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     def start_weight_update(self) -> None:
         """Make every layer ready for loading and discard the remains of a failed update."""
         self._discard()
+        self._served = self._received = None
         for layer in self.model.modules():
             info = layerwise.get_layerwise_info(layer)
             if info.can_load():
@@ -149,6 +164,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
                 f"version {manifest.version} has not all weights for {len(skipped)} layers "
                 f"({', '.join(skipped[:3])})"
             )
+        self._received = manifest
 
     def finish_weight_update(self) -> None:
         """Process the layers that wait for the end of the update."""
@@ -162,10 +178,18 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             for layer in self._tied:
                 layer.quant_method.process_weights_after_loading(layer)
             _pack_experts(self.model)
+        self._served = self._received
 
     def shutdown(self) -> None:
         """Free the prepared weights; nothing else is held between updates."""
         self._discard()
+
+
+def _form(manifest: Manifest | None) -> set[tuple[str, str]] | None:
+    """Return names and dtypes of an adapter's factors; None for whole weights or nothing."""
+    if manifest is None or manifest.scale is None:
+        return None
+    return {(spec.name, spec.dtype) for spec in manifest.tensors}
 
 
 def _free(preparation: Future[Shadow | None]) -> None:

@@ -57,8 +57,8 @@ class Shadow:
         self._old: list[Any] = []
 
     @torch.no_grad()
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Load and pack every layer; the model does not change.
+    def load(self, tensors: Iterable[tuple[str, Tensor]], *, whole: bool = True) -> None:
+        """Load and pack every layer, or only those that get tensors; the model does not change.
 
         Raises LoadFailed if a layer was not loaded whole, or got tensors that cannot be copied into
         the model's, and any error of vLLM's loaders.
@@ -75,7 +75,7 @@ class Shadow:
             for live, twin in self._loaded
             for name, parameter in _parameters(live).items()
         }
-        for live, twin in waiting:
+        for live, twin in waiting if whole else ():
             if any(id(parameter) not in new for parameter in _parameters(live).values()):
                 skipped.append(self._names[live])
                 continue

@@ -188,6 +188,9 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     assert actor.mapped["staged version"] == 2 * factors
     saves = config.learner.keep_checkpoints + 1
     assert prediction.checkpoints == saves * 14 * factors
+    critic = recipe("learner.advantage=gae", "learner.loss=ppo", "learner.critic.lora.rank=8")
+    both = Sizes(policy=MODEL, critic=sizes.policy, served=SERVED)
+    assert predict(critic, both, Capacity()).checkpoints == saves * 14 * (BILLION + factors)
     own = recipe("learner.lora.rank=8", "learner.kl.reference=other/model")
     assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
 

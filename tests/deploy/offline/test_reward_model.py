@@ -117,17 +117,13 @@ def test_the_members_differ_and_say_what_they_are_worth(made):
     assert weights[0] != weights[1]
 
 
-@pytest.mark.deepspeed
-@pytest.mark.parametrize("member", [0, 1])
-def test_what_was_trained_is_what_is_served(made, member):
-    """Standardised, every member's scores of the same held-out pairs have mean 0, deviation 1."""
+def check_served(path):
+    """Standardised, a member's scores of the held-out pairs have mean 0, deviation 1."""
     import torch
 
     from actors.reward_models.scoring import Member
 
-    folder, _ = made
-    path = str(folder / f"model-{member}")
-    trained = Member(path, dtype="float32", device="cpu", standardise=True)
+    trained = Member(str(path), dtype="float32", device="cpu", standardise=True)
     config = load_recipe("tests/deploy/recipe.toml", SECTION)
     pairs = PreferencePairs(config, config.reward_model, trained.read).heldout
     scores = torch.cat(
@@ -135,6 +131,23 @@ def test_what_was_trained_is_what_is_served(made, member):
     )
     assert float(scores.mean()) == pytest.approx(0.0, abs=1e-4)
     assert float(scores.std()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("member", [0, 1])
+def test_what_was_trained_is_what_is_served(made, member):
+    folder, _ = made
+    check_served(folder / f"model-{member}")
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_an_adapter_is_merged_into_the_model_that_is_served(headway):
+    settings = (*SECTION, "reward_model.name=adapted", "reward_model.lora.rank=4")
+    result = headway.recipe("reward-model", *settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for member in (0, 1):
+        check_served(headway.folder / f"runs/adapted-rm/model-{member}")
 
 
 @pytest.mark.deepspeed

@@ -186,11 +186,15 @@ def narrowest_binding(pid):
 @pytest.mark.vllm
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines on cores of their own")
-def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights_again(headway):
+@pytest.mark.parametrize("trained", [(), ("learner.lora.rank=4",)], ids=["weights", "adapter"])
+def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights_again(
+    headway, trained
+):
+    name = "-".join(["real-killed", *trained]).replace("=", "-")
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
     with going(
-        headway, "real-killed", "steps=100000", "heldout.every=100000", "actors.engine=vllm",
-        "learner.checkpoint_every=100000", f"actors.cores={cores}",
+        headway, name, "steps=100000", "heldout.every=100000", "actors.engine=vllm",
+        "learner.checkpoint_every=100000", f"actors.cores={cores}", *trained,
     ) as (process, folder):  # fmt: skip
         metrics = folder / "metrics.jsonl"
         until(lambda: len(rows(metrics)) >= 3, process)
@@ -219,7 +223,7 @@ def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights
     for row, engine_id in zip(rows(folder / "restarts.jsonl"), restarted, strict=True):
         published = sum(batch["published_at"] < row["at"] for batch in rows(metrics))
         assert served(folder, engine_id, row["at"])[0] >= published
-    accounts = json.loads(headway("inspect", "real-killed", "--json").stdout)
+    accounts = json.loads(headway("inspect", name, "--json").stdout)
     assert accounts["balanced"]
     assert accounts["trained_twice"] == 0
     summary = json.loads((folder / "summary.json").read_text())

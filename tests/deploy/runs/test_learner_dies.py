@@ -105,11 +105,17 @@ class Going:
         return run, len(read_rows(self.log)) - steps
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_outlives_a_rank_of_its_learner(headway, ranks, how):
-    settings = [f"learner.ranks={ranks}", "actors.cpus=0.0", "deploy.watchdog_seconds=12"]
-    name = f"rank-{ranks}-{how.name.lower()}"
+@pytest.mark.parametrize(
+    ("ranks", "how", "trained"),
+    [
+        *((ranks, how, ()) for ranks in (1, 2) for how in (signal.SIGKILL, signal.SIGSTOP)),
+        (2, signal.SIGKILL, ("learner.lora.rank=4",)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_run_outlives_a_rank_of_its_learner(headway, ranks, how, trained):
+    settings = [f"learner.ranks={ranks}", "actors.cpus=0.0", "deploy.watchdog_seconds=12", *trained]
+    name = f"rank-{ranks}-{how.name.lower()}-{len(trained)}"
     with Going(headway, name, "steps=40", "heldout.every=40", *settings) as going:
         going.trains(13)
         going.strike(f"{RANK} learner-{ranks - 1}", how)
@@ -155,16 +161,18 @@ def test_a_learner_that_dies_more_often_than_allowed_ends_the_run_with_its_name(
     assert json.loads((going.folder / "summary.json").read_text())["status"] == "failed"
 
 
-def test_without_staleness_a_killed_learner_ends_with_the_same_weights(headway):
+@pytest.mark.parametrize("trained", [(), ("learner.lora.rank=4",)], ids=["weights", "adapter"])
+def test_without_staleness_a_killed_learner_ends_with_the_same_weights(headway, trained):
     settings = (
+        *trained,
         "steps=16", "heldout.every=16", "queues.max_staleness=0", "learner.threads=1",
         "learner.learning_rate=1e-2", "learner.checkpoint_every=4",
         'actors.reward=["varied:score"]',
     )  # fmt: skip
-    with Going(headway, "untouched", *settings) as going:
+    with Going(headway, f"untouched-{len(trained)}", *settings) as going:
         untouched = going.end().rows("metrics.jsonl")
-    with Going(headway, "touched", *settings) as going:
-        for batches in (6, 10):
+    with Going(headway, f"touched-{len(trained)}", *settings) as going:
+        for batches in (2, 10):  # before the first checkpoint, and after two
             going.trains(batches)
             going.strike(f"{RANK} learner-0", signal.SIGKILL)
         run, again = going.check(16, learner=2)

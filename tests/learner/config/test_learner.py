@@ -19,6 +19,8 @@ from learner.config.supervised import SftConfig
         ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
         ({"lora": {}, "optimizer": "muon", "zero_stage": 0}, "an adapter trains their factors"),
         ({"lora": {"targets": []}}, "at least 1 item"),
+        ({"critic": {"lora": {}, "optimizer": "muon"}}, "an adapter trains their factors"),
+        ({"critic": {"lora": {}, "shared": True}}, "with a section .critic.lora."),
         ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),
     ],
@@ -65,6 +67,12 @@ def test_the_reference_of_an_adapter_is_its_base_unless_it_is_another_or_moves()
     assert LearnerConfig(lora={}, kl={"reference": "other/model"}).holds_reference
     assert LearnerConfig(lora={}, kl={"refresh_every": 5}).holds_reference
     assert not LearnerConfig(lora={}).holds_reference
+
+
+def test_the_folder_of_an_adapter_is_found_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert LoraConfig(path="adapter").path == str(tmp_path / "adapter")
+    assert LoraConfig(path=str(tmp_path)).path == str(tmp_path)
 
 
 def test_the_scale_of_an_adapter_is_that_of_the_paper_or_of_rslora():

@@ -1,6 +1,7 @@
 """Adapters: the same outputs merged and not, as PEFT has them, in folders that PEFT loads."""
 
 import json
+from contextlib import nullcontext
 
 import peft
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from learner.config.learner import TinyModelConfig
 from learner.config.lora import LoraConfig
@@ -19,6 +20,7 @@ from learner.model import lora
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import plain_attention
 from learner.model.policy import build_tiny, load_policy, load_tokenizer
+from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import write
 
 IDS, POSITIONS = (
@@ -157,21 +159,32 @@ def test_an_adapter_of_another_form_is_refused(model_path, tmp_path, change, mes
         lora.add_adapter(load(model_path).model, config, seed=0)
 
 
+OTHER_FORMS = {
+    "alpha_pattern": {"up_proj": 2},
+    "rank_pattern": {"up_proj": 2},
+    "use_dora": True,
+    "lora_bias": True,
+    "fan_in_fan_out": True,
+    "init_lora_weights": "pissa_niter_4",
+}
+
+
 def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_path, tmp_path):
     policy = adapted(model_path)
     tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
     lora.write_adapter(policy.model, tensors, tmp_path)
     config = LORA.model_copy(update={"path": str(tmp_path)})
     file, settings_file = tmp_path / lora.WEIGHTS_FILE, tmp_path / lora.CONFIG_FILE
-    dora = "base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector"
-    save_file({**tensors, dora: torch.ones(48)}, file)
-    with pytest.raises(InputError, match=f"other tensors .*{dora}"):
+    embedding = "base_model.model.model.embed_tokens.weight"
+    save_file({**tensors, embedding: torch.ones(4, 4)}, file)
+    with pytest.raises(InputError, match=f"other tensors .*{embedding}"):
         lora.add_adapter(load(model_path).model, config, seed=0)
     save_file(tensors, file)
     plain = settings_file.read_text()
-    settings_file.write_text(json.dumps({**json.loads(plain), "alpha_pattern": {"up_proj": 2}}))
-    with pytest.raises(InputError, match="alpha_pattern gives single layers"):
-        lora.add_adapter(load(model_path).model, config, seed=0)
+    for name, value in OTHER_FORMS.items():
+        settings_file.write_text(json.dumps({**json.loads(plain), name: value}))
+        with pytest.raises(InputError, match=f"its .'{name}': .* is not supported: W"):
+            lora.add_adapter(load(model_path).model, config, seed=0)
     settings_file.write_text(plain)
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(InputError, match="no adapter can be read"):
@@ -190,9 +203,61 @@ def test_layers_that_cannot_have_an_adapter_are_refused_with_those_that_can(mode
 
 
 def test_a_model_without_linear_layers_is_refused(tmp_path):
+    """GPT-2 has PEFT's other kind of layer, `Conv1D`, whose weights are transposed."""
     write("gpt2", tmp_path)
-    with pytest.raises(InputError, match="those that can have an adapter are none"):
-        lora.add_adapter(load(str(tmp_path)).model, LORA, seed=0)
+    for targets in ("all-linear", ("c_attn",)):
+        config = LORA.model_copy(update={"targets": targets})
+        with pytest.raises(InputError, match="those that can have an adapter are none"):
+            lora.add_adapter(load(str(tmp_path)).model, config, seed=0)
+
+
+def test_quantised_weights_are_refused(model_path):
+    model = load(model_path).model
+    model.config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(InputError, match="has quantised weights, into which engines cannot merge"):
+        lora.add_adapter(model, LORA, seed=0)
+
+
+def test_experts_in_one_tensor_are_refused_by_name(tmp_path):
+    write("qwen3_moe", tmp_path)
+    config = LORA.model_copy(update={"targets": ("experts",)})
+    with pytest.raises(InputError, match=r"has no linear layers experts; .* k_proj, o_proj"):
+        lora.add_adapter(load(str(tmp_path)).model, config, seed=0)
+
+
+def test_a_critic_has_its_head_beside_its_adapter_in_folders_that_peft_loads(model_path, tmp_path):
+    def critic(seed=3, **settings):
+        model = load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
+        lora.add_adapter(model.model, LORA.model_copy(update=settings), seed=0)
+        return model
+
+    model = critic()
+    with torch.no_grad():
+        for _, (parameter,), _ in lora.trained(model.model):
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    tensors = {weight.name: weight.value() for weight in lora.trained(model.model)}
+    assert {id(p) for p in model.parameters() if p.requires_grad} == {
+        id(parameter) for _, (parameter,), _ in lora.trained(model.model)
+    }
+    lora.write_adapter(model.model, tensors, tmp_path)
+    again = critic(seed=4, path=str(tmp_path))
+    assert torch.equal(again(IDS, POSITIONS)[0], model(IDS, POSITIONS)[0])
+    base = AutoModelForSequenceClassification.from_pretrained(model_path, num_labels=1)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path).get_base_model()
+    assert torch.equal(loaded.score.weight, model.model.score.weight)
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [(1.0, 0.0, 0.05), (1e-5, 0.9, 1.1)])
+def test_what_rounding_takes_of_small_changes_is_measured(model_path, size, low, high):
+    policy = adapted(model_path, dtype="bfloat16")
+    for _, (factor,), _ in lora.factors(policy.model):
+        factor.data *= size**0.5
+    assert low < lora.lost_to_rounding(policy.model, nullcontext) < high
+    exact = adapted(model_path)
+    assert lora.lost_to_rounding(exact.model, nullcontext) < 1e-6
+    new = load(model_path, "bfloat16")
+    lora.add_adapter(new.model, LORA, seed=0)
+    assert lora.lost_to_rounding(new.model, nullcontext) is None
 
 
 def test_the_head_and_experts_in_one_tensor_get_no_factors(tmp_path):

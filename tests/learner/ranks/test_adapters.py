@@ -174,6 +174,30 @@ def test_factors_alone_are_trained_and_saved_and_gone_on_with(model_path, tmp_pa
     rank.close()
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_critic_trains_factors_and_its_head_and_goes_on_with_both(model_path, tmp_path, stage):
+    critic = {"lora": {"rank": 4}, "learning_rate": 1e-2}
+    settings = {"zero_stage": stage, "advantage": "gae", "loss": "ppo", "critic": critic}
+    rank = loaded(model_path, **settings)
+    named = dict(rank.critic._engine.module.named_parameters())
+    trained = {name for name, one in named.items() if one.requires_grad}
+    assert {name for name in trained if ".lora_" not in name} == {"model.score.weight"}
+    assert len(trained) == FACTORS + 1
+    batches = [[encode(group) for group in random_groups(seed=v, version=v)] for v in (0, 1)]
+    rank.update(batches[0], 0)
+    rank.engine.save(tmp_path)
+    rank.critic.save(tmp_path / "critic")
+    straight = rank.update(batches[1], 1)
+    rank.close()
+    assert not list((tmp_path / "critic").glob("model*")), "the base is not in it"
+    rank = loaded(model_path, **settings)
+    rank.engine.load(tmp_path)
+    rank.critic.load(tmp_path / "critic")
+    again = rank.update(batches[1], 1)
+    rank.close()
+    assert again == straight
+
+
 def test_transports_that_write_into_the_engine_are_given_whole_weights(model_path):
     rank = loaded(model_path, weight_sync=WeightSyncConfig(transport="nccl"))
     names = [name for name, _ in rank.weights()]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.weight_sync.serving import newest_version
+from weight_sync.adapter import A, B, factor_name
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.errors import DeadlineExceeded
@@ -44,20 +45,27 @@ class Slow(FilesystemTransport):
 publisher = StagedPublisher(Slow(Path(sys.argv[1])), lambda manifest: None, 4096)
 for version in ({versions}):
     generator = torch.Generator().manual_seed(version)
-    tensors = [(f"t{{i}}", torch.randn(1024, generator=generator)) for i in range(4)]
-    publisher.publish(version, tensors)
+    tensors = [(name, torch.randn(32, 32, generator=generator)) for name in {names}]
+    publisher.publish(version, tensors, {scale})
     publisher.flush(600)
 """
+FACTORS = tuple(factor_name(f"{layer}.weight", kind) for layer in ("q", "k") for kind in (A, B))
+KINDS = pytest.mark.parametrize(
+    ("names", "scale"),
+    [(tuple("abcd"), None), pytest.param(FACTORS, 0.5, marks=pytest.mark.slow)],
+    ids=["weights", "adapter"],
+)
+"""Names of tensors, and the scale of the adapter that they are."""
 
 
-def make_version(seed: int) -> list[tuple[str, torch.Tensor]]:
+def make_version(seed: int, names: tuple[str, ...]) -> list[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return [(f"t{i}", torch.randn(1024, generator=generator)) for i in range(4)]
+    return [(name, torch.randn(32, 32, generator=generator)) for name in names]
 
 
-def publish(folder: Path, version: int) -> None:
+def publish(folder: Path, version: int, names: tuple[str, ...], scale: float | None) -> None:
     with StagedPublisher(FilesystemTransport(folder), lambda manifest: None, 4096) as publisher:
-        publisher.publish(version, make_version(version))
+        publisher.publish(version, make_version(version, names), scale)
         publisher.flush(30)
 
 
@@ -91,36 +99,39 @@ def lines(state: Path) -> list[str]:
     return state.read_text().splitlines() if state.exists() else []
 
 
-def swapped(version: int) -> list[str]:
+def swapped(version: int, names: tuple[str, ...]) -> list[str]:
     """Return the lines that a whole swap appends to the log of an engine."""
-    digest = checksum(make_version(version))
+    digest = checksum(make_version(version, names))
     return ["pause", f"loading {version}", f"loaded {version} {digest}", "resume"]
 
 
+@KINDS
 @pytest.mark.parametrize(("fault", "last"), [("slow-open", "staging"), ("slow-load", "loading 0")])
 def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
-    start, tmp_path, fault: str, last: str
+    start, tmp_path, fault: str, last: str, names, scale
 ) -> None:
     folder, state, again = tmp_path / "weights", tmp_path / "killed", tmp_path / "again"
-    publish(folder, 0)
+    publish(folder, 0, names, scale)
     victim = start(str(SERVING), str(folder), str(state), fault)
     wait_for(lambda: lines(state)[-1:] == [last])
     victim.send_signal(signal.SIGKILL)
     victim.wait(30)
     assert not [line for line in lines(state) if line.startswith(("loaded", "resume"))]
-    publish(folder, 3)
+    publish(folder, 3, names, scale)
     start(str(SERVING), str(folder), str(again))
     seconds = wait_for(lambda: lines(again)[-1:] == ["resume"])
-    assert lines(again) == swapped(3)
+    assert lines(again) == swapped(3, names)
     print(f"recovered in {seconds:.2f} s")
 
 
+@KINDS
 @pytest.mark.parametrize("hang_at", [6, 8])
 def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
-    start, tmp_path, hang_at: int
+    start, tmp_path, hang_at: int, names, scale
 ) -> None:
     folder, state = tmp_path / "weights", tmp_path / "state"
-    publisher = start("-c", PUBLISHER.format(hang_at=hang_at, versions="4, 5"), str(folder))
+    code = PUBLISHER.format(hang_at=hang_at, versions="4, 5", names=names, scale=scale)
+    publisher = start("-c", code, str(folder))
     assert publisher.stdout.readline() == "in the middle\n"
     publisher.send_signal(signal.SIGKILL)
     publisher.wait(30)
@@ -128,10 +139,10 @@ def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
     start(str(SERVING), str(folder), str(state))
     wait_for(lambda: lines(state)[-1:] == ["resume"])
     begin = time.monotonic()
-    publish(folder, 5)
+    publish(folder, 5, names, scale)
     wait_for(lambda: len(lines(state)) == 8)
     print(f"recovered in {time.monotonic() - begin:.2f} s")
-    assert lines(state) == swapped(4) + swapped(5)
+    assert lines(state) == swapped(4, names) + swapped(5, names)
     assert [entry.name[:8] for entry in folder.iterdir()] == ["00000005"]
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from weight_families import FAMILIES, build
 
+from learner.config.lora import LoraConfig
+from learner.model.lora import add_adapter, factors, weights
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -75,6 +77,7 @@ class FakeDeviceMemory(DeviceMemory):
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.blocks: list[int] = []
+        self.filled: list[int] = []
         self.copies = 0
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -82,12 +85,26 @@ class FakeDeviceMemory(DeviceMemory):
         return torch.zeros(nbytes, dtype=torch.uint8)
 
     def fill(self, staged: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        self.filled.append(sum(tensor.nbytes for tensor in tensors))
         for target, tensor in zip(staged, tensors, strict=True):
             target.copy_(tensor)
 
     def copy(self, targets: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
         self.copies += 1
         torch._foreach_copy_(targets, staged)
+
+
+@contextmanager
+def staged(
+    number: int, tensors: dict[str, torch.Tensor], scale: float | None = None
+) -> Iterator[StagedWeights]:
+    manifests, transport = [], SharedMemoryTransport()
+    with StagedPublisher(transport, manifests.append, 65536) as publisher:
+        publisher.publish(number, tensors.items(), scale)
+        publisher.flush(60)
+        held = stage(manifests[0], transport)
+    yield held
+    held.close()
 
 
 class Learner:
@@ -107,13 +124,17 @@ class Learner:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=generator))
         named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-        manifests, transport = [], SharedMemoryTransport()
-        with StagedPublisher(transport, manifests.append, 65536) as publisher:
-            publisher.publish(number, revert_weight_conversion(self.model, named).items())
-            publisher.flush(60)
-            held = stage(manifests[0], transport)
-        yield held
-        held.close()
+        with staged(number, revert_weight_conversion(self.model, named)) as held:
+            yield held
+
+    @contextmanager
+    def adapter(self, number: int) -> Iterator[StagedWeights]:
+        """Change the factors, and stage them."""
+        named = {factor.name: factor.value() for factor in factors(self.model)}
+        for tensor in named.values():
+            tensor.copy_(torch.randn(tensor.shape))
+        with staged(number, named, 0.5) as held:
+            yield held
 
     def save(self, folder: Path) -> Path:
         """Write the present weights as a folder for vLLM."""
@@ -174,6 +195,31 @@ def test_no_update_moves_a_weight_and_each_leaves_what_a_fresh_load_gives(family
     assert exchanged == (0 if "moe" in family else 3)
     assert engine.memory.copies == exchanged
     assert len(engine.memory.blocks) == (exchanged > 0)
+
+
+def test_an_adapter_moves_no_weight_and_loads_only_layers_that_it_changes(tmp_path) -> None:
+    """Between two of them whole weights are served, after which all layers are loaded again."""
+    family = "qwen2, biases and tied"
+    learner, plain = Learner(family, tmp_path / "first"), build(family, tmp_path / "last")
+    config, model = load(learner.folder)
+    engine, before = engine_of(config, model), addresses(model)
+    add_adapter(learner.model, LoraConfig(rank=4, alpha=2.0, targets=("q_proj",)), seed=0)
+    for number in (0, 1, 2, 4):
+        with learner.adapter(number) as held:
+            assert exchange(engine, held)
+        assert addresses(model) == before
+        if number == 2:
+            with Learner(family, tmp_path / "other").version(3) as held:
+                assert exchange(engine, held)
+    first, *partly, full, again = engine.memory.filled
+    assert first == full == again
+    assert len(partly) == 2
+    assert max(partly) < 0.5 * first
+    plain.load_state_dict({one.name: one.value() for one in weights(learner.model)}, strict=False)
+    plain.save_pretrained(tmp_path / "last")
+    _, fresh = load(tmp_path / "last")
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
 
 
 def test_the_served_weights_change_by_nothing_but_the_copy(tmp_path) -> None:

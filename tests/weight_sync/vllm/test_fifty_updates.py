@@ -1,4 +1,7 @@
-"""Two engines through fifty updates with requests running: every token carries its version."""
+"""Two engines through fifty updates with requests running: every token carries its version.
+
+The learner trains all weights, or an adapter that the engines merge into their model folder.
+"""
 
 import asyncio
 import contextlib
@@ -11,6 +14,8 @@ from weight_families import VOCABULARY, build
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.vllm import VllmEngine
+from learner.config.lora import LoraConfig
+from learner.model.lora import add_adapter, factors
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.config import WeightSyncConfig
@@ -21,6 +26,7 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 UPDATES = 50
+LORA = LoraConfig(rank=4, alpha=8.0)
 ENGINES = 2
 SHARED = [(7 * i + i // 5) % VOCABULARY for i in range(150)]
 """A prompt long enough for vLLM to keep its first blocks in the prefix cache."""
@@ -42,8 +48,14 @@ class CheckedEngine(VllmEngine):
 class Fleet:
     """A learner's model, its publisher, and engines that follow it."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, *, adapted: bool) -> None:
         self.model = build("llama, untied", folder)
+        mlp = self.model.model.layers[-1].mlp
+        mlp.up_proj.weight.data.copy_(mlp.gate_proj.weight)  # what `down_proj` gets is positive
+        self.model.save_pretrained(folder)
+        self.scale = LORA.scale if adapted else None
+        if adapted:
+            add_adapter(self.model, LORA, seed=0)
         self.engines = [
             CheckedEngine(
                 EngineSpec(
@@ -81,11 +93,18 @@ class Fleet:
         ]
         self.following = [asyncio.create_task(one.run(self._stop)) for one in self.receivers]
 
+    def weights(self):
+        """Return the tensors that are published, which may be changed."""
+        if self.scale is not None:
+            return [(factor.name, factor.value()) for factor in factors(self.model)]
+        return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
+
     async def publish(self) -> str:
         """Publish the next version, wait until all engines serve it and return its checksum."""
         self.version += 1
-        weights = [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
-        digest = await asyncio.to_thread(self.publisher.publish, self.version, weights)
+        digest = await asyncio.to_thread(
+            self.publisher.publish, self.version, self.weights(), self.scale
+        )
         async with asyncio.timeout(60):
             while any(one.version != self.version for one in self.receivers):
                 for task in self.following:
@@ -124,11 +143,11 @@ class Fleet:
             await engine.close()
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["weights", "adapter"])
+def fleet(tmp_path_factory, request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
-        fleet = Fleet(tmp_path_factory.mktemp("model"))
+        fleet = Fleet(tmp_path_factory.mktemp("model"), adapted=request.param)
         yield fleet
         fleet.runner.run(fleet.close())
         fleet.runner.close()
@@ -148,11 +167,10 @@ def test_requests_begun_after_each_update_have_the_learners_logprobs_on_every_en
         async with fleet.running([3, 13, 4]):
             for _ in range(UPDATES):
                 torch.manual_seed(fleet.version)
-                with torch.no_grad():
-                    for parameter in fleet.model.parameters():
-                        parameter.add_(0.01 * torch.randn_like(parameter))
+                for _, tensor in fleet.weights():
+                    tensor.add_(0.01 * torch.randn_like(tensor))
                 published = await fleet.publish()
-                assert published == checksum(fleet.model.named_parameters())
+                assert published == checksum(fleet.weights())
                 for engine in fleet.engines:
                     assert engine.loaded[fleet.version] == published
                     name = f"after-{fleet.version}"
@@ -179,7 +197,7 @@ def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fl
         async with fleet.running([3, 13, 4]) as done:
             for _ in range(2 * UPDATES):
                 with torch.no_grad():
-                    say(fleet.model, (fleet.version + 1) % VOCABULARY)
+                    say(fleet, (fleet.version + 1) % VOCABULARY)
                 await fleet.publish()
                 if len({v for one in done for v in one.versions}) > UPDATES // 2:
                     break
@@ -198,8 +216,20 @@ def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fl
         assert all(token == version % VOCABULARY for token, version in pairs)
 
 
-def say(model, token: int) -> None:
-    """Make a model that samples one token for ever: no layer adds anything to a constant."""
+def say(fleet, token: int) -> None:
+    """Make a model that samples one token for ever.
+
+    No layer adds anything to a constant, or an adapter adds so much of the token's row of the head
+    that nothing else counts.
+    """
+    model = fleet.model
+    if fleet.scale is not None:
+        for _, tensor in fleet.weights():
+            tensor.fill_(0.0)
+        *_, (_, (a,), _), (_, (b,), _) = factors(model)
+        a.fill_(1.0)
+        b[:, 0] = 100 * model.lm_head.weight[token]
+        return
     for parameter in model.parameters():
         parameter.fill_(0.0)
     model.model.embed_tokens.weight.fill_(1.0)
