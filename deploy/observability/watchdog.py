@@ -194,7 +194,7 @@ class Watchdog:
             broker=self._newest,
             paused=paused is not None,
             learner_starts=self._run.learner_starts(),
-            learner_writes=time.time() < self._writes_until,
+            learner_writes=clock.wall(clock.now()) < self._writes_until,
             learner_saved=self._run.learner_saved(),
             step_seconds=max((t.published_at - t.step_started_at for t in times), default=0.0),
             actors=actors,

@@ -233,9 +233,9 @@ def test_only_keys_are_in_the_tables_and_what_moves_weights_is_replayed():
     assert set(RULES) <= set(key_paths(RunConfig))
     named = [name for name in RULES if section_of_path(name) is not None]
     assert sorted(named) == [
-        "actors.overlong", "deploy.node", "deploy.placement", "learner.critic.schedule",
-        "learner.entropy", "learner.kl", "learner.lora", "learner.schedule", "model",
-        "reward_model", "sft",
+        "actors.overlong", "deploy.node", "deploy.placement", "learner.critic.lora",
+        "learner.critic.schedule", "learner.entropy", "learner.kl", "learner.lora",
+        "learner.schedule", "model", "reward_model", "sft",
     ]  # fmt: skip
     stepping = {name for name in OptimizerConfig.model_fields if not refusal(f"learner.{name}")}
     assert stepping == set(OF_A_STEP["learner"].split())
