@@ -19,7 +19,7 @@ from benchmarks.harness.study import Options, Record, Study, alone, number, opti
 from benchmarks.reliability.chaos_run import END_SECONDS, ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 
-SURVIVED = frozenset({"rollout actor", "engine worker", "learner rank"})
+SURVIVED = frozenset({"rollout actor", "engine worker", "learner rank", "driver"})
 """Roles whose death a run survives by itself."""
 BATCH_SECONDS = 900.0
 """Deadline of a started or resumed run to train its next batch."""

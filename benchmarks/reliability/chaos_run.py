@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from actors.sources.registry import load_source
 from benchmarks.harness.subprocesses import CLI, set_options, start
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
@@ -33,7 +35,7 @@ ROLES = {
     "driver": "",
 }
 """Patterns of the titles of processes by role; vLLM does not always set its own. The driver is the
-command itself."""
+child of the command."""
 WARM_START_SECONDS = 600.0
 END_SECONDS = 300.0
 """Deadline of a run to end after a kill that it does not survive."""
@@ -88,7 +90,7 @@ class ChaosRun:
         """Return the process of a role; None while there is none."""
         assert self.process is not None
         if role == "driver":
-            return self.process.pid
+            return next((child.pid for child in psutil.Process(self.process.pid).children()), None)
         pids = [pid for pid, title in processes(self.folder) if re.match(ROLES[role], title)]
         return pids[-1] if pids else None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import InputError, RunFailed
+from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ def resume(
     A run that is done goes on with more steps, as by --set steps=200. Its recipe.toml keeps what is
     set; what can change in a run is in deploy/README.md.
     """
+    from deploy.cluster.cleanup import end_leftovers
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
 
     terminal = Terminal()
     directory = RunDirectory.open(run, runs_dir)
-    with directory.held():
+    with directory.held(end_leftovers):
         _resume(directory, overrides, terminal)
 
 
@@ -100,6 +102,8 @@ def _train(
         from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
+    if session_process.session is not None:
+        session_process.session.goes_on(directory.path, config.deploy.max_restarts)
     directory.logs.mkdir(exist_ok=True)
     try:
         with log_to(directory.logs / "driver.log"):

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
+from deploy.runtime.restart_budget import SETTLED_SECONDS, RestartBudget
 from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
-
-FIRST_WAIT_SECONDS = 1.0
-"""Wait before the first restart in a row; each further wait is twice as long."""
-LONGEST_WAIT_SECONDS = 30.0
-SETTLED_SECONDS = 600.0
-"""A process that worked for this long before its death starts counting anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +29,7 @@ class Restarts:
 
     def __init__(self, context: RunContext, name: str, clock: Clock) -> None:
         self._context, self._name, self._clock = context, name, clock
-        self._limit = context.config.deploy.max_restarts
-        self._in_a_row = 0
+        self._budget = RestartBudget(context.config.deploy.max_restarts)
 
     async def allow(self, reason: str, *, worked: float) -> None:
         """Wait until a process that died after `worked` seconds may be restarted.
@@ -43,27 +37,13 @@ class Restarts:
         Raises:
             RunFailed: The process died more often in a row than deploy.max_restarts.
         """
-        if worked >= SETTLED_SECONDS:
-            self._in_a_row = 0
-        if self._in_a_row >= self._limit:
-            raise RunFailed(
-                f"{self._name} died {self._in_a_row + 1} times in a row, more than "
-                f"deploy.max_restarts = {self._limit} makes up for; the last error: {reason}"
-            )
-        wait = min(FIRST_WAIT_SECONDS * 2**self._in_a_row, LONGEST_WAIT_SECONDS)
-        self._in_a_row += 1
-        context = self._context
-        context.record.restarts[self._name] += 1
-        context.console.say(
-            f"{self._name} is restarted ({self._in_a_row} of {self._limit} in a row): {reason}"
+        wait = self._budget.next_wait(settled=worked >= SETTLED_SECONDS)
+        if wait is None:
+            raise RunFailed(self._budget.exhausted(self._name, reason))
+        at = self._clock.time()
+        await run_in_daemon_thread(
+            lambda: note_restart(self._context, self._name, self._budget, reason, at)
         )
-        restart = {
-            "actor": self._name,
-            "at": self._clock.time(),
-            "in_a_row": self._in_a_row,
-            "reason": reason,
-        }
-        await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))
         await self._clock.sleep(wait)
 
     async def await_start(self, start: Awaitable[None]) -> None:
@@ -84,3 +64,15 @@ class Restarts:
                 f"{self._name} did not start within deploy.start_timeout_seconds = {seconds:g}"
             ) from None
         self._context.console.say(f"{self._name} is ready again")
+
+
+def note_restart(
+    context: RunContext, name: str, budget: RestartBudget, reason: str, at: float
+) -> None:
+    """Print and record a restart."""
+    context.record.restarts[name] += 1
+    context.console.say(
+        f"{name} is restarted ({budget.in_a_row} of {budget.limit} in a row): {reason}"
+    )
+    row = {"actor": name, "at": at, "in_a_row": budget.in_a_row, "reason": reason}
+    context.jsonl.write("restarts.jsonl", [row])

@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
+from deploy.runtime.session_process import DRIVER
 from deploy.storage.run_record import BROADCASTER, LEARNER, REWARD_MODEL, Record
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
@@ -73,6 +74,7 @@ def _restarts(counts: Counter[str]) -> dict[str, int]:
         "reward_models": counts[REWARD_MODEL],
         "learner": counts[LEARNER],
         "broadcaster": counts[BROADCASTER],
+        "driver": counts[DRIVER],
     }
     return {"actors": counts.total() - sum(others.values()), **others}
 

@@ -84,13 +84,18 @@ class Going:
         run = self.end()
         summary = run.summary
         assert (summary["status"], summary["version"]) == ("done", steps)
-        none = dict.fromkeys(("actors", "reward_models", "learner", "broadcaster"), 0)
+        none = dict.fromkeys(("actors", "reward_models", "learner", "broadcaster", "driver"), 0)
         assert summary["restarts"] == none | restarts
         assert summary["max_lag_trained"] <= 2
+        return run, self.check_accounts(steps)
+
+    def check_accounts(self, steps):
+        """Check the accounts and the learner's log; return how many batches were trained again."""
         accounts = self.headway.accounting(self.name)
         assert accounts["balanced"]
         assert (accounts["trained"], accounts["trained_twice"]) == (steps * 2, 0)
-        assert [row["version"] for row in run.rows("metrics.jsonl")] == list(range(steps))
+        rows = read_rows(self.folder / "metrics.jsonl")
+        assert [row["version"] for row in rows] == list(range(steps))
         batches = {}
         for row in read_rows(self.log):
             assert batches.setdefault(row["version"], row["groups"]) == row["groups"]
@@ -98,7 +103,7 @@ class Going:
         assert len(groups) == len(set(groups)) == steps * 2
         for version, trained in batches.items():
             assert all(version - oldest <= 2 for *_, oldest in trained)
-        return run, len(read_rows(self.log)) - steps
+        return len(read_rows(self.log)) - steps
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
