@@ -57,11 +57,16 @@ class Session:
         """How the process of the session before crashed; None for the first."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
 
-    def goes_on(self, folder: Path, max_restarts: int) -> None:
+    def allow(self, max_restarts: int) -> None:
+        """Say how often in a row the session may be started again."""
+        self.budget.limit = max_restarts
+        self._send({"limit": max_restarts})
+
+    def goes_on(self, folder: Path) -> None:
         """Say that the run has its folder, so that it is resumed after a crash."""
-        self._again, self.budget.limit = ["resume", str(folder)], max_restarts
+        self._again = ["resume", str(folder)]
         os.environ[MARK] = str(folder)
-        self._send({"again": self._again, "limit": max_restarts})
+        self._send({"again": self._again})
 
     def ends(self, code: int) -> None:
         """Say that the session ends on purpose."""
@@ -127,7 +132,7 @@ class Parent:
 
         Returns only in the process of a session.
         """
-        crash = None
+        crash, wait = None, 0.0
         while True:
             began = time.monotonic()
             if pid is not None and descriptor is not None:
@@ -140,20 +145,21 @@ class Parent:
                 channel, theirs = _socket_pair()
                 if (child := os.fork()) == 0:
                     channel.close()
-                    return self._become_session(theirs, crash)
+                    return self._become_session(theirs, crash, wait)
                 theirs.close()
                 pid, is_child, self._pidfd = child, True, _open(child)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             crash = self._await_crash(pid, channel, is_child=is_child)
-            self._wait(crash, worked=time.monotonic() - began)
+            wait = self._next_wait(crash, worked=time.monotonic() - began)
             pid = None
 
-    def _become_session(self, parent: socket.socket, crash: str | None) -> None:
+    def _become_session(self, parent: socket.socket, crash: str | None, wait: float) -> None:
         global session
         sys.argv[1:] = self._again
         session = Session(parent, self._again, self._budget, crash)
         raise_interrupts()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        time.sleep(wait)  # here, since a parent that is killed between two sessions ends the run
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
@@ -164,9 +170,9 @@ class Parent:
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
                 content = json.loads(message)
                 code = content.get("code", code)
+                self._budget.limit = content.get("limit", self._budget.limit)
                 if "again" in content:
-                    self._again, self._budget.limit = content["again"], content["limit"]
-                    self._is_resumed = True
+                    self._again, self._is_resumed = content["again"], True
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -183,8 +189,8 @@ class Parent:
             os._exit(ended)  # an error before the run began, whose traceback is printed
         return f"its process ended with exit code {ended}"
 
-    def _wait(self, crash: str, *, worked: float) -> None:
-        """Wait as long as the budget says before the next session; exit if there is to be none."""
+    def _next_wait(self, crash: str, *, worked: float) -> float:
+        """Return how long the next session waits; exit if there is to be none."""
         trained = self._trained
         with suppress(OSError):
             self._trained = (Path(self._again[-1]) / PROGRESS).stat().st_size
@@ -194,9 +200,7 @@ class Parent:
             with suppress(OSError):
                 os.write(2, f"headway: {self._budget.exhausted(DRIVER, crash)}\n".encode())
             os._exit(1)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._interrupted:
-            time.sleep(0.05)
+        return seconds
 
     def _forward(self, number: int) -> None:
         self._interrupted = True

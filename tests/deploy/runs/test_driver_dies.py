@@ -4,6 +4,8 @@ import json
 import random
 import signal
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,15 +30,28 @@ def commands(folder):
     return found
 
 
+def watches(process):
+    """Return True if a process waits for the end of another one, as a parent does."""
+    with suppress(OSError):
+        links = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return "anon_inode:[pidfd]" in links
+    return False
+
+
 def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):
     draw = random.Random(24)
     settings = (f"steps={STEPS}", f"heldout.every={STEPS}", f"deploy.max_restarts={KILLS}")
     with Going(headway, "undying", *settings) as going:
         for _ in range(KILLS):
             time.sleep(draw.uniform(0.5, 25.0))
-            victims = sorted(commands(headway.folder), key=lambda process: process.create_time())
-            assert victims, "the run has ended by itself"
-            draw.choice(victims).send_signal(signal.SIGKILL)
+            # A kill within the second in which the other one is replaced would be that of both.
+            deadline = time.monotonic() + WAIT_SECONDS
+            while len(both := commands(headway.folder)) != 2 or not any(map(watches, both)):
+                assert time.monotonic() < deadline, going.process.stdout.read()
+                time.sleep(0.05)
+            victim = draw.choice(both)
+            print(f"{time.time():.1f}: of {[one.pid for one in both]} {victim.pid} is killed")
+            victim.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + 3 * WAIT_SECONDS
         while commands(headway.folder):
             assert time.monotonic() < deadline

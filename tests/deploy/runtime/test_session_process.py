@@ -34,7 +34,8 @@ interrupts = 0
 for action, *more in json.loads((folder / "plan").read_text())[number]:
     try:
         if action == "goes on":
-            session.goes_on(folder, *more)
+            session.allow(*more)
+            session.goes_on(folder)
         elif action == "trains":
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write("{}\\n")
