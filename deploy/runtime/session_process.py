@@ -155,10 +155,10 @@ class Parent:
 
     def _become_session(self, parent: socket.socket, crash: str | None, wait: float) -> None:
         global session
+        raise_interrupts()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
         sys.argv[1:] = self._again
         session = Session(parent, self._again, self._budget, crash)
-        raise_interrupts()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         time.sleep(wait)  # here, since a parent that is killed between two sessions ends the run
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:

@@ -28,12 +28,19 @@ class Received:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[bool, bool]] = Counter()
+        self._known: Counter[bool] = Counter()
 
     def is_new(self, number: int) -> bool:
-        """Count a signal; return False if it came before on the other way."""
+        """Count a signal; return False if it came before on the other way.
+
+        A handler may be interrupted by that of another signal anywhere: then one of them is new.
+        """
         hangup, forwarded = number in HANGUPS, number in FORWARDED.values()
         self._counts[hangup, forwarded] += 1
-        return self._counts[hangup, forwarded] > self._counts[hangup, not forwarded]
+        count = max(self._counts[hangup, forwarded], self._counts[hangup, not forwarded])
+        new = count > self._known[hangup]
+        self._known[hangup] = max(count, self._known[hangup])
+        return new
 
     def any(self) -> bool:
         """Return True once there was one."""

@@ -14,6 +14,7 @@ from tests.deploy.conftest import read_rows
 from tests.deploy.processes import started_for
 from tests.deploy.runs.test_learner_dies import WAIT_SECONDS, Going
 from tests.deploy.runs.test_resume import wait_for_end
+from tests.deploy.runtime.test_session_process import links
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(3000)]
 
@@ -33,8 +34,7 @@ def commands(folder):
 def watches(process):
     """Return True if a process waits for the end of another one, as a parent does."""
     with suppress(OSError):
-        links = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-        return "anon_inode:[pidfd]" in links
+        return "anon_inode:[pidfd]" in {*links(Path(f"/proc/{process.pid}/fd"))}
     return False
 
 

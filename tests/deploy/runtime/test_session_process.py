@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,7 +42,8 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
                 file.write("{}\\n")
         elif action == "waits":
             (folder / f"waits-{number}").touch()
-            time.sleep(60)
+            for _ in range(1200):
+                time.sleep(0.05)  # an interrupt just before a sleep is heeded after it
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
@@ -124,8 +126,24 @@ def kill_parent(session, parent):
     parent.kill()
     [new] = until(lambda: [child for child in session.children() if child != parent])
     folder = Path(f"/proc/{new.pid}/fd")
-    until(lambda: "anon_inode:[pidfd]" in [str(link.readlink()) for link in folder.iterdir()])
+    until(lambda: "anon_inode:[pidfd]" in {*links(folder)})
     return new
+
+
+def links(folder):
+    for link in folder.iterdir():
+        with suppress(FileNotFoundError):
+            yield str(link.readlink())
+
+
+def test_a_new_parent_passes_interrupts_on_like_the_first(tmp_path):
+    command = Command(tmp_path, [("waits",), ("ends", 130)])
+    session = psutil.Process(command.waits(0).pid)
+    kill_parent(session, session.parent()).terminate()
+    until(lambda: not session.is_running())
+    assert (tmp_path / "interrupts").read_text() == "1"
+    assert len(command.sessions()) == 1
+    command.end()
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
