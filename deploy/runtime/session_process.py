@@ -23,11 +23,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.runtime.restart_budget import (
-    FIRST_WAIT_SECONDS,
-    SETTLED_SECONDS,
-    RestartBudget,
-)
+from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
 
 INHERITED = "HEADWAY_SESSION"
@@ -97,6 +93,8 @@ class Session:
                     [*LAUNCHER, *self._again], env=environment, pass_fds=[theirs.fileno()]
                 )
             self._parent = ours
+            if self._again[0] == "resume":  # it may have changed meanwhile
+                self._send({"again": self._again})
             time.sleep(FIRST_WAIT_SECONDS)
 
 
