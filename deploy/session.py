@@ -8,6 +8,7 @@ from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster, status_command
 from deploy.cluster.worker_logs import end_killed_session
 from deploy.config.run_config import RunConfig
+from deploy.driver.restart_policy import note_restart
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
@@ -15,6 +16,7 @@ from deploy.preflight.provenance import environment
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
+from deploy.runtime import session_process
 from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
@@ -47,6 +49,8 @@ def run(
     config = learner_on_cores(config, usable_cores())
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
+    if (process := session_process.session) is not None and process.crash is not None:
+        note_restart(context, session_process.DRIVER, process.budget, process.crash, clock.now())
     status = "failed"
     try:
         end_killed_session(directory)

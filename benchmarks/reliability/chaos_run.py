@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from actors.sources.registry import load_source
 from benchmarks.harness.subprocesses import CLI, set_options, start
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
@@ -34,7 +36,7 @@ class Role:
     """Processes that are struck together."""
 
     titles: tuple[str, ...]
-    """Pattern of the title of each; that of the driver, the command itself, is empty."""
+    """Pattern of the title of each; that of the driver, the child of the command, is empty."""
     back: tuple[str, ...] = ()
     """Names in `recoveries.jsonl` of those that take their places, without numbers."""
     survived: bool = True
@@ -48,7 +50,7 @@ ROLES = {
     "learner rank": Role((RANK,), ("learner",)),
     "broadcaster": Role((BROADCASTER,), ("broadcaster",)),
     "broker": Role(("ray::BrokerActor",), ("broker",)),
-    "driver": Role(("",), survived=False),
+    "driver": Role(("",)),
     "several at once": Role((ACTOR, RANK, BROADCASTER), ("actor", "learner", "broadcaster")),
 }
 WARM_START_SECONDS = 600.0
@@ -113,7 +115,8 @@ class ChaosRun:
         alive, found = processes(self.folder), []
         for pattern in role.titles:
             pids = [pid for pid, title in alive if re.match(pattern, title)]
-            pids = [self.process.pid] if not pattern else pids
+            if not pattern:
+                pids = [child.pid for child in psutil.Process(self.process.pid).children()]
             if not pids:
                 return None
             found.append(pids[-1])

@@ -34,6 +34,7 @@ from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import InputError, Interrupted, exit_code_of
+from deploy.runtime import session_process
 from deploy.runtime.output import open_standard_streams
 from deploy.runtime.safe_console import SafeConsole, echo, print_uncaught
 from deploy.runtime.signals import deferred, raise_interrupts
@@ -297,13 +298,28 @@ def bench(
 
 
 def main() -> Any:
-    """Run the command line; print expected errors as one message and exit with their code."""
+    """Run the command line; print expected errors as one message and exit with their code.
+
+    A command that trains runs in a process of its own, which is started again when it crashes.
+    """
+    try:
+        return _run_command()
+    except SystemExit as leaving:
+        if session_process.session is not None:
+            code = leaving.code or 0
+            session_process.session.ends(code if isinstance(code, int) else 1)
+        raise
+
+
+def _run_command() -> Any:
     try:
         open_standard_streams()
         raise_interrupts()
         sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):
             _check_not_shadowed()
+            if sys.argv[1] in ("run", "resume"):
+                session_process.begin_session()
         sys.path.append(os.getcwd())
         return app(standalone_mode=True)
     except (KeyboardInterrupt, SystemExit) as leaving:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import InputError, RunFailed
+from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CHECKING = "checking the recipe, the model and the prompts"
 def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Train a recipe to its end."""
     config = load(recipe, overrides)
+    _allow_restarts(config)
     from deploy.runtime.console import Terminal
 
     terminal = Terminal()
@@ -48,12 +50,13 @@ def resume(
     A run that is done goes on with more steps, as by --set steps=200. Its recipe.toml keeps what is
     set; what can change in a run is in deploy/README.md.
     """
+    from deploy.cluster.cleanup import end_leftovers
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
 
     terminal = Terminal()
     directory = RunDirectory.open(run, runs_dir)
-    with directory.held():
+    with directory.held(end_leftovers):
         _resume(directory, overrides, terminal)
 
 
@@ -61,6 +64,7 @@ def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal
     from deploy.storage.sessions import resumed_recipe
 
     config, changes = resumed_recipe(directory, overrides)
+    _allow_restarts(config)
     asks_for_more = any(change.name == "steps" for change in changes)
     if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
         terminal.say(
@@ -82,6 +86,11 @@ def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal
         _train(config, inputs, directory, terminal)
 
 
+def _allow_restarts(config: "RunConfig") -> None:
+    if session_process.session is not None:
+        session_process.session.allow(config.deploy.max_restarts)
+
+
 def _trained_when_done(directory: "RunDirectory") -> int | None:
     """Return the number of batches of a run that is done; None if it is not, or cannot be said."""
     try:
@@ -100,6 +109,8 @@ def _train(
         from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
+    if session_process.session is not None:
+        session_process.session.goes_on(directory.path)
     directory.logs.mkdir(exist_ok=True)
     try:
         with log_to(directory.logs / "driver.log"):

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from deploy.runtime.session_process import MARK
+from queues.readers.open_run import is_open
+
 SHARED_MEMORY = Path("/dev/shm")
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own helper processes, without which it takes the whole node for dead."""
@@ -29,6 +32,8 @@ _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 PRIVATE = "headway-"
 """Beginning of the names of private folders."""
 
+LEFT_SECONDS = 60.0
+"""Deadline for the processes of a killed session to end, on other nodes too."""
 HALT_SECONDS = 5.0
 """Deadline for processes to stop; until then they could create another file."""
 END_SECONDS = 2.0
@@ -90,13 +95,45 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def mapped_files(pids: Iterable[int]) -> list[Path]:
-    """Return the files in /dev/shm that processes have mapped, if younger than this process."""
+def end_leftovers(run: Path) -> None:
+    """Kill what a killed session of a run has left on this machine, and wait for its broker's end.
+
+    Only whoever holds the run may call it. On a cluster that the session had joined, Ray ends the
+    processes.
+    """
+    mark, deadline = f"{MARK}={run}".encode(), time.monotonic() + LEFT_SECONDS
+    while left := {process for process in psutil.process_iter() if _is_left(process, mark)}:
+        files = mapped_files((process.pid for process in left), since=0.0)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _await_none(_lives, left, END_SECONDS)
+        for path in files:
+            path.unlink(missing_ok=True)
+        if time.monotonic() > deadline:
+            return
+    while is_open(run) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _is_left(process: psutil.Process, mark: bytes) -> bool:
+    """Return True if a process inherited a mark; trackers of shared memory end by themselves."""
+    with suppress(OSError):
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        return mark in environment.split(b"\0") and TRACKER not in _command(process)
+    return False
+
+
+def mapped_files(pids: Iterable[int], since: float | None = None) -> list[Path]:
+    """Return the files in /dev/shm that processes have mapped, not older than `since`.
+
+    None stands for the start of this process.
+    """
     inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):
             inodes.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text())))
-    began, mapped = psutil.Process().create_time(), []
+    began, mapped = psutil.Process().create_time() if since is None else since, []
     for path in SHARED_MEMORY.iterdir():
         with suppress(OSError):
             file = path.lstat()

@@ -1,10 +1,12 @@
 """Starts the Ray cluster of a run on this machine, or joins an existing one."""
 
+import asyncio
 import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
 from deploy.runtime.signals import deferred, without_hangups
+from queues.runtime.daemon_thread import run_in_daemon_thread
 
 NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
+JOIN_SECONDS = 90.0
+"""Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0
 """Deadline of the nodes' answers, which have to start their first process."""
 
@@ -60,19 +65,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
             own.enter_context(reaping_orphans())
             folder = own.enter_context(private_folder())
             options |= {"include_dashboard": False, "_temp_dir": str(folder / "ray")}
-        try:
-            with deferred(), without_hangups(), on_loopback() if local else nullcontext():
-                context = ray.init(
-                    address=address, log_to_driver=False, logging_level=logging.ERROR, **options
-                )
-        except KeyboardInterrupt:
-            ray.shutdown()
-            raise
-        except Exception as error:  # Ray raises bare Exceptions too
-            ray.shutdown()
-            if local:
-                raise RunFailed(f"Ray did not start on this machine: {error}") from error
-            raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
+        context = _connect(address, options)
         output = Path(context.address_info["session_dir"]) / "logs"
         try:
             _check_nodes(config)
@@ -87,6 +80,35 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
                     ray.shutdown()
                 if local:
                     collect_worker_logs(output, logs)
+
+
+def _connect(address: str, options: dict[str, Any]) -> Any:
+    local = address == "local"
+    connect = partial(
+        ray.init, address=address, log_to_driver=False, logging_level=logging.ERROR, **options
+    )
+
+    async def join() -> Any:
+        async with asyncio.timeout(JOIN_SECONDS):
+            return await run_in_daemon_thread(connect)
+
+    try:
+        with deferred(), without_hangups(), on_loopback() if local else nullcontext():
+            # The processes of a cluster end with the thread that starts them.
+            return connect() if local else asyncio.run(join())
+    except TimeoutError:
+        raise InputError(
+            f"deploy.ray_address = {address!r}: no cluster answered there within "
+            f"{JOIN_SECONDS:g} s; try `ray status --address {address}`"
+        ) from None
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise
+    except Exception as error:  # Ray raises bare Exceptions too
+        ray.shutdown()
+        if local:
+            raise RunFailed(f"Ray did not start on this machine: {error}") from error
+        raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
 
 
 @contextmanager

@@ -120,8 +120,9 @@ class DeployConfig(BaseModel):
     """Newest groups that `max_failed_groups` is counted in, so that it limits a rate: a long run
     may lose a prompt now and then. `headway requeue` puts failed prompts back."""
     max_restarts: int = Field(default=5, ge=0)
-    """Restarts in a row of an actor, the learner or another process that dies, before the run is
-    ended with its last error; one that worked for 10 minutes starts counting anew."""
+    """Restarts in a row of an actor, the learner, the command itself or another process that dies,
+    before the run is ended with its last error; one that worked for 10 minutes, and a command that
+    trained a new batch, start counting anew."""
 
     @field_validator("runs_dir", "checkpoint_dir")
     @classmethod

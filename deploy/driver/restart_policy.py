@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
+from deploy.runtime.restart_budget import SETTLED_SECONDS, RestartBudget
 from deploy.storage.run_record import RECOVERIES
 from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
-FIRST_WAIT_SECONDS = 1.0
-"""Wait before the first restart in a row; each further wait is twice as long."""
-LONGEST_WAIT_SECONDS = 30.0
-SETTLED_SECONDS = 600.0
-"""A process that worked for this long before its death starts counting anew."""
 WRITE_SECONDS = 10.0
 """Longest time that a restart waits for its record."""
 
@@ -39,8 +35,7 @@ class Restarts:
 
     def __init__(self, context: RunContext, name: str, clock: Clock) -> None:
         self._context, self._name, self._clock = context, name, clock
-        self._limit = context.config.deploy.max_restarts
-        self._in_a_row = 0
+        self._budget = RestartBudget(context.config.deploy.max_restarts)
         self._died_at: float | None = None
         """Monotonic seconds since when the process is away; None while it works or first starts."""
 
@@ -52,29 +47,15 @@ class Restarts:
         """
         if self._died_at is None:
             self._died_at = self._clock.monotonic()
-        if worked >= SETTLED_SECONDS:
-            self._in_a_row = 0
-        if self._in_a_row >= self._limit:
-            raise RunFailed(
-                f"{self._name} died {self._in_a_row + 1} times in a row, more than "
-                f"deploy.max_restarts = {self._limit} makes up for; the last error: {reason}"
-            )
-        wait = min(FIRST_WAIT_SECONDS * 2**self._in_a_row, LONGEST_WAIT_SECONDS)
-        self._in_a_row += 1
-        context = self._context
-        context.record.restarts[self._name] += 1
-        context.console.say(
-            f"{self._name} is restarted ({self._in_a_row} of {self._limit} in a row): {reason}"
-        )
-        restart = {
-            "actor": self._name,
-            "at": self._clock.time(),
-            "in_a_row": self._in_a_row,
-            "reason": reason,
-        }
+        wait = self._budget.next_wait(settled=worked >= SETTLED_SECONDS)
+        if wait is None:
+            raise RunFailed(self._budget.exhausted(self._name, reason))
+        at = self._clock.time()
         with suppress(TimeoutError):  # the watchdog reports a disk that hangs
             async with asyncio.timeout(WRITE_SECONDS):
-                await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))
+                await run_in_daemon_thread(
+                    lambda: note_restart(self._context, self._name, self._budget, reason, at)
+                )
         await self._clock.sleep(wait)
 
     async def await_start(self, start: Awaitable[None]) -> None:
@@ -106,3 +87,15 @@ class Restarts:
         context.record.away[name] = context.record.away.get(name, 0.0) + away
         row = {"process": name, "at": self._clock.time(), "seconds": away}
         await run_in_daemon_thread(lambda: context.jsonl.write(RECOVERIES, [row]))
+
+
+def note_restart(
+    context: RunContext, name: str, budget: RestartBudget, reason: str, at: float
+) -> None:
+    """Print and record a restart."""
+    context.record.restarts[name] += 1
+    context.console.say(
+        f"{name} is restarted ({budget.in_a_row} of {budget.limit} in a row): {reason}"
+    )
+    row = {"actor": name, "at": at, "in_a_row": budget.in_a_row, "reason": reason}
+    context.jsonl.write("restarts.jsonl", [row])

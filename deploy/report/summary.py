@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
+from deploy.runtime.session_process import DRIVER
 from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL, Record
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
@@ -76,8 +77,9 @@ def _by_role(figures: Mapping[str, float]) -> dict[str, float]:
         "learner": figures.get(LEARNER, 0),
         "broker": figures.get(BROKER, 0),
         "broadcaster": figures.get(BROADCASTER, 0),
+        "driver": figures.get(DRIVER, 0),
     }
-    named = {REWARD_MODEL, LEARNER, BROKER, BROADCASTER}
+    named = {REWARD_MODEL, LEARNER, BROKER, BROADCASTER, DRIVER}
     actors = sum(figure for process, figure in figures.items() if process not in named)
     return {"actors": actors, **others}
 

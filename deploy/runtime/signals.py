@@ -2,25 +2,71 @@
 
 Outside an event loop an interrupt is a KeyboardInterrupt, which `deferred` keeps out of blocks that
 would leave processes running. Inside one it is an event, so that the loop decides how to end.
+
+The parent of a session passes interrupts on by signals of their own (`FORWARDED`), so that one
+that a terminal sends to both processes counts once.
 """
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+FORWARDED = {
+    signal.SIGINT: int(signal.SIGRTMIN),
+    signal.SIGTERM: int(signal.SIGRTMIN),
+    signal.SIGHUP: signal.SIGRTMIN + 1,
+}
+"""The signal by which a parent passes on each interrupt."""
+HANGUPS = (signal.SIGHUP, FORWARDED[signal.SIGHUP])
 
-def interrupts() -> list[signal.Signals]:
+
+class Received:
+    """Counts the interrupts that a process receives, directly and passed on by its parent."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[bool, bool]] = Counter()
+        self._known: Counter[bool] = Counter()
+
+    def is_new(self, number: int) -> bool:
+        """Count a signal; return False if it came before on the other way.
+
+        A handler may be interrupted by that of another signal anywhere: then one of them is new.
+        """
+        hangup, forwarded = number in HANGUPS, number in FORWARDED.values()
+        self._counts[hangup, forwarded] += 1
+        count = max(self._counts[hangup, forwarded], self._counts[hangup, not forwarded])
+        new = count > self._known[hangup]
+        self._known[hangup] = max(count, self._known[hangup])
+        return new
+
+    def any(self) -> bool:
+        """Return True once there was one."""
+        return bool(self._counts)
+
+
+received = Received()
+"""The interrupts of this process."""
+
+
+def interrupts() -> list[int]:
     """Return the signals that interrupt; SIGHUP is none where it is ignored, as nohup has it."""
     heeded = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if heeded else [])]
+    direct = [number for number in FORWARDED if number != signal.SIGHUP or heeded]
+    return [*direct, *dict.fromkeys(FORWARDED.values())]
 
 
 def raise_interrupts() -> None:
     """Turn every interrupt into a KeyboardInterrupt; to be called again after an event loop."""
     for number in interrupts():
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _raise)
+
+
+def _raise(number: int, _frame: FrameType | None) -> None:
+    if received.is_new(number):
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -39,10 +85,11 @@ def without_hangups() -> Iterator[None]:
 @contextmanager
 def deferred() -> Iterator[None]:
     """Finish the block first; an interrupt during it raises KeyboardInterrupt at its end."""
-    received: list[int] = []
+    deferring: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+        if received.is_new(number):
+            deferring.append(number)
 
     before = {number: signal.signal(number, note) or signal.SIG_DFL for number in interrupts()}
     try:
@@ -50,7 +97,7 @@ def deferred() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if received:
+    if deferring:
         raise KeyboardInterrupt
 
 
@@ -68,8 +115,10 @@ class Interrupts:
             asyncio.get_running_loop().add_signal_handler(number, self._note, number)
 
     def _note(self, number: int) -> None:
+        if not received.is_new(number):
+            return
         self.asked.set()
-        if number == signal.SIGHUP:
+        if number in HANGUPS:
             return
         if self._by_user:
             self.insisted.set()

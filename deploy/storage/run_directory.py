@@ -203,8 +203,10 @@ class RunDirectory:
             raise self._going_on()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, end_leftovers: Callable[[Path], None] | None = None) -> Iterator[None]:
         """Keep other commands out of the run during the block.
+
+        `end_leftovers` is called with the folder, to end what a session that was killed has left.
 
         Raises:
             InputError: Another command works on the run, or has deleted it.
@@ -216,6 +218,8 @@ class RunDirectory:
                 raise self._going_on() from None
             except FileNotFoundError:
                 raise RunMissing(f"there is no run in {self.path} any more") from None
+            if end_leftovers is not None:
+                end_leftovers(self.path)
             if is_open(self.path):
                 raise self._going_on()
             yield

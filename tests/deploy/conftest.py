@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 from deploy.cli import main
+from deploy.runtime import session_process
 from deploy.runtime.signals import interrupts
 from deploy.storage.run_directory import RunDirectory
 
@@ -43,6 +44,7 @@ def call_main(arguments, folder):
             mock.patch.object(sys, "argv", ["headway", *map(str, arguments)]),
             mock.patch.object(sys, "path", list(sys.path)),
             mock.patch.dict(os.environ, {"COLUMNS": "120"}),
+            mock.patch.object(session_process, "begin_session"),
         ):
             main()
     except SystemExit as ended:

@@ -20,6 +20,7 @@ from deploy.errors import RunFailed
 from deploy.preflight.provenance import environment
 from deploy.report.report import draw
 from deploy.report.summary import summarise
+from deploy.runtime import session_process
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from learner.engine.checkpoint import checkpoint_path
@@ -144,6 +145,7 @@ def replace_what_is_slow() -> None:
 
     sft.warm_start = warm_start
     sys.modules[sft.__name__] = sft
+    session_process.begin_session = lambda: None  # in this process
 
 
 # --- a race

@@ -1,6 +1,8 @@
 """Cleanup ends workers with their children and removes their shared memory."""
 
 import json
+import os
+import signal
 import socket
 import stat
 import subprocess
@@ -10,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.cleanup import private_folder, private_folder_of
+from deploy.cluster.cleanup import (
+    SHARED_MEMORY,
+    end_leftovers,
+    private_folder,
+    private_folder_of,
+)
 from deploy.cluster.worker_logs import end_killed_session
+from deploy.runtime.session_process import MARK
 from deploy.storage.run_directory import RunDirectory
 
 # A worker in Ray's clothes, whose child holds named shared memory as vLLM's processes do.
@@ -109,3 +117,26 @@ def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(sessio
     assert not session.parent.parent.exists()
     assert "serves" in (directory.logs / "actor-0.out").read_text()
     end_killed_session(directory)
+
+
+def test_what_a_killed_session_left_is_ended_with_its_named_memory_and_nothing_else(tmp_path):
+    def start(run):
+        environment = {**os.environ, MARK: str(run)}
+        command = [sys.executable, "-c", CHILD]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        return process, SHARED_MEMORY / process.stdout.readline().strip()
+
+    left, memory = start(tmp_path)
+    other, others_memory = start(tmp_path / "other")
+    try:
+        end_leftovers(tmp_path)
+        assert left.wait(10) == -signal.SIGKILL
+        assert not memory.exists()
+        assert other.poll() is None
+        assert others_memory.exists()
+    finally:
+        end_leftovers(tmp_path / "other")
+        for process in (left, other):
+            process.wait(10)
+            process.stdout.close()
+    assert not others_memory.exists()

@@ -1,6 +1,8 @@
 """The nodes of a cluster are asked all at once, and those that are late are named."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -120,3 +122,39 @@ def test_processes_get_the_environment_of_the_recipe_beside_their_own(tmp_path):
     with cluster.cluster(config, tmp_path):
         ask = ray.remote(os.getenv).options(num_cpus=0, runtime_env=own)
         assert ray.get([ask.remote("NCCL_DEBUG"), ask.remote("OMP_NUM_THREADS")]) == ["WARN", "3"]
+
+
+SILENT = """
+import socket, sys, time
+from pathlib import Path
+from deploy.cluster import ray_cluster
+from deploy.config.loader import load_recipe
+from deploy.errors import InputError
+
+ray_cluster.JOIN_SECONDS = 2.0
+with socket.socket() as server:
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    began = time.monotonic()
+    try:
+        with ray_cluster.cluster(load_recipe("demo", [f"deploy.ray_address={address}"]), Path(".")):
+            pass
+    except InputError as error:
+        print(time.monotonic() - began < 20, error)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_address_that_does_not_answer_is_refused_after_a_deadline(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", SILENT],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert ended.stdout.startswith("True deploy.ray_address = '127.0.0.1:")
+    assert "no cluster answered there within 2 s" in ended.stdout

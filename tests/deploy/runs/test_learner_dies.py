@@ -88,13 +88,20 @@ class Going:
         run = self.end()
         summary = run.summary
         assert (summary["status"], summary["version"]) == ("done", steps)
-        none = dict.fromkeys(("actors", "reward_models", "learner", "broker", "broadcaster"), 0)
+        none = dict.fromkeys(
+            ("actors", "reward_models", "learner", "broker", "broadcaster", "driver"), 0
+        )
         assert summary["restarts"] == none | restarts
         assert summary["max_lag_trained"] <= 2
+        return run, self.check_accounts(steps, groups)
+
+    def check_accounts(self, steps, groups=2):
+        """Check the accounts and the learner's log; return how many batches were trained again."""
         accounts = self.headway.accounting(self.name)
         assert accounts["balanced"]
         assert (accounts["trained"], accounts["trained_twice"]) == (steps * groups, 0)
-        assert [row["version"] for row in run.rows("metrics.jsonl")] == list(range(steps))
+        rows = read_rows(self.folder / "metrics.jsonl")
+        assert [row["version"] for row in rows] == list(range(steps))
         batches = {}
         for row in read_rows(self.log):
             assert batches.setdefault(row["version"], row["groups"]) == row["groups"]
@@ -102,7 +109,7 @@ class Going:
         assert len(trained) == len(set(trained)) == steps * groups
         for version, rows in batches.items():
             assert all(version - oldest <= 2 for *_, oldest in rows)
-        return run, len(read_rows(self.log)) - steps
+        return len(read_rows(self.log)) - steps
 
 
 @pytest.mark.parametrize(

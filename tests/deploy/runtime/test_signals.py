@@ -7,7 +7,14 @@ import subprocess
 
 import pytest
 
-from deploy.runtime.signals import Interrupts, deferred, raise_interrupts, without_hangups
+from deploy.runtime.signals import (
+    FORWARDED,
+    Interrupts,
+    Received,
+    deferred,
+    raise_interrupts,
+    without_hangups,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +93,14 @@ def test_a_hangup_is_ignored_where_it_was_and_never_reaches_what_a_block_starts(
     started.send_signal(signal.SIGHUP)
     started.send_signal(signal.SIGTERM)
     assert started.wait(60) == -signal.SIGTERM
+
+
+def test_an_interrupt_that_comes_directly_and_from_the_parent_counts_once():
+    received = Received()
+    assert not received.any()
+    own, passed_on = signal.SIGTERM, FORWARDED[signal.SIGTERM]
+    hangup, hangup_passed_on = signal.SIGHUP, FORWARDED[signal.SIGHUP]
+    order = [own, passed_on, passed_on, hangup_passed_on, signal.SIGINT, own, hangup, hangup]
+    new = [True, False, True, True, False, True, False, True]
+    assert [received.is_new(number) for number in order] == new
+    assert received.any()

@@ -1,0 +1,218 @@
+"""The process of a session and its parent, which starts it again when it crashes.
+
+    headway run ─▶ parent ──fork──▶ session: the recipe, Ray and everything else
+                      ╰────socket─────╯
+
+The user starts the parent: it is small, so that a system without memory ends the session first, and
+whoever waits for the command gets the exit code of the true end. A session that ends on purpose
+sends its exit code first; any other end is a crash. A session whose parent is killed starts another
+one, so that killing either of them ends nothing. Both end by an interrupt, or if they are killed
+together, as by SIGKILL of their process group. The lock of the run keeps two sessions from working
+on it at once.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
+from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
+
+INHERITED = "HEADWAY_SESSION"
+"""Environment variable by which a session tells its next parent what the last one knew."""
+LAUNCHER = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+"""Command line of this program without its arguments."""
+MARK = "HEADWAY_RUN"
+"""Environment variable of everything that a session starts: the folder of its run."""
+INTERRUPTED = 130
+FIRST_LIMIT = 5
+"""Restarts in a row before the recipe is read: the default of `deploy.max_restarts`."""
+DRIVER = "driver"
+"""Name of the process of a session where restarts are counted."""
+PROGRESS = "metrics.jsonl"
+"""File in the folder of a run that grows with every batch that is trained for the first time."""
+
+
+class Session:
+    """What this process is: the session of a run, below a parent."""
+
+    def __init__(
+        self, parent: socket.socket, again: list[str], budget: RestartBudget, crash: str | None
+    ) -> None:
+        self._parent, self._again = parent, again
+        self.budget = budget
+        self.crash = crash
+        """How the process of the session before crashed; None for the first."""
+        threading.Thread(target=self._follow, name="parent", daemon=True).start()
+
+    def allow(self, max_restarts: int) -> None:
+        """Say how often in a row the session may be started again."""
+        self.budget.limit = max_restarts
+        self._send({"limit": max_restarts})
+
+    def goes_on(self, folder: Path) -> None:
+        """Say that the run has its folder, so that it is resumed after a crash."""
+        self._again = ["resume", str(folder)]
+        os.environ[MARK] = str(folder)
+        self._send({"again": self._again})
+
+    def ends(self, code: int) -> None:
+        """Say that the session ends on purpose."""
+        self._send({"code": code})
+
+    def _send(self, message: dict[str, object]) -> None:
+        with suppress(OSError):  # the parent was killed, and the next one has not begun
+            self._parent.send(json.dumps(message).encode())
+
+    def _follow(self) -> None:
+        """Start another parent whenever one is killed, unless an interrupt has come."""
+        while True:
+            with suppress(OSError):
+                self._parent.recv(1)  # it sends nothing
+            if received.any():
+                return
+            ours, theirs = _socket_pair()
+            known = {
+                "pid": os.getpid(),
+                "socket": theirs.fileno(),
+                "limit": self.budget.limit,
+                "in_a_row": self.budget.in_a_row,
+            }
+            environment = {name: value for name, value in os.environ.items() if name != MARK}
+            environment[INHERITED] = json.dumps(known)
+            with theirs:
+                subprocess.Popen(
+                    [*LAUNCHER, *self._again], env=environment, pass_fds=[theirs.fileno()]
+                )
+            self._parent = ours
+            if self._again[0] == "resume":  # it may have changed meanwhile
+                self._send({"again": self._again})
+            time.sleep(FIRST_WAIT_SECONDS)
+
+
+session: Session | None = None
+"""The session of this process; None in any other."""
+
+
+def begin_session() -> None:
+    """Return in the process of a session, and never in its parent, which exits as it does."""
+    known = json.loads(os.environ.pop(INHERITED, "{}"))
+    budget = RestartBudget(known.get("limit", FIRST_LIMIT), known.get("in_a_row", 0))
+    Parent(budget).watch(known.get("pid"), known.get("socket"))
+
+
+class Parent:
+    """What this process is: the parent of a session."""
+
+    def __init__(self, budget: RestartBudget) -> None:
+        self._budget = budget
+        self._again = sys.argv[1:]
+        self._is_resumed = False
+        """True once a session has named the run to resume."""
+        self._pidfd: int | None = None
+        """The process of the present session."""
+        self._trained = 0
+        self._interrupted = False
+        for number in interrupts():
+            if number in FORWARDED:
+                signal.signal(number, lambda number, _: self._forward(number))
+
+    def watch(self, pid: int | None, descriptor: int | None) -> None:
+        """Start sessions until one ends on purpose; begin with a process that has lost its parent.
+
+        Returns only in the process of a session.
+        """
+        crash, wait = None, 0.0
+        while True:
+            began = time.monotonic()
+            if pid is not None and descriptor is not None:
+                channel, is_child = socket.socket(fileno=descriptor), False
+                self._pidfd = _open(pid)
+            else:
+                signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+                if self._interrupted:
+                    os._exit(INTERRUPTED)
+                channel, theirs = _socket_pair()
+                if (child := os.fork()) == 0:
+                    channel.close()
+                    return self._become_session(theirs, crash, wait)
+                theirs.close()
+                pid, is_child, self._pidfd = child, True, _open(child)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+            crash = self._await_crash(pid, channel, is_child=is_child)
+            wait = self._next_wait(crash, worked=time.monotonic() - began)
+            pid = None
+
+    def _become_session(self, parent: socket.socket, crash: str | None, wait: float) -> None:
+        global session
+        raise_interrupts()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
+        sys.argv[1:] = self._again
+        session = Session(parent, self._again, self._budget, crash)
+        time.sleep(wait)  # here, since a parent that is killed between two sessions ends the run
+
+    def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
+        """Wait for the end of a session and return how it crashed; exit if it did not."""
+        if self._pidfd is not None:
+            select.select([self._pidfd], [], [])
+        code = None
+        with channel, suppress(OSError):
+            while message := channel.recv(2**16, socket.MSG_DONTWAIT):
+                content = json.loads(message)
+                code = content.get("code", code)
+                self._budget.limit = content.get("limit", self._budget.limit)
+                if "again" in content:
+                    self._again, self._is_resumed = content["again"], True
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
+        if code is not None:
+            os._exit(code)
+        if self._interrupted:
+            os._exit(INTERRUPTED)
+        if ended is None:
+            return "its process was killed"
+        if ended < 0:
+            return f"its process was ended by {signal.Signals(-ended).name}"
+        if not self._is_resumed:
+            os._exit(ended)  # an error before the run began, whose traceback is printed
+        return f"its process ended with exit code {ended}"
+
+    def _next_wait(self, crash: str, *, worked: float) -> float:
+        """Return how long the next session waits; exit if there is to be none."""
+        trained = self._trained
+        with suppress(OSError):
+            self._trained = (Path(self._again[-1]) / PROGRESS).stat().st_size
+        settled = worked >= SETTLED_SECONDS or self._trained > trained
+        seconds = self._budget.next_wait(settled=settled)
+        if seconds is None:
+            with suppress(OSError):
+                os.write(2, f"headway: {self._budget.exhausted(DRIVER, crash)}\n".encode())
+            os._exit(1)
+        return seconds
+
+    def _forward(self, number: int) -> None:
+        self._interrupted = True
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, FORWARDED[signal.Signals(number)])
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _open(pid: int) -> int | None:
+    """Return a descriptor of a process, which is readable when it has ended; None if it is gone."""
+    with suppress(ProcessLookupError):
+        return os.pidfd_open(pid)
+    return None

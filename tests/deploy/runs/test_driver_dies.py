@@ -1,0 +1,66 @@
+"""A whole run whose command is killed again and again: it goes on by itself, without `resume`."""
+
+import json
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.deploy.conftest import read_rows
+from tests.deploy.processes import started_for
+from tests.deploy.runs.test_learner_dies import WAIT_SECONDS, Going
+from tests.deploy.runs.test_resume import wait_for_end
+from tests.deploy.runtime.test_session_process import links
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(3000)]
+
+KILLS, STEPS = 20, 600
+
+
+def commands(folder):
+    """Return the processes of `headway run` and `headway resume`: parents and sessions."""
+    found = []
+    for path in started_for(folder):
+        arguments = (path / "cmdline").read_bytes().split(b"\0")
+        if {b"run", b"resume"} & {*arguments} and any(b"headway" in part for part in arguments):
+            found.append(psutil.Process(int(path.name)))
+    return found
+
+
+def watches(process):
+    """Return True if a process waits for the end of another one, as a parent does."""
+    with suppress(OSError):
+        return "anon_inode:[pidfd]" in {*links(Path(f"/proc/{process.pid}/fd"))}
+    return False
+
+
+def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):
+    draw = random.Random(24)
+    settings = (f"steps={STEPS}", f"heldout.every={STEPS}", f"deploy.max_restarts={KILLS}")
+    with Going(headway, "undying", *settings) as going:
+        for _ in range(KILLS):
+            time.sleep(draw.uniform(0.5, 25.0))
+            # A kill within the second in which the other one is replaced would be that of both.
+            deadline = time.monotonic() + WAIT_SECONDS
+            while len(both := commands(headway.folder)) != 2 or not any(map(watches, both)):
+                assert time.monotonic() < deadline, going.process.stdout.read()
+                time.sleep(0.05)
+            victim = draw.choice(both)
+            print(f"{time.time():.1f}: of {[one.pid for one in both]} {victim.pid} is killed")
+            victim.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 3 * WAIT_SECONDS
+        while commands(headway.folder):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        output = going.process.stdout.read()
+        print(output)
+    wait_for_end(headway, seconds=60)
+    restarts = read_rows(going.folder / "restarts.jsonl")
+    assert restarts
+    assert {row["actor"] for row in restarts} == {"driver"}
+    assert json.loads((going.folder / "summary.json").read_text())["status"] == "done"
+    going.check_accounts(STEPS)

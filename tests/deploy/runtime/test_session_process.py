@@ -1,0 +1,182 @@
+"""A session and its parent: what ends one, what starts another, and what passes between them.
+
+The sessions are those of a script, each of which does what the script was told for it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+SCRIPT = """
+import json, os, pathlib, signal, sys, time
+from deploy.runtime import session_process, signals
+from deploy.runtime.signals import raise_interrupts
+
+folder = pathlib.Path(sys.argv[-1])
+raise_interrupts()
+session_process.begin_session()
+session = session_process.session
+log = folder / "sessions"
+number = log.read_text().count("\\n") if log.exists() else 0
+with log.open("a") as file:
+    row = {"pid": os.getpid(), "arguments": sys.argv[1:], "crash": session.crash,
+           "in_a_row": session.budget.in_a_row}
+    file.write(json.dumps(row) + "\\n")
+interrupts = 0
+for action, *more in json.loads((folder / "plan").read_text())[number]:
+    try:
+        if action == "goes on":
+            session.allow(*more)
+            session.goes_on(folder)
+        elif action == "trains":
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write("{}\\n")
+        elif action == "waits":
+            (folder / f"waits-{number}").touch()
+            for _ in range(1200):
+                time.sleep(0.05)  # an interrupt just before a sleep is heeded after it
+        elif action == "ends":
+            session.ends(*more)
+            sys.exit(7)
+        elif action == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "raises":
+            raise ValueError("a bug")
+    except KeyboardInterrupt:
+        interrupts += 1
+        (folder / "interrupts").write_text(str(interrupts))
+        try:
+            time.sleep(0.3)  # for a second one, which there must not be
+        except KeyboardInterrupt:
+            (folder / "interrupts").write_text("2")
+"""
+LIMIT = 2
+
+
+class Command:
+    """The script, started as a terminal does: in a process group of its own."""
+
+    def __init__(self, folder, *plan):
+        self.folder = folder
+        (folder / "plan").write_text(json.dumps(plan))
+        (folder / "script.py").write_text(SCRIPT)
+        self.process = subprocess.Popen(
+            [sys.executable, folder / "script.py", "run", folder],
+            cwd=os.getcwd(), env={**os.environ, "PYTHONPATH": os.getcwd()},
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def sessions(self):
+        log = self.folder / "sessions"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [SimpleNamespace(**json.loads(line)) for line in lines]
+
+    def waits(self, number):
+        """Wait until a session does nothing any more, and return it."""
+        until(lambda: (self.folder / f"waits-{number}").exists())
+        return self.sessions()[number]
+
+    def end(self):
+        """Return the exit code and what was printed to the standard error."""
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+def until(happened):
+    deadline = time.monotonic() + 30
+    while not (found := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_a_session_that_is_killed_is_started_again_and_its_exit_code_counts(tmp_path):
+    plan = [[("goes on", LIMIT), ("dies",)], [("goes on", LIMIT), ("ends", 3)]]
+    command = Command(tmp_path, *plan)
+    assert command.end() == (3, "")
+    first, second = command.sessions()
+    assert (first.arguments, first.crash) == (["run", str(tmp_path)], None)
+    assert second.arguments == ["resume", str(tmp_path)]
+    assert (second.crash, second.in_a_row) == ("its process was ended by SIGKILL", 1)
+
+
+def test_a_session_whose_parent_is_killed_gets_another_and_both_may_die_again(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("waits",)], [("ends", 0)])
+    session = psutil.Process(command.waits(0).pid)
+    second = kill_parent(session, session.parent())
+    kill_parent(session, second)
+    session.kill()
+    until(lambda: len(command.sessions()) == 2)
+    assert command.sessions()[1].arguments == ["resume", str(tmp_path)]
+    assert command.sessions()[1].crash == "its process was killed"
+    assert command.end()[0] == -signal.SIGKILL
+
+
+def kill_parent(session, parent):
+    """Kill the parent of a session, and return the next one as soon as it watches the session."""
+    parent.kill()
+    [new] = until(lambda: [child for child in session.children() if child != parent])
+    folder = Path(f"/proc/{new.pid}/fd")
+    until(lambda: "anon_inode:[pidfd]" in {*links(folder)})
+    return new
+
+
+def links(folder):
+    for link in folder.iterdir():
+        with suppress(FileNotFoundError):
+            yield str(link.readlink())
+
+
+def test_a_new_parent_passes_interrupts_on_like_the_first(tmp_path):
+    command = Command(tmp_path, [("waits",), ("ends", 130)])
+    session = psutil.Process(command.waits(0).pid)
+    kill_parent(session, session.parent()).terminate()
+    until(lambda: not session.is_running())
+    assert (tmp_path / "interrupts").read_text() == "1"
+    assert len(command.sessions()) == 1
+    command.end()
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_reaches_the_session_once_however_it_is_sent(tmp_path, number, whole_group):
+    command = Command(tmp_path, [("waits",), ("ends", 130)])
+    command.waits(0)
+    (os.killpg if whole_group else os.kill)(command.process.pid, number)
+    assert command.end() == (130, "")
+    assert (tmp_path / "interrupts").read_text() == "1"
+    assert len(command.sessions()) == 1
+
+
+def test_a_session_that_crashes_after_an_interrupt_is_not_started_again(tmp_path):
+    command = Command(tmp_path, [("waits",), ("dies",)])
+    command.waits(0)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.end() == (130, "")
+
+
+def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
+    dies = [("goes on", LIMIT), ("dies",)]
+    trains = [("goes on", LIMIT), ("trains",), ("dies",)]
+    command = Command(tmp_path, dies, trains, dies, [("goes on", LIMIT), ("raises",)])
+    code, errors = command.end()
+    assert code == 1
+    assert errors.endswith(
+        "headway: driver died 3 times in a row, more than deploy.max_restarts = 2 makes up for; "
+        "the last error: its process ended with exit code 1\n"
+    )
+    assert [session.in_a_row for session in command.sessions()] == [0, 1, 1, 2]
+
+
+def test_an_error_before_the_run_has_its_folder_ends_the_command_at_once(tmp_path):
+    code, errors = Command(tmp_path, [("raises",)]).end()
+    assert (code, errors.count("ValueError: a bug")) == (1, 1)
