@@ -204,12 +204,11 @@ def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
+def in_ray(tmp_path, folder, *, steps, batch, size, **scripted):
+    """Make a broker, the publisher of a broadcaster, and an actor, all in Ray."""
     from queues.ray_broker import create_broker
     from weight_sync.ray_broadcaster import create_broadcaster
 
-    steps, batch, size = 2, 2, 3
     broker = create_broker(
         tmp_path / "run",
         config=QueuesConfig(max_staleness=1, synchronous="normal"),
@@ -224,7 +223,7 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
                 reward=["user_module:length"],
                 max_new_tokens=20,
                 cpus=0,
-                scripted_options={"median_length": 8.0, "vocabulary": 30},
+                scripted_options={"median_length": 8.0, "vocabulary": 30, **scripted},
             ),
             weight_sync=WeightSyncConfig(),
             model_path=folder,
@@ -236,8 +235,13 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
         ),
         runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
     )
-    transport = SharedMemoryTransport()
-    publisher = StagedPublisher(transport, broadcaster.announce)
+    return broker, StagedPublisher(SharedMemoryTransport(), broadcaster.announce), actor
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
+    steps, batch, size = 2, 2, 3
+    broker, publisher, actor = in_ray(tmp_path, folder, steps=steps, batch=batch, size=size)
 
     async def scenario():
         await actor.start.remote()
@@ -272,24 +276,30 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     assert (accounts.trained, accounts.balanced) == (batch * steps, True)
 
 
-def test_an_actor_that_gets_sigterm_hands_over_and_ends_with_an_error(folder):
-    def handler(number, frame):
-        """Stand for Ray's own handler."""
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_that_gets_sigterm_hands_over_and_ends_with_an_error(tmp_path, folder):
+    broker, publisher, actor = in_ray(
+        tmp_path, folder, steps=2, batch=2, size=3, tokens_per_second=2.0
+    )
 
     async def scenario():
-        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
-        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
-        await actor.start()
-        with published(broadcaster):
-            running = asyncio.create_task(actor.run())
-            await desk.until(lambda events: len(desk.of("lease")) > 1)
-            os.kill(os.getpid(), signal.SIGTERM)
-            with pytest.raises(EngineDied, match="actor-0 got SIGTERM, and handed over"):
-                await asyncio.wait_for(running, 10)
-        return await actor.statistics()
+        await actor.start.remote()
+        running = asyncio.ensure_future(actor.run.remote())
+        await broker.issue([Prompt(prompt_id="sums/0/0", text="1+1=")], cursor="{}")
+        publisher.publish(0, [("layer.weight", torch.zeros((3, 2)))])
+        statistics = await actor.statistics.remote()
+        while not statistics["running_rollouts"]:
+            statistics = await actor.statistics.remote()
+        await asyncio.sleep(1.0)  # some tokens
+        os.kill(statistics["pid"], signal.SIGTERM)
+        with pytest.raises(EngineDied, match="actor-0 got SIGTERM, and handed over"):
+            await asyncio.wait_for(running, 20)
+        assert await broker.release("engine-0") == 1
+        await broker.serving("engine-1", 0)
+        [again] = await broker.lease("engine-1", 3, 10.0)
+        return again, await actor.statistics.remote()
 
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        assert asyncio.run(scenario())["groups"] == {"aborted": 1}
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    again, statistics = asyncio.run(asyncio.wait_for(scenario(), 120))
+    publisher.close()
+    saved = sum(sum(rollout.loss_mask) for rollout in decode(again.saved).rollouts)
+    assert saved == statistics["tokens_generated"] > 0
