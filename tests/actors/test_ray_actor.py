@@ -204,11 +204,12 @@ def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
 
 
 @pytest.mark.ray
-def in_ray(tmp_path, folder, *, steps, batch, size, **scripted):
-    """Make a broker, the publisher of a broadcaster, and an actor, all in Ray."""
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
     from queues.ray_broker import create_broker
     from weight_sync.ray_broadcaster import create_broadcaster
 
+    steps, batch, size = 2, 2, 3
     broker = create_broker(
         tmp_path / "run",
         config=QueuesConfig(max_staleness=1, synchronous="normal"),
@@ -223,7 +224,7 @@ def in_ray(tmp_path, folder, *, steps, batch, size, **scripted):
                 reward=["user_module:length"],
                 max_new_tokens=20,
                 cpus=0,
-                scripted_options={"median_length": 8.0, "vocabulary": 30, **scripted},
+                scripted_options={"median_length": 8.0, "vocabulary": 30},
             ),
             weight_sync=WeightSyncConfig(),
             model_path=folder,
@@ -235,13 +236,8 @@ def in_ray(tmp_path, folder, *, steps, batch, size, **scripted):
         ),
         runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
     )
-    return broker, StagedPublisher(SharedMemoryTransport(), broadcaster.announce), actor
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
-    steps, batch, size = 2, 2, 3
-    broker, publisher, actor = in_ray(tmp_path, folder, steps=steps, batch=batch, size=size)
+    transport = SharedMemoryTransport()
+    publisher = StagedPublisher(transport, broadcaster.announce)
 
     async def scenario():
         await actor.start.remote()
@@ -276,30 +272,24 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     assert (accounts.trained, accounts.balanced) == (batch * steps, True)
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_an_actor_that_gets_sigterm_hands_over_and_ends_with_an_error(tmp_path, folder):
-    broker, publisher, actor = in_ray(
-        tmp_path, folder, steps=2, batch=2, size=3, tokens_per_second=2.0
-    )
+def test_an_actor_that_gets_sigterm_hands_over_and_ends_with_an_error(folder):
+    def handler(number, frame):
+        """Stand for Ray's own handler."""
 
     async def scenario():
-        await actor.start.remote()
-        running = asyncio.ensure_future(actor.run.remote())
-        await broker.issue([Prompt(prompt_id="sums/0/0", text="1+1=")], cursor="{}")
-        publisher.publish(0, [("layer.weight", torch.zeros((3, 2)))])
-        statistics = await actor.statistics.remote()
-        while not statistics["running_rollouts"]:
-            statistics = await actor.statistics.remote()
-        await asyncio.sleep(1.0)  # some tokens
-        os.kill(statistics["pid"], signal.SIGTERM)
-        with pytest.raises(EngineDied, match="actor-0 got SIGTERM, and handed over"):
-            await asyncio.wait_for(running, 20)
-        assert await broker.release("engine-0") == 1
-        await broker.serving("engine-1", 0)
-        [again] = await broker.lease("engine-1", 3, 10.0)
-        return again, await actor.statistics.remote()
+        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
+        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
+        await actor.start()
+        with published(broadcaster):
+            running = asyncio.create_task(actor.run())
+            await desk.until(lambda events: len(desk.of("lease")) > 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(EngineDied, match="actor-0 got SIGTERM, and handed over"):
+                await asyncio.wait_for(running, 10)
+        return await actor.statistics()
 
-    again, statistics = asyncio.run(asyncio.wait_for(scenario(), 120))
-    publisher.close()
-    saved = sum(sum(rollout.loss_mask) for rollout in decode(again.saved).rollouts)
-    assert saved == statistics["tokens_generated"] > 0
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        assert asyncio.run(scenario())["groups"] == {"aborted": 1}
+    finally:
+        signal.signal(signal.SIGTERM, before)
