@@ -94,10 +94,11 @@ class Replay(Broker):
         super().__init__(*args, **options)
         self._rows = rows
 
-    async def ack(self, version: int, statistics: Mapping[str, Any], *, epoch: int = 0) -> None:
+    async def ack(self, version: int, statistics: Mapping[str, Any], *, epoch: int = 0) -> bool:
         """Write the statistics to a file; the ledger keeps those of the recorded run."""
         with self._rows.open("a") as file:
             file.write(json.dumps({"version": version, **statistics}) + "\n")
+        return True
 
     async def commit_checkpoint(self, version: int, path: str, *, epoch: int = 0) -> None:
         """Do nothing."""
