@@ -40,6 +40,7 @@ class FileBroker:
 
     async def ack(self, version, statistics):
         self.write({"ack": version, **statistics})
+        return True
 
     async def cursor(self):
         return "prompt 9"
