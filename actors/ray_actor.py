@@ -18,7 +18,7 @@ import ray
 from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec, RolloutEngine
-from actors.errors import ActorsError, EngineDied, root_error
+from actors.errors import ActorsError, root_error
 from actors.rewards.learned import TextScorer
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.rollout_worker import RolloutWorker
@@ -28,7 +28,6 @@ from queues.records import Purpose, rollouts_at_once
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess, public_address, serve
 from queues.runtime.ray_process_title import keep_title
-from queues.runtime.sigterm import call_at_sigterm
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -96,7 +95,7 @@ class RolloutActor:
         self._pool = make_pool(spec.config)
         self._stop = asyncio.Event()
         self.parts: ActorParts | None = None
-        self._works = self._terminated = False
+        self._works = False
         self._title: asyncio.Task[Never] | None = None
 
     def __repr__(self) -> str:
@@ -121,7 +120,6 @@ class RolloutActor:
             EngineDied: The engine did not start.
         """
         keep_logs_small()
-        call_at_sigterm(self._terminate)
         self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
         self._serve_metrics()
         parts = await asyncio.to_thread(self._build)
@@ -134,7 +132,7 @@ class RolloutActor:
         """Follow the weights and work until `stop`, or until the run is over.
 
         Raises:
-            EngineDied: The engine is gone, or SIGTERM came, and what was sampled is handed over.
+            EngineDied: The engine is gone.
             QueuesError: The broker is gone.
             WeightSyncError: The engine cannot take the weights, or was left in an unknown state.
         """
@@ -154,12 +152,6 @@ class RolloutActor:
             parts.receiver.close()
             self._pool.close()
             await parts.engine.close()
-        if self._terminated:
-            raise EngineDied(f"{self} got SIGTERM, and handed over what it was sampling")
-
-    def _terminate(self) -> None:
-        self._terminated = True
-        self._stop.set()
 
     async def weights(self, call: str, *arguments: Any) -> int | None:
         """Run a method of the `DirectReceiver`, called by the learner through its `EngineLink`.

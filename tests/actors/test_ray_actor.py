@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -270,26 +268,3 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     assert after["groups"] == {"accepted": batch * steps}
     assert 0 <= after["idle_fraction"] <= 1
     assert (accounts.trained, accounts.balanced) == (batch * steps, True)
-
-
-def test_an_actor_that_gets_sigterm_hands_over_and_ends_with_an_error(folder):
-    def handler(number, frame):
-        """Stand for Ray's own handler."""
-
-    async def scenario():
-        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
-        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
-        await actor.start()
-        with published(broadcaster):
-            running = asyncio.create_task(actor.run())
-            await desk.until(lambda events: len(desk.of("lease")) > 1)
-            os.kill(os.getpid(), signal.SIGTERM)
-            with pytest.raises(EngineDied, match="actor-0 got SIGTERM, and handed over"):
-                await asyncio.wait_for(running, 10)
-        return await actor.statistics()
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        assert asyncio.run(scenario())["groups"] == {"aborted": 1}
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -15,14 +15,11 @@ from queues.schema import summarize
 from tests.deploy.conftest import HEADWAY, RECIPE, read_rows
 from tests.deploy.runs.test_actors_die import (
     ACTOR,
-    check_accounts,
-    ended,
     going,
     living,
     restarts,
     rows,
     served,
-    serves_again,
     until,
 )
 
@@ -86,20 +83,6 @@ def test_a_run_grows_and_shrinks_and_a_resume_keeps_its_size(headway):
     assert accounts["trained"] == 2 * len(rows(folder / "metrics.jsonl"))
     code, words = scale(headway, "scaled", 2)
     assert (code, "go on with `headway resume" in words) == (2, True)
-
-
-def test_an_actor_that_gets_sigterm_hands_over_and_is_restarted(headway):
-    with going(
-        headway, "terminated", "steps=60", "heldout.every=60", "learner.checkpoint_every=50",
-        "actors.scripted_options={tokens_per_second=10.0}",
-    ) as (process, folder):  # fmt: skip
-        trains(process, folder, 3)
-        os.kill(living(headway.folder, ACTOR)[0][1], signal.SIGTERM)
-        until(lambda: serves_again(folder, 1), process)
-        summary, accounts, output = ended(process, headway, "terminated")
-    check_accounts(summary, accounts, 60)
-    assert summary["restarts"] == restarts(actors=1)
-    assert "got SIGTERM, and handed over what it was sampling" in output
 
 
 def test_actors_follow_the_nodes_of_a_cluster(headway):
