@@ -266,9 +266,13 @@ class DeepSpeedEngine:
         """Yield the factors of the adapter alone, by PEFT's names; otherwise as `weights`."""
         return self._gathered(lora.factors(self._engine.module.model))
 
-    def _gathered(self, weights: Iterable[lora.Weight]) -> Iterator[tuple[str, Tensor]]:
-        if self.gathers:  # what a pass fetched ahead may still be on its way
+    def _settle(self) -> None:
+        """Let go of what a pass fetched ahead under ZeRO 3 and may still be on its way."""
+        if self.gathers:
             self._engine.optimizer.empty_partition_cache()
+
+    def _gathered(self, weights: Iterable[lora.Weight]) -> Iterator[tuple[str, Tensor]]:
+        self._settle()
         for bucket in _buckets(weights):
             parameters = [parameter for weight in bucket for parameter in weight.parameters]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
@@ -277,6 +281,7 @@ class DeepSpeedEngine:
 
     def lost_to_rounding(self) -> float | None:
         """See `lora.lost_to_rounding`. Collective."""
+        self._settle()
         gathered = partial(deepspeed.zero.GatheredParameters, enabled=self.gathers)
         return lora.lost_to_rounding(self._engine.module.model, gathered)
 
