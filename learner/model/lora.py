@@ -7,6 +7,7 @@ Weights keep the names here that they have without an adapter.
 
 import json
 import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -206,12 +207,13 @@ def lost_to_rounding(
     """Return ‖merged − (W + ΔW)‖ / ‖ΔW‖, ΔW = scale · B A: what merging loses of the changes.
 
     It is near 1 where changes are too small for the dtype to hold, and None where there are none.
-    Norms are over up to `SAMPLED_ROWS` rows of up to `SAMPLED_LAYERS` layers, of which `gathered`
-    returns a context in which their parameters are whole.
+    Norms are over up to `SAMPLED_ROWS` rows of up to `SAMPLED_LAYERS` layers, drawn at random but
+    alike in every call and rank. `gathered` returns a context in which parameters are whole.
     """
     layers = [weight for weight in weights(model) if weight.scale]
+    sample = random.Random(0).sample(layers, min(SAMPLED_LAYERS, len(layers)))
     lost = change = 0.0
-    for _, parameters, scale in layers[:: -(-len(layers) // SAMPLED_LAYERS)]:
+    for _, parameters, scale in sample:
         with gathered(list(parameters)):
             weight, a, b = (parameter.detach() for parameter in parameters)
             weight, b = weight[:SAMPLED_ROWS], b[:SAMPLED_ROWS]

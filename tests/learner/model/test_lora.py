@@ -260,6 +260,32 @@ def test_what_rounding_takes_of_small_changes_is_measured(model_path, size, low,
     assert lora.lost_to_rounding(new.model, nullcontext) is None
 
 
+def test_what_rounding_takes_is_measured_in_layers_of_all_kinds(tmp_path):
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "layers": 8,
+    }
+    build_tiny(TinyModelConfig(characters="01", **sizes), tmp_path, seed=3)
+    policy = adapted(str(tmp_path))
+    names = {id(weight.parameters[0]): weight.name for weight in lora.weights(policy.model)}
+    sampled = []
+
+    def gathered(parameters):
+        sampled.append(names[id(parameters[0])])
+        return nullcontext()
+
+    lora.lost_to_rounding(policy.model, gathered)
+    first = sampled.copy()
+    assert len(set(first)) == lora.SAMPLED_LAYERS
+    assert len({name.split(".")[-2] for name in first}) >= 5
+    lora.lost_to_rounding(policy.model, gathered)
+    assert sampled == 2 * first
+
+
 def test_the_head_and_experts_in_one_tensor_get_no_factors(tmp_path):
     write("qwen3_moe", tmp_path)
     policy = adapted(str(tmp_path))
