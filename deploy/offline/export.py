@@ -22,8 +22,8 @@ def export_model(directory: RunDirectory, to: Path, *, adapter: bool = False) ->
         InputError: There is no checkpoint yet, it is damaged or has no adapter, or the folder
             exists.
     """
+    from learner.config.lora import CONFIG_FILE
     from learner.engine.model_folder import merge_adapter
-    from learner.model.lora import CONFIG_FILE
 
     if to.exists():
         raise InputError(f"{to} exists; name a folder that does not")

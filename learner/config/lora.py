@@ -1,12 +1,30 @@
 """Settings of adapters: the sections `lora` of learner, critic, warm start and reward model."""
 
+import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from learner.config.optimizer import OptimizerConfig, Section
+from learner.errors import InputError
+
+CONFIG_FILE = "adapter_config.json"
+IRRELEVANT = frozenset({
+    "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_config",
+    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "r", "revision",
+    "target_modules", "task_type", "use_rslora",
+})  # fmt: skip
+"""Settings of PEFT's that leave a layer W + scale · B A, or that names of tensors show."""
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+    "peft_type": ("LORA",),
+}
+"""Values of other settings of PEFT's that do so; all that are empty or false do too."""
 
 
 class LoraConfig(Section):
@@ -51,3 +69,35 @@ def check_lora(lora: LoraConfig | None, optimizer: OptimizerConfig) -> None:
             'optimizer = "muon" with a section [lora]: it orthogonalises updates of whole matrices,'
             " and an adapter trains their factors; use adamw"
         )
+
+
+def stored_form(folder: Path) -> tuple[LoraConfig, str]:
+    """Return the form of an adapter that PEFT wrote, and folder or hub name of its model.
+
+    Raises:
+        InputError: The description is missing or damaged, or of another form of adapter.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        settings = json.loads(file.read_text())
+        targets = settings["target_modules"]
+        other = {
+            name: value
+            for name, value in settings.items()
+            if value and name not in IRRELEVANT and value not in PLAIN.get(name, ())
+        }
+        if other:
+            raise ValueError(f"its {other} is not supported: W + scale · B A is")
+        config = LoraConfig(
+            rank=settings["r"],
+            alpha=settings["lora_alpha"],
+            rslora=settings.get("use_rslora", False),
+            targets=tuple(targets) if isinstance(targets, list) else "all-linear",
+            path=str(folder),
+        )
+        return config, settings["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"no adapter can be read from {str(folder)!r}: {file.name}: {error!r}; give the folder "
+            "of an adapter as PEFT writes it"
+        ) from error

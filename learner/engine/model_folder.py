@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.config.lora import CONFIG_FILE
 from learner.disk_wait import write_text, write_whole
 from learner.engine.tensor_parts import in_files
 from learner.model import lora
@@ -70,5 +71,5 @@ def merge_adapter(folder: Path) -> None:
     lora.add_adapter(model, adapter.config, seed=0)
     write_config(model, folder)
     write_weights(model, ((one.name, one.value()) for one in lora.weights(model)), folder)
-    for file in (lora.CONFIG_FILE, lora.WEIGHTS_FILE):
+    for file in (CONFIG_FILE, lora.WEIGHTS_FILE):
         (folder / file).unlink()

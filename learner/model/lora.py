@@ -5,7 +5,6 @@ Hu et al. (2021, arXiv 2106.09685); the scale of `rslora` is Kalajdzievski's (20
 Weights keep the names here that they have without an adapter.
 """
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -18,19 +17,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from learner.config.lora import LoraConfig
+from learner.config.lora import LoraConfig, stored_form
 from learner.errors import InputError
 from weight_sync.adapter import PREFIX, A, B, factor_name, merge
 
 ADAPTER = "default"
 """PEFT's name of a model's only adapter."""
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 HEAD = "score"
 """The head of a critic or reward model, which is trained beside its adapter."""
-OTHER_FORMS = ("alpha_pattern", "rank_pattern", "use_dora", "lora_bias", "fan_in_fan_out")
-"""Settings of PEFT's by which a layer is not W + scale · B A with one rank and scale for all."""
-OTHER_BASES = ("pissa", "olora", "loftq", "corda")
-"""Beginnings of PEFT's `init_lora_weights` that change W too."""
 SAMPLED_LAYERS, SAMPLED_ROWS = 16, 64
 """Where `lost_to_rounding` looks."""
 
@@ -138,28 +133,11 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         InputError: A file is missing or damaged, or it is another form of adapter.
     """
+    config, base = stored_form(folder)
     try:
-        settings = json.loads((folder / CONFIG_FILE).read_text())
-        targets = settings["target_modules"]
-        other = {name: settings[name] for name in OTHER_FORMS if settings.get(name)}
-        if str(begun := settings.get("init_lora_weights")).startswith(OTHER_BASES):
-            other["init_lora_weights"] = begun
-        if other:
-            raise ValueError(f"its {other} is not supported: W + scale · B A is")
-        config = LoraConfig(
-            rank=settings["r"],
-            alpha=settings["lora_alpha"],
-            rslora=settings.get("use_rslora", False),
-            targets=tuple(targets) if isinstance(targets, list) else "all-linear",
-            path=str(folder),
-        )
-        tensors = load_file(folder / WEIGHTS_FILE)
-        return Adapter(config, settings["base_model_name_or_path"], tensors)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError(
-            f"no adapter can be read from {str(folder)!r}, which needs {CONFIG_FILE} and "
-            f"{WEIGHTS_FILE}: {error}"
-        ) from error
+        return Adapter(config, base, load_file(folder / WEIGHTS_FILE))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
 
 
 def write_adapter(model: Any, tensors: dict[str, Tensor], folder: Path) -> None:
