@@ -32,6 +32,7 @@ from deploy.preflight.machine import check_machine
 from deploy.preflight.models import (
     check_adapter,
     check_examples,
+    find_model,
     model_path,
     reward_model_paths,
 )
@@ -151,8 +152,9 @@ def _check_folder(config: RunConfig, path: str, resumed: RunDirectory | None) ->
     if resumed is None and learner.lora is not None:
         check_adapter(learner.lora, shapes)
     if resumed is None and critic is not None and critic.lora is not None:
-        own = weight_shapes(critic.path) if critic.path else shapes
-        check_adapter(critic.lora, own, section="learner.critic.lora")
+        own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
+        if Path(own).is_dir():
+            check_adapter(critic.lora, weight_shapes(own), section="learner.critic.lora")
 
 
 def _models(path: str, reward_models: Sequence[str]) -> dict[str, str]:

@@ -341,3 +341,13 @@ def test_an_adapter_of_other_layers_or_without_its_folder_is_refused_at_once(tmp
         check_adapter(begins, SHAPES, section="learner.critic.lora")
     (tmp_path / "adapter_config.json").write_text("{}")
     check_adapter(begins, SHAPES)
+
+
+def test_the_model_of_a_critic_is_looked_for_and_not_fetched(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    adapted = ["learner.advantage=gae", "learner.loss=ppo", "learner.critic.lora.rank=2"]
+    config = recipe(tmp_path, *adapted, "learner.critic.path=organisation/name")
+    make_warm_start(config, tiny_model)
+    load_inputs(config)
+    with pytest.raises(InputError, match=r"learner\.critic\.path = './wrong': there is no such"):
+        load_inputs(recipe(tmp_path, *adapted, "learner.critic.path=./wrong"))
