@@ -12,6 +12,9 @@ from weight_sync.errors import LoadFailed
 if TYPE_CHECKING:
     from torch import Tensor
 
+KEPT = "e_score_correction_bias"
+"""End of the names of weights that transformers, and so the learner, keeps as the folder has them,
+mostly in float32, whatever the dtype of the model: routers choose experts by them."""
 PREFIX, A, B, WEIGHT = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".weight"
 
 
@@ -50,8 +53,8 @@ def merged(
 ) -> Iterator[tuple[str, "Tensor"]]:
     """Yield the weights of a model folder with an adapter merged in.
 
-    They have the dtype of the factors, in which the learner has them too: the result is bit for
-    bit what it would have merged.
+    All but `KEPT` ones have the dtype of the factors, in which the learner has them too: the result
+    is bit for bit what it would have merged.
 
     Raises:
         LoadFailed: The folder lacks weights that have factors.
@@ -59,7 +62,8 @@ def merged(
     left = dict(factors)
     dtype = next(iter(left.values())).dtype
     for name, weight in base:
-        own = weight.to(dtype) if weight.is_floating_point() else weight
+        cast = weight.is_floating_point() and not name.endswith(KEPT)
+        own = weight.to(dtype) if cast else weight
         a, b = (left.pop(factor_name(name, kind), None) for kind in (A, B))
         yield name, own if a is None or b is None else merge(own, a, b, scale)
     if left:
