@@ -77,6 +77,7 @@ class StagedPublisher(BackgroundPublisher):
             delta=delta,
             changed=encoded.changed if encoded else None,
             scale=pending.scale,
+            base=pending.base,
         )
         self._progress.reach("it is being announced")
         self._tell(manifest)
