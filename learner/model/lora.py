@@ -5,6 +5,7 @@ Hu et al. (2021, arXiv 2106.09685); the scale of `rslora` is Kalajdzievski's (20
 Weights keep the names here that they have without an adapter.
 """
 
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -13,19 +14,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from learner.config.lora import LoraConfig, stored_form
+from learner.config.lora import WEIGHTS_FILE, LoraConfig, check_form, stored_form
 from learner.errors import InputError
 from weight_sync.adapter import PREFIX, A, B, factor_name, merge
+from weight_sync.base_model import fingerprint_of_weights
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "default"
 """PEFT's name of a model's only adapter."""
-WEIGHTS_FILE = "adapter_model.safetensors"
 HEAD = "score"
 """The head of a critic or reward model, which is trained beside its adapter."""
+FINGERPRINT = "base_fingerprint"
+"""Attribute of an adapted model, and key in an adapter's file: the weights that it changes."""
 SAMPLED_LAYERS, SAMPLED_ROWS = 16, 64
 """Where `lost_to_rounding` looks."""
 
@@ -53,14 +58,19 @@ class Adapter(NamedTuple):
     """Its form; `path` is the folder."""
     base: str
     """Folder or hub name of the model that it was trained on."""
+    fingerprint: str
+    """Fingerprint of that model's weights (`weight_sync.base_model`); "" if not known."""
     tensors: dict[str, Tensor]
     """Factors by PEFT's names."""
 
 
-def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
+def add_adapter(
+    model: Any, config: LoraConfig, *, seed: int, section: str = "learner.lora"
+) -> None:
     """Freeze a transformers model but for a `HEAD`, and add factors to its linear layers.
 
-    Its outputs stay the same, bit for bit, unless there is an adapter to begin with.
+    Its outputs stay the same, bit for bit, unless there is an adapter to begin with. `section` is
+    the one of the recipe, for error messages.
 
     Raises:
         InputError: It has no such layers, or the adapter to begin with does not fit.
@@ -77,13 +87,14 @@ def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
-        target_modules=_targets(model, config),
+        target_modules=_targets(model, config, section),
         task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
         base_model_name_or_path=model.name_or_path,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, model)
+    setattr(model, FINGERPRINT, fingerprint_of_weights(model.name_or_path))
     if head is not None:
         settings.modules_to_save = [HEAD]
         head.weight.requires_grad_(True)
@@ -91,10 +102,10 @@ def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
         (parameter,) = factor.parameters
         parameter.data = parameter.data.to(model.dtype)
     if config.path is not None:
-        _begin_with(model, config, Path(config.path))
+        _begin_with(model, config, Path(config.path), section)
 
 
-def _targets(model: Any, config: LoraConfig) -> list[str]:
+def _targets(model: Any, config: LoraConfig, section: str) -> list[str]:
     """Return the last parts of the names of the layers that get factors."""
     layers = model.base_model.named_modules()
     linear = {name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)}
@@ -102,26 +113,24 @@ def _targets(model: Any, config: LoraConfig) -> list[str]:
     if not targets or targets - linear:
         missing, present = (", ".join(sorted(names)) for names in (targets - linear, linear))
         raise InputError(
-            f"lora.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
+            f"{section}.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
             f"{missing or 'at all'}; those that can have an adapter are {present or 'none'}"
         )
     return sorted(targets)
 
 
-def _begin_with(model: Any, config: LoraConfig, folder: Path) -> None:
+def _begin_with(model: Any, config: LoraConfig, folder: Path, section: str) -> None:
     """Replace the factors by those of an adapter folder."""
     stored = read_adapter(folder)
-    form = {"rank", "alpha", "rslora"}
-    has, wanted = (one.model_dump(include=form) for one in (stored.config, config))
-    if has != wanted:
-        raise InputError(f"lora.path = {str(folder)!r} has {has}, and the recipe {wanted}")
+    check_base(stored, model)
+    check_form(stored.config, config, section)
     own = {name: parameter for name, (parameter,), _ in trained(model)}
     shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
     if shapes != {name: parameter.shape for name, parameter in own.items()}:
         others = sorted(shapes.keys() ^ own.keys()) or sorted(own)
         raise InputError(
-            f"lora.path = {str(folder)!r} has other tensors than lora.targets and lora.rank make "
-            f"of {model.name_or_path!r}: {', '.join(others[:3])}"
+            f"{section}.path = {str(folder)!r} has other tensors than its targets and rank make of "
+            f"{model.name_or_path!r}: {', '.join(others[:3])}"
         )
     for name, parameter in own.items():
         parameter.data.copy_(stored.tensors[name])
@@ -135,15 +144,45 @@ def read_adapter(folder: Path) -> Adapter:
     """
     config, base = stored_form(folder)
     try:
-        return Adapter(config, base, load_file(folder / WEIGHTS_FILE))
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+            fingerprint = (file.metadata() or {}).get(FINGERPRINT)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
+    return Adapter(config, base, fingerprint or fingerprint_of_weights(base), tensors)
+
+
+def base_of(model: Any) -> str:
+    """Return the fingerprint of the weights that a model's adapter changes; "" if not known."""
+    return str(getattr(model, FINGERPRINT, ""))
+
+
+def check_base(adapter: Adapter, model: Any) -> None:
+    """Compare the weights that an adapter was trained on with those of a model.
+
+    Where they are not known and it has another name, that is logged.
+
+    Raises:
+        InputError: They differ.
+    """
+    own, folder = base_of(model), adapter.config.path
+    if own and adapter.fingerprint and own != adapter.fingerprint:
+        raise InputError(
+            f"the adapter {folder!r} was trained on other weights than those of "
+            f"{model.name_or_path!r}: on {adapter.base!r} ({adapter.fingerprint} there, {own} here)"
+        )
+    if not (own and adapter.fingerprint) and adapter.base != model.name_or_path:
+        log.warning(
+            "the adapter %r was trained on %r, which is not compared with %r",
+            folder, adapter.base, model.name_or_path,
+        )  # fmt: skip
 
 
 def write_adapter(model: Any, tensors: dict[str, Tensor], folder: Path) -> None:
     """Write an adapter folder that PEFT loads; `tensors` are those that `trained` names."""
     model.peft_config[ADAPTER].save_pretrained(folder)
-    save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
+    written = {"format": "pt", FINGERPRINT: base_of(model)}
+    save_file(tensors, folder / WEIGHTS_FILE, written)
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
