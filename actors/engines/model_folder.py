@@ -152,6 +152,11 @@ def vocabulary_size(model_path: str) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def served_dtype(model_path: str, dtype: str) -> str:
+    """Return the dtype that engines serve a model in with `actors.dtype` = `dtype`."""
+    return stated_dtype(model_path) if dtype == "auto" else dtype
+
+
 def stated_dtype(model_path: str) -> str:
     """Return the type of the weights in the configuration, as "float32"; `auto` without one."""
     config = configuration(model_path)
@@ -168,7 +173,7 @@ def kv_bytes_per_token(model_path: str, dtype: str) -> int:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    wide = (stated_dtype(model_path) if dtype == "auto" else dtype) == "float32"
+    wide = served_dtype(model_path, dtype) == "float32"
     return int(2 * config.num_hidden_layers * kv_heads * width * (4 if wide else 2))
 
 

@@ -225,6 +225,10 @@ def _train(
             "reward_model.learning_rate"
         )
     loss = bradley_terry(*scores, margin=section.margin, centring=section.centring).mean()
+    if section.lora is not None and section.dtype == "bfloat16":
+        terminal.say(
+            f"lost to rounding of the adapter's changes: {engine.lost_to_rounding() or 0:.1%}"
+        )
     engine.save_model(folder)
     engine.close()
     scale.write(folder)

@@ -194,6 +194,10 @@ def train_model(
     )
     with terminal.bar(sft.steps, "the first step"):
         train_supervised(engine, examples, sft, show)
+    if sft.lora is not None and sft.dtype == "bfloat16":
+        terminal.say(
+            f"lost to rounding of the adapter's changes: {engine.lost_to_rounding() or 0:.1%}"
+        )
     engine.save_model(partial)
     engine.close()
     (partial / ORIGIN_FILE).write_text(warm_start_origin(config))

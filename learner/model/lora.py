@@ -221,8 +221,9 @@ def weights(model: nn.Module) -> Iterator[Weight]:
 def lost_to_rounding(
     model: nn.Module, gathered: Callable[[list[nn.Parameter]], AbstractContextManager[object]]
 ) -> float | None:
-    """Return ‖merged − (W + ΔW)‖ / ‖ΔW‖, ΔW = scale · B A: what merging loses of the changes.
+    """Return ‖(merged − W) − ΔW‖ / ‖ΔW‖, ΔW = scale · B A: what bfloat16 loses of the changes.
 
+    W is the weight in bfloat16, as engines and folders have it, and so is what it is merged to.
     It is near 1 where changes are too small for the dtype to hold, and None where there are none.
     Norms are over up to `SAMPLED_ROWS` rows of up to `SAMPLED_LAYERS` layers, drawn at random but
     alike in every call and rank. `gathered` returns a context in which parameters are whole.
@@ -235,7 +236,7 @@ def lost_to_rounding(
             weight, a, b = (parameter.detach() for parameter in parameters)
             weight, b = weight[:SAMPLED_ROWS], b[:SAMPLED_ROWS]
             exact = scale * (b.float() @ a.float())
-            merged = merge(weight, a, b, scale).float() - weight.float()
+            merged = merge(weight, a, b, scale).bfloat16().float() - weight.bfloat16().float()
             lost += float((merged - exact).square().sum())
             change += float(exact.square().sum())
     return math.sqrt(lost / change) if change else None

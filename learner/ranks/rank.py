@@ -161,7 +161,8 @@ class Rank:
         if (settings := self._spec.settings_at(version)) != self._settings_now:
             self._adopt(*settings)
         report = self.updater.update(groups, version)
-        if self.config.lora is not None and self.config.dtype == "bfloat16":
+        dtypes = {self.config.dtype, self._spec.served_dtype}
+        if self.config.lora is not None and "bfloat16" in dtypes:
             report = replace(report, lost_to_rounding=self.engine.lost_to_rounding())
         if self.engine.rank == 0:
             note_trained(groups, version)
