@@ -124,15 +124,15 @@ def _begin_with(model: Any, config: LoraConfig, folder: Path, section: str) -> N
     stored = read_adapter(folder)
     check_base(stored, model)
     check_form(stored.config, config, section)
-    own = {name: parameter for name, (parameter,), _ in trained(model)}
+    parameters = {name: parameter for name, (parameter,), _ in trained(model)}
     shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
-    if shapes != {name: parameter.shape for name, parameter in own.items()}:
-        others = sorted(shapes.keys() ^ own.keys()) or sorted(own)
+    if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
+        others = sorted(shapes.keys() ^ parameters.keys()) or sorted(parameters)
         raise InputError(
             f"{section}.path = {str(folder)!r} has other tensors than its targets and rank make of "
             f"{model.name_or_path!r}: {', '.join(others[:3])}"
         )
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         parameter.data.copy_(stored.tensors[name])
 
 
