@@ -1,4 +1,4 @@
-"""Adapters (LoRA) on their way: factors of changes to the weights of a model folder.
+"""Factors of adapters (LoRA): names, and merging into the weights of a model folder.
 
 A layer's factors A [r, in] and B [out, r] change its weight W [out, in] to W + scale · B A. They
 have the names that PEFT gives them. Imports no torch.
@@ -12,6 +12,9 @@ from weight_sync.errors import LoadFailed
 if TYPE_CHECKING:
     from torch import Tensor
 
+KEPT = "e_score_correction_bias"
+"""End of the names of weights that transformers, and so the learner, keeps as the folder has them,
+mostly in float32, whatever the dtype of the model: routers choose experts by them."""
 PREFIX, A, B, WEIGHT = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".weight"
 
 
@@ -50,20 +53,21 @@ def merged(
 ) -> Iterator[tuple[str, "Tensor"]]:
     """Yield the weights of a model folder with an adapter merged in.
 
-    They have the dtype of the factors, in which the learner has them too: the result is bit for
-    bit what it would have merged.
+    All but `KEPT` ones have the dtype of the factors, in which the learner has them too: the result
+    is bit for bit what it would have merged.
 
     Raises:
         LoadFailed: The folder lacks weights that have factors.
     """
-    left = dict(factors)
-    dtype = next(iter(left.values())).dtype
+    unused = dict(factors)
+    dtype = next(iter(unused.values())).dtype
     for name, weight in base:
-        own = weight.to(dtype) if weight.is_floating_point() else weight
-        a, b = (left.pop(factor_name(name, kind), None) for kind in (A, B))
-        yield name, own if a is None or b is None else merge(own, a, b, scale)
-    if left:
+        cast = weight.is_floating_point() and not name.endswith(KEPT)
+        plain = weight.to(dtype) if cast else weight
+        a, b = (unused.pop(factor_name(name, kind), None) for kind in (A, B))
+        yield name, plain if a is None or b is None else merge(plain, a, b, scale)
+    if unused:
         raise LoadFailed(
-            f"the engine's model folder has no weights for {len(left)} factors of the adapter "
-            f"({', '.join(sorted(left)[:3])})"
+            f"the engine's model folder has no weights for {len(unused)} factors of the adapter "
+            f"({', '.join(sorted(unused)[:3])})"
         )

@@ -92,6 +92,9 @@ class Manifest:
     scale: float | None = None
     """None: the tensors are all weights. Else they are the factors of an adapter of this scale
     (`weight_sync.adapter`), which receivers merge into the weights of the model folder."""
+    base: str = ""
+    """Fingerprint of the weights that the factors change (`weight_sync.base_model`), "" if not
+    known."""
 
     def __post_init__(self) -> None:
         if self.version < 0:

@@ -38,10 +38,7 @@ def check_model(model_path: str) -> None:
         InputError: A file is missing or broken, the model does not predict the next token, or its
             layers cannot be packed.
     """
-    folder = Path(model_path)
-    description = (
-        read_description(folder) if folder.is_dir() else configuration(model_path).to_dict()
-    )
+    description = describe(model_path)
     names = description.get("architectures") or []
     if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
         raise InputError(
@@ -58,8 +55,17 @@ def check_model(model_path: str) -> None:
             f"past the end of a sequence ({', '.join(kinds or settings)}), so sequences packed "
             "into one row would see each other; only models with plain attention can be trained"
         )
-    if folder.is_dir():
+    if Path(model_path).is_dir():
         weight_shapes(model_path)
+
+
+def describe(model_path: str) -> Mapping[str, Any]:
+    """Return the description of a model; raise InputError if it is missing or broken."""
+    folder = Path(model_path)
+    if folder.is_dir():
+        return read_description(folder)
+    description: Mapping[str, Any] = configuration(model_path).to_dict()
+    return description
 
 
 def read_description(folder: Path) -> Mapping[str, Any]:
@@ -68,7 +74,10 @@ def read_description(folder: Path) -> Mapping[str, Any]:
     try:
         description = json.loads(file.read_text())
     except FileNotFoundError:
-        raise InputError(f"model folder {str(folder)!r} has no config.json") from None
+        hint = ""
+        if (folder / "adapter_config.json").exists():
+            hint = ": it is an adapter; name its model there, and it in learner.lora.path"
+        raise InputError(f"model folder {str(folder)!r} has no config.json{hint}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None
     if not isinstance(description, dict):
@@ -143,6 +152,11 @@ def vocabulary_size(model_path: str) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def served_dtype(model_path: str, dtype: str) -> str:
+    """Return the dtype that engines serve a model in with `actors.dtype` = `dtype`."""
+    return stated_dtype(model_path) if dtype == "auto" else dtype
+
+
 def stated_dtype(model_path: str) -> str:
     """Return the type of the weights in the configuration, as "float32"; `auto` without one."""
     config = configuration(model_path)
@@ -159,7 +173,7 @@ def kv_bytes_per_token(model_path: str, dtype: str) -> int:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    wide = (stated_dtype(model_path) if dtype == "auto" else dtype) == "float32"
+    wide = served_dtype(model_path, dtype) == "float32"
     return int(2 * config.num_hidden_layers * kv_heads * width * (4 if wide else 2))
 
 

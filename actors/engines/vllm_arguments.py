@@ -6,7 +6,7 @@ Imports vLLM only where it is called: vLLM reads its environment when it is impo
 import os
 from typing import Any
 
-from actors.engines.model_folder import kv_bytes_per_token, stated_dtype
+from actors.engines.model_folder import kv_bytes_per_token, served_dtype
 from actors.engines.protocol import EngineSpec
 from actors.engines.sampling_rules import check_sampling
 from actors.errors import InputError
@@ -59,7 +59,7 @@ def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": spec.model_path,
         # vLLM's own "auto" makes bfloat16 of float32.
-        "dtype": stated_dtype(spec.model_path) if config.dtype == "auto" else config.dtype,
+        "dtype": served_dtype(spec.model_path, config.dtype),
         "max_model_len": max_model_len,
         "max_num_seqs": config.max_concurrent_rollouts,
         "gpu_memory_utilization": config.gpu_memory_share,

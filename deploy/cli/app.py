@@ -203,14 +203,23 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="The adapter alone, for PEFT, not merged.")
     ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name of an adapter's model, if it was moved."),
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Copy the newest checkpoint's model and tokenizer into a folder for transformers."""
+    """Copy the newest checkpoint's model and tokenizer into a folder for transformers.
+
+    An adapter is merged into its model, in the dtype that it was trained in.
+    """
     from deploy.offline.export import export_model
     from deploy.storage.run_directory import RunDirectory
+    from learner.config.lora import stored_form
 
-    exported = export_model(RunDirectory.open(run, runs_dir), to, adapter=adapter)
-    typer.echo(f"version {exported} in {to}")
+    exported = export_model(RunDirectory.open(run, runs_dir), to, adapter=adapter, base=base)
+    of = f", an adapter of {stored_form(to)[1]}" if adapter else ""
+    typer.echo(f"version {exported} in {to}{of}")
 
 
 @app.command(cls=Command)

@@ -35,7 +35,10 @@ def validate(
 
         check_memory(config, SafeConsole(stderr=True))
     from deploy.config.recipe_text import recipe_text
+    from deploy.planner.caveats import hardly_trains
 
+    for note in hardly_trains(config):
+        typer.echo(f"note: {note}", err=True)
     typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
 
 

@@ -12,6 +12,7 @@ from deploy.config.messages import explain
 from deploy.config.presets import on_demo, preset_names, with_preset
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from learner.config.lora import with_stored_form
 from learner.config.optimizer import OptimizerConfig
 from queues.runtime.clean_text import PASSWORD, without_known_secrets, without_secrets
 from queues.runtime.nearest_name import nearest
@@ -31,6 +32,8 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         InputError: The recipe is not valid; has one line for each problem.
     """
     document = _with_critic(with_preset(read_recipe(recipe, overrides)))
+    for section in (document, document.get("learner")):
+        _fill_in_adapters(section)
     if secrets := [*_secrets(document)]:
         raise InputError(f"recipe {recipe}:\n" + "\n".join(secrets))
     try:
@@ -82,6 +85,13 @@ def _with_critic(document: dict[str, Any]) -> dict[str, Any]:
         return document
     shared = {name: learner[name] for name in OptimizerConfig.model_fields if name in learner}
     return {**document, "learner": {**learner, "critic": {**shared, **learner["critic"]}}}
+
+
+def _fill_in_adapters(section: Any) -> None:
+    """Complete the sections `lora` one level below a section in place."""
+    for part in section.values() if isinstance(section, dict) else ():
+        if isinstance(part, dict) and "lora" in part:
+            part["lora"] = with_stored_form(part["lora"])
 
 
 def _read(recipe: str) -> dict[str, Any]:

@@ -35,6 +35,11 @@ ALIASES = {
     "batch_size": "groups_per_batch",
     "num_generations": "group_size",
     "max_tokens": "max_new_tokens",
+    "r": "rank",
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
+    "use_rslora": "rslora",
 }
 """Keys by their names in other tools, or by an old name, where spelling alone gives no hint."""
 

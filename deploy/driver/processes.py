@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from actors.engines.model_folder import context_length
+from actors.engines.model_folder import context_length, served_dtype
 from actors.ray_actor import ActorSpec
 from actors.ray_reward_model import RewardModelClient, create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
@@ -76,6 +76,7 @@ class Processes:
                 earlier=earlier_sessions(context.directory, config),
                 temperature=config.actors.temperature,
                 context=config.actors.max_model_len or context_length(context.inputs.model_path),
+                served_dtype=served_dtype(context.inputs.model_path, config.actors.dtype),
                 checkpoint=str(folder.resolve()) if folder else None,
                 version=version,
                 session_started_at=clock.now(),

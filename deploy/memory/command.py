@@ -9,7 +9,7 @@ from rich.console import Console
 from actors.engines.model_folder import (
     context_length,
     kv_bytes_per_token,
-    stated_dtype,
+    served_dtype,
     vocabulary_size,
 )
 from actors.engines.protocol import EngineSpec
@@ -114,7 +114,7 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
         index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
     )
     free = psutil.virtual_memory().available
-    dtype = stated_dtype(path) if actors.dtype == "auto" else actors.dtype
+    dtype = served_dtype(path, actors.dtype)
     kv_share = 2 if "fp8" in str(actors.vllm_options.get("kv_cache_dtype")) else 1
     return Sizes(
         policy=policy,

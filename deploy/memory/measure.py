@@ -19,8 +19,8 @@ from actors.engines.model_folder import configuration
 from deploy.errors import InputError
 from deploy.memory.processes import ModelSizes
 from learner.config.lora import LoraConfig
+from learner.model import lora
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
-from learner.model.lora import add_adapter
 from learner.model.policy import checkpoint_activations
 
 NAME = "headway_measured"
@@ -65,7 +65,7 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
                 attn_implementation="eager" if batch.attention == "eager" else NAME,
             )
             if batch.lora is not None:
-                add_adapter(model, batch.lora.model_copy(update={"path": None}), seed=0)
+                lora.add_adapter(model, batch.lora.model_copy(update={"path": None}), seed=0)
         if batch.activation_checkpointing:
             checkpoint_activations(model, model_path)
         activations, peak = _pass(model, batch)
@@ -84,6 +84,9 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
         trained=sum(one.numel() for one in model.parameters() if one.requires_grad),
         largest_tensor=max(parameter.numel() for parameter in model.parameters()),
         largest_layer=max(blocks, default=0),
+        largest_adapted=max(
+            (one.parameters[0].numel() for one in lora.weights(model) if one.scale), default=0
+        ),
         activations=activations,
         passing=peak - activations,
     )

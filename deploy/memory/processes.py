@@ -55,6 +55,8 @@ class ModelSizes:
     """Weights of the largest transformer block."""
     largest_tensor: int
     """Weights of the largest tensor."""
+    largest_adapted: int = 0
+    """Weights of the largest tensor that an adapter changes."""
     activations: int
     """Bytes that autograd keeps from the forward to the backward pass."""
     passing: int
@@ -77,7 +79,8 @@ class Process:
     first: Parts = field(default_factory=dict)
     """Bytes that only the first one has in addition."""
     mapped: Parts = field(default_factory=dict)
-    """Bytes of shared memory that it maps; they are in the published versions of its node."""
+    """Bytes that it maps: of published versions, which are counted once for its node, and of the
+    model folder that adapters are merged into, which the system can drop."""
     note: str = ""
 
     @property
@@ -217,8 +220,11 @@ def engine(
     weights = float(sizes.parameters * served.itemsize)
     staged = wire_bytes(config, sizes) if config.weight_sync.staged else 0.0
     base = {"base of deltas": 2 * staged} if config.weight_sync.codec == "delta" else {}
+    alone = config.learner.lora is not None and config.weight_sync.staged
     libraries = ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
     host, mapped = {"libraries": float(libraries), **base}, {"staged version": staged}
+    if alone:  # two in float32: the weight, and what it is merged to
+        host["merging"], mapped["model folder"] = 8.0 * sizes.largest_adapted, weights
     if not actors.gpus:
         mapped["staged version"] *= 2  # in the actor, and in the engine
         host |= {"weights": PACKED * weights, "next version": NEXT * weights}

@@ -13,17 +13,20 @@ from queues.runtime.folder_checksums import FILE_NAME
 EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json", FILE_NAME)
 
 
-def export_model(directory: RunDirectory, to: Path, *, adapter: bool = False) -> int:
+def export_model(
+    directory: RunDirectory, to: Path, *, adapter: bool = False, base: str | None = None
+) -> int:
     """Copy config, weights and tokenizer of the newest committed checkpoint; return its version.
 
-    An adapter is merged into its model, unless `adapter` asks for it alone.
+    An adapter is merged into its model, unless `adapter` asks for it alone; `base` is the model's
+    folder or hub name where it is another one than the run had.
 
     Raises:
         InputError: There is no checkpoint yet, it is damaged or has no adapter, or the folder
             exists.
     """
+    from learner.config.lora import CONFIG_FILE
     from learner.engine.model_folder import merge_adapter
-    from learner.model.lora import CONFIG_FILE
 
     if to.exists():
         raise InputError(f"{to} exists; name a folder that does not")
@@ -42,7 +45,7 @@ def export_model(directory: RunDirectory, to: Path, *, adapter: bool = False) ->
         if adapter and not (partial / CONFIG_FILE).exists():
             raise InputError(f"{directory.path} trained whole weights: export it without --adapter")
         if (partial / CONFIG_FILE).exists() and not adapter:
-            merge_adapter(partial)
+            merge_adapter(partial, base)
     return version
 
 

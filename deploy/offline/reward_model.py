@@ -22,7 +22,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
-from deploy.preflight.models import find_model, model_path
+from deploy.preflight.models import check_adapter, find_model, model_path
 from deploy.preflight.provenance import reward_model_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
@@ -102,6 +102,7 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
     else:
         path = model_path(config)
         check_model(path)
+    check_adapter(section.lora, path, section="reward_model.lora")
     actors = config.actors
     templated = actors.chat_template is not False
     reader = load_reader(path, actors.chat_template_options, templated=templated)
@@ -224,6 +225,10 @@ def _train(
             "reward_model.learning_rate"
         )
     loss = bradley_terry(*scores, margin=section.margin, centring=section.centring).mean()
+    if section.lora is not None and section.dtype == "bfloat16":
+        terminal.say(
+            f"lost to rounding of the adapter's changes: {engine.lost_to_rounding() or 0:.1%}"
+        )
     engine.save_model(folder)
     engine.close()
     scale.write(folder)

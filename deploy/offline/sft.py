@@ -24,7 +24,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
-from deploy.preflight.models import find_model
+from deploy.preflight.models import check_adapter, find_model
 from deploy.preflight.provenance import warm_start_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
@@ -54,6 +54,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     path = find_model(config.model.path) if config.model.path else None
     if path:
         check_model(path)
+        check_adapter(config.sft.lora, path, section="sft.lora")
     _, problems = load_heldout(config)
     pairs = load_examples(
         DEMONSTRATIONS,
@@ -176,7 +177,7 @@ def train_model(
         context=config.actors.max_model_len or context_length(origin),
     )
     if sft.lora is not None:
-        add_adapter(policy.model, sft.lora, seed=config.seed)
+        add_adapter(policy.model, sft.lora, seed=config.seed, section="sft.lora")
     examples = (Example(*tokens) for tokens in demonstrations)
     engine = PolicyEngine(
         policy, sft, model_path=origin, zero_stage=sft.zero_stage, dtype=sft.dtype,
@@ -193,6 +194,10 @@ def train_model(
     )
     with terminal.bar(sft.steps, "the first step"):
         train_supervised(engine, examples, sft, show)
+    if sft.lora is not None and sft.dtype == "bfloat16":
+        terminal.say(
+            f"lost to rounding of the adapter's changes: {engine.lost_to_rounding() or 0:.1%}"
+        )
     engine.save_model(partial)
     engine.close()
     (partial / ORIGIN_FILE).write_text(warm_start_origin(config))

@@ -20,7 +20,7 @@ from actors.errors import EngineDied, RolloutFailed
 from actors.rewards.learned import TextScorer
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.config.run_config import RunConfig
-from deploy.errors import RunFailed
+from deploy.errors import InputError, RunFailed
 from deploy.preflight.inputs import Inputs
 from learner.config.learner import ModelConfig
 from queues.records import Lease, Prompt, Purpose, Rollout
@@ -47,9 +47,15 @@ def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str
     """Play the first `count` prompts of the training source once each, and show them by `say`.
 
     Raises:
-        InputError: A reward model cannot be loaded.
+        InputError: A reward model cannot be loaded, or the recipe begins with an adapter.
         RunFailed: Some rollouts have failed; raised after all were printed.
     """
+    lora = config.learner.lora
+    if lora is not None and lora.path is not None:
+        raise InputError(
+            f"learner.lora.path = {lora.path!r}: `headway try` plays with a model as its "
+            "folder has it; to try both, merge them into a folder and name that in model.path"
+        )
     prompts = inputs.source.next(count)
     descriptor, name = tempfile.mkstemp(prefix="headway-try-", suffix=".log")
     os.close(descriptor)

@@ -12,7 +12,7 @@ from rich.table import Table
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
-from deploy.planner.caveats import caveats, differences, refuse_another_model
+from deploy.planner.caveats import caveats, differences, hardly_trains, refuse_another_model
 from deploy.planner.predict import Prospect, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import simulate
@@ -86,6 +86,7 @@ def plan(
     devices = own if devices is None else devices
     splits = most_actors(config, devices)
     rates, notes, itself = _rates(config, run, given, bounds)
+    notes += hardly_trains(config)
     if config.queues.filter_tied and run is None:
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:

@@ -32,6 +32,7 @@ from deploy.preflight.machine import check_machine
 from deploy.preflight.models import (
     check_adapter,
     check_examples,
+    find_model,
     model_path,
     reward_model_paths,
 )
@@ -132,8 +133,7 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
             prompts=map(opening, sample),
             template_options=actors.chat_template_options,
         )
-    if Path(path).is_dir():
-        _check_folder(config, path, resumed)
+    _check_weights(config, path, resumed)
     _check_objective(config)
     check_fit(path, actors, sample)
     models = _models(path, reward_models)
@@ -144,14 +144,16 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
     return Inputs(path, source, problems, evaluations, reward_models, models)
 
 
-def _check_folder(config: RunConfig, path: str, resumed: RunDirectory | None) -> None:
-    """Compare the free space, and the layers of new adapters, with the weights of a folder."""
-    shapes, learner, critic = weight_shapes(path), config.learner, config.learner.critic
-    check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
-    if resumed is None and learner.lora is not None:
-        check_adapter(learner.lora, shapes)
-    if resumed is None and critic is not None and critic.lora is not None:
-        own = weight_shapes(critic.path) if critic.path else shapes
+def _check_weights(config: RunConfig, path: str, resumed: RunDirectory | None) -> None:
+    """Compare the free space, and the layers of new adapters, with the weights of models."""
+    shapes, learner = weight_shapes(path) if Path(path).is_dir() else None, config.learner
+    if shapes is not None:
+        check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
+    if resumed is not None:
+        return
+    check_adapter(learner.lora, path, section="learner.lora", shapes=shapes)
+    if (critic := learner.critic) is not None:
+        own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
         check_adapter(critic.lora, own, section="learner.critic.lora")
 
 

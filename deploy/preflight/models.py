@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from actors.engines.model_folder import describe, weight_shapes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.provenance import (
@@ -13,14 +14,16 @@ from deploy.preflight.provenance import (
     same_warm_starts,
     warm_start_origin,
 )
-from learner.config.lora import LoraConfig
+from learner.config.lora import LoraConfig, check_form, stored_form
 
 SFT_ANEW = "run `headway sft --replace` with the same recipe and settings, or choose another name"
 REWARD_MODELS_ANEW = (
     "run `headway reward-model --replace` with the same recipe and settings, or name the model "
     "folders in actors.reward_model.paths"
 )
-ADAPTER_FILE = "adapter_config.json"
+TRANSPOSED = ("gpt2", "openai-gpt")
+"""Types of models whose layers are transformers' `Conv1D`."""
+Shapes = Mapping[str, tuple[int, ...]]
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -95,26 +98,50 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
 
 
 def check_adapter(
-    lora: LoraConfig, shapes: Mapping[str, tuple[int, ...]], *, section: str = "learner.lora"
+    lora: LoraConfig | None, path: str, *, section: str, shapes: Shapes | None = None
 ) -> None:
-    """Compare the names in a section with a model's weights, before anything is loaded.
+    """Compare a section with the model of a folder or hub name, before anything is loaded.
+
+    `shapes` are those of its weights if they were read before. Of a hub name they are not fetched.
 
     Raises:
-        InputError: The model has no such layers, or there is no adapter to begin with.
+        InputError: The model is quantised or has no such layers, or the adapter to begin with is
+            missing or has another form.
     """
-    matrices = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
-    layers = {parts[-2] for parts in matrices if parts[1:] and parts[-1] == "weight"}
+    if lora is None:
+        return
+    description = describe(path)
+    if description.get("quantization_config"):
+        raise InputError(
+            f"{section}: {path!r} has quantised weights, into which engines cannot merge an "
+            "adapter: name the model that it was made from"
+        )
+    if lora.path is not None:
+        check_form(stored_form(Path(lora.path))[0], lora, section)
+    if not Path(path).is_dir():
+        return
+    transposed = description.get("model_type") in TRANSPOSED
+    layers = set() if transposed else _linear_layers(shapes or weight_shapes(path))
     unknown = set() if lora.targets == "all-linear" else set(lora.targets) - layers
-    if unknown:
+    if unknown or not layers:
         raise InputError(
-            f"{section}.targets: the model has no layers {', '.join(sorted(unknown))}; its "
-            f"layers are {', '.join(sorted(layers))}"
+            f"{section}.targets: the model has no linear layers "
+            f"{', '.join(sorted(unknown)) or 'at all'}; those that can have an adapter are "
+            f"{', '.join(sorted(layers)) or 'none'}"
         )
-    if lora.path is not None and not (Path(lora.path) / ADAPTER_FILE).is_file():
-        raise InputError(
-            f"{section}.path = {lora.path!r} has no {ADAPTER_FILE}; give the folder of an adapter "
-            "as PEFT writes it"
-        )
+
+
+def _linear_layers(shapes: Shapes) -> set[str]:
+    """Return the last parts of the names of the matrices inside layers, which have numbers.
+
+    Embeddings and the head are outside; experts are held as one tensor.
+    """
+    split = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
+    return {
+        parts[-2]
+        for parts in split
+        if parts[-1] == "weight" and any(map(str.isdigit, parts)) and "experts" not in parts
+    }
 
 
 def find_model(path: str, *, setting: str = "model.path") -> str:

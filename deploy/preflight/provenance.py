@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import xxhash
 
 from actors.sources.fingerprints import of_files
 from deploy.config.changes import changes
@@ -20,12 +19,12 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.runtime import machine
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from learner.config.lora import WEIGHTS_FILE, LoraConfig
 from queues.runtime import clock
+from weight_sync.base_model import fingerprint
 
 FILES = "files"
 """Key in `ORIGIN_FILE` of the fingerprints of files that the settings name."""
-PROBES = 64
-PROBE_BYTES = 2**16
 RENDERING = {
     "environment", "environment_options", "chat_template", "chat_template_options", "stop",
 }  # fmt: skip
@@ -66,26 +65,33 @@ def _commit(folder: Path) -> str | None:
 
 
 def warm_start_origin(config: RunConfig) -> str:
-    """Return the settings that a warm start depends on, and its files of examples, as JSON."""
+    """Return the settings that a warm start depends on, and the files that they name, as JSON."""
     sections = config.model_dump(
         mode="json", include={"seed": True, "model": True, "sft": True, "actors": RENDERING}
     )
     if sections["sft"] is not None:
         del sections["sft"]["name"]
-    examples = config.sft and [config.sft.demonstrations, config.sft.options]
-    sections[FILES] = of_files([examples or (), _heldout_options(config)])
+    sft = config.sft
+    named = sft and [sft.demonstrations, sft.options, _weights_of(sft.lora)]
+    sections[FILES] = of_files([named or (), _heldout_options(config)])
     return json.dumps(sections, sort_keys=True)
 
 
 def reward_model_origin(config: RunConfig) -> str:
-    """Return the settings that reward models depend on, and their files of examples, as JSON."""
+    """Return the settings that reward models depend on, and the files that they name, as JSON."""
     section = config.model_dump(mode="json", include={"reward_model"})
     if section["reward_model"] is not None:
         del section["reward_model"]["name"]
     origin = section | json.loads(warm_start_origin(config))
-    pairs = config.reward_model and [config.reward_model.pairs, config.reward_model.options]
-    origin[FILES] |= of_files(pairs or ())
+    training = config.reward_model
+    named = training and [training.pairs, training.options, _weights_of(training.lora)]
+    origin[FILES] |= of_files(named or ())
     return json.dumps(origin, sort_keys=True)
+
+
+def _weights_of(lora: LoraConfig | None) -> str:
+    """Return the file of weights of an adapter to begin with, or "" without one."""
+    return "" if lora is None or lora.path is None else str(Path(lora.path) / WEIGHTS_FILE)
 
 
 def _heldout_options(config: RunConfig) -> Mapping[str, Any]:
@@ -125,21 +131,11 @@ def refuse_other_files(folder: Path, wanted: str, remedy: str) -> None:
 def fingerprint_of_model(path: str) -> str:
     """Return a fingerprint of a model folder; of a name on the hub, the name.
 
-    Of large files it reads PROBES parts, so that it takes no time, and so that weights which were
-    trained any further differ.
+    See `weight_sync.base_model.fingerprint`.
     """
     if not Path(path).is_dir():
         return path
-    digest, size = xxhash.xxh3_64(), 0
-    for file in sorted(file for file in Path(path).iterdir() if file.is_file()):
-        length = file.stat().st_size
-        size += length
-        digest.update(f"{file.name}\0{length}\0".encode())
-        with file.open("rb") as opened:
-            for probe in range(PROBES):
-                opened.seek(length * probe // PROBES)
-                digest.update(opened.read(PROBE_BYTES))
-    return f"{size} bytes, {digest.hexdigest()}"
+    return fingerprint(file for file in Path(path).iterdir() if file.is_file())
 
 
 def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:

@@ -1,12 +1,33 @@
 """Settings of adapters: the sections `lora` of learner, critic, warm start and reward model."""
 
+import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from learner.config.optimizer import OptimizerConfig, Section
+from learner.errors import InputError
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+IRRELEVANT = frozenset({
+    "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_config",
+    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "r", "revision",
+    "target_modules", "task_type", "use_rslora",
+})  # fmt: skip
+"""Settings of PEFT's that leave a layer W + scale · B A, or that names of tensors show."""
+FORM = {"rank", "alpha", "rslora", "targets"}
+"""Settings that an adapter's folder has too."""
+Word = Annotated[str, Field(min_length=1)]
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+    "peft_type": ("LORA",),
+}
+"""Values of other settings of PEFT's that do so; all that are empty or false do too."""
 
 
 class LoraConfig(Section):
@@ -22,12 +43,13 @@ class LoraConfig(Section):
     """The scale is alpha / rank."""
     rslora: bool = False
     """The scale is alpha / √rank (rank-stabilised LoRA)."""
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[tuple[Word, ...], Field(min_length=1)] = "all-linear"
     """Layers that get factors: every linear layer but the head, or the last parts of the names of
     some, such as ["q_proj", "v_proj"]. Experts that are held as one tensor get none."""
-    path: str | None = None
-    """Folder of an adapter to begin with, as PEFT writes it, of the same rank, alpha and targets.
-    None begins with the model as it is. The reference of a KL penalty has no adapter either way."""
+    path: Word | None = None
+    """Folder of an adapter to begin with, as PEFT writes it. Settings of this section that are left
+    out are its own; others must be the same. None begins with the model as it is. The reference of
+    a KL penalty has no adapter either way."""
 
     @field_validator("path")
     @classmethod
@@ -51,3 +73,63 @@ def check_lora(lora: LoraConfig | None, optimizer: OptimizerConfig) -> None:
             'optimizer = "muon" with a section [lora]: it orthogonalises updates of whole matrices,'
             " and an adapter trains their factors; use adamw"
         )
+
+
+def with_stored_form(section: Any) -> Any:
+    """Return a section, as a recipe has it, with the settings that it leaves out of its adapter.
+
+    It stays as it is without an adapter to begin with, or where that is not here.
+
+    Raises:
+        InputError: The adapter has another form than `LoraConfig` can describe.
+    """
+    path = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(path, str) or section.keys() >= FORM:
+        return section
+    folder = Path(path).expanduser()
+    if not (folder / CONFIG_FILE).is_file():
+        return section
+    return stored_form(folder)[0].model_dump(mode="json", include=FORM) | section
+
+
+def check_form(stored: LoraConfig, wanted: LoraConfig, section: str) -> None:
+    """Compare the form of the adapter to begin with to that of a section of a recipe.
+
+    Raises:
+        InputError: Rank or scale differ; names both.
+    """
+    present, named = (form.model_dump(include=FORM - {"targets"}) for form in (stored, wanted))
+    if present != named:
+        raise InputError(f"{section}.path = {wanted.path!r} has {present}, and the recipe {named}")
+
+
+def stored_form(folder: Path) -> tuple[LoraConfig, str]:
+    """Return the form of an adapter that PEFT wrote, and folder or hub name of its model.
+
+    Raises:
+        InputError: The description is missing or damaged, or of another form of adapter.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        settings = json.loads(file.read_text())
+        targets = settings["target_modules"]
+        other = {
+            name: value
+            for name, value in settings.items()
+            if value and name not in IRRELEVANT and value not in PLAIN.get(name, ())
+        }
+        if other:
+            raise ValueError(f"its {other} is not supported: W + scale · B A is")
+        config = LoraConfig(
+            rank=settings["r"],
+            alpha=settings["lora_alpha"],
+            rslora=settings.get("use_rslora", False),
+            targets=tuple(targets) if isinstance(targets, list) else "all-linear",
+            path=str(folder),
+        )
+        return config, settings["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"no adapter can be read from {str(folder)!r}: {file.name}: {error}; give the folder "
+            "of an adapter as PEFT writes it"
+        ) from error

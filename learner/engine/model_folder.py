@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE
 from learner.disk_wait import write_text, write_whole
 from learner.engine.tensor_parts import in_files
+from learner.errors import InputError
 from learner.model import lora
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
@@ -57,18 +59,26 @@ def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Pat
     write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
 
 
-def merge_adapter(folder: Path) -> None:
+def merge_adapter(folder: Path, base: str | None = None) -> None:
     """Turn an adapter folder into that of the whole model, its adapter merged in.
 
+    `base` is the folder or hub name of that model; None: the one that the adapter names.
+
     Raises:
-        InputError: The adapter, or the model that it names, cannot be loaded.
+        InputError: The adapter or the model cannot be loaded, or it was trained on another.
     """
     adapter = lora.read_adapter(folder)
+    base = base or adapter.base
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise InputError(
+            f"{base!r}, which the adapter was trained on, is not here: name the folder that has "
+            "its weights with --base"
+        )
     dtype = str(next(iter(adapter.tensors.values())).dtype).removeprefix("torch.")
     options = LogprobOptions(chunk=1)
-    model = load_policy(adapter.base, options, dtype=dtype, attention="sdpa").model
+    model = load_policy(base, options, dtype=dtype, attention="sdpa").model
     lora.add_adapter(model, adapter.config, seed=0)
     write_config(model, folder)
     write_weights(model, ((one.name, one.value()) for one in lora.weights(model)), folder)
-    for file in (lora.CONFIG_FILE, lora.WEIGHTS_FILE):
+    for file in (CONFIG_FILE, WEIGHTS_FILE):
         (folder / file).unlink()

@@ -5,31 +5,32 @@ Hu et al. (2021, arXiv 2106.09685); the scale of `rslora` is Kalajdzievski's (20
 Weights keep the names here that they have without an adapter.
 """
 
-import json
+import logging
 import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from learner.config.lora import LoraConfig
+from learner.config.lora import WEIGHTS_FILE, LoraConfig, check_form, stored_form
 from learner.errors import InputError
 from weight_sync.adapter import PREFIX, A, B, factor_name, merge
+from weight_sync.base_model import fingerprint_of_weights
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "default"
 """PEFT's name of a model's only adapter."""
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 HEAD = "score"
 """The head of a critic or reward model, which is trained beside its adapter."""
-OTHER_FORMS = ("alpha_pattern", "rank_pattern", "use_dora", "lora_bias", "fan_in_fan_out")
-"""Settings of PEFT's by which a layer is not W + scale · B A with one rank and scale for all."""
-OTHER_BASES = ("pissa", "olora", "loftq", "corda")
-"""Beginnings of PEFT's `init_lora_weights` that change W too."""
+FINGERPRINT = "base_fingerprint"
+"""Attribute of an adapted model, and key in an adapter's file: the weights that it changes."""
 SAMPLED_LAYERS, SAMPLED_ROWS = 16, 64
 """Where `lost_to_rounding` looks."""
 
@@ -57,14 +58,19 @@ class Adapter(NamedTuple):
     """Its form; `path` is the folder."""
     base: str
     """Folder or hub name of the model that it was trained on."""
+    fingerprint: str
+    """Fingerprint of that model's weights (`weight_sync.base_model`); "" if not known."""
     tensors: dict[str, Tensor]
     """Factors by PEFT's names."""
 
 
-def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
+def add_adapter(
+    model: Any, config: LoraConfig, *, seed: int, section: str = "learner.lora"
+) -> None:
     """Freeze a transformers model but for a `HEAD`, and add factors to its linear layers.
 
-    Its outputs stay the same, bit for bit, unless there is an adapter to begin with.
+    Its outputs stay the same, bit for bit, unless there is an adapter to begin with. `section` is
+    the one of the recipe, for error messages.
 
     Raises:
         InputError: It has no such layers, or the adapter to begin with does not fit.
@@ -81,13 +87,14 @@ def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
-        target_modules=_targets(model, config),
+        target_modules=_targets(model, config, section),
         task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
         base_model_name_or_path=model.name_or_path,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, model)
+    setattr(model, FINGERPRINT, fingerprint_of_weights(model.name_or_path))
     if head is not None:
         settings.modules_to_save = [HEAD]
         head.weight.requires_grad_(True)
@@ -95,10 +102,10 @@ def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> None:
         (parameter,) = factor.parameters
         parameter.data = parameter.data.to(model.dtype)
     if config.path is not None:
-        _begin_with(model, config, Path(config.path))
+        _begin_with(model, config, Path(config.path), section)
 
 
-def _targets(model: Any, config: LoraConfig) -> list[str]:
+def _targets(model: Any, config: LoraConfig, section: str) -> list[str]:
     """Return the last parts of the names of the layers that get factors."""
     layers = model.base_model.named_modules()
     linear = {name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)}
@@ -106,28 +113,26 @@ def _targets(model: Any, config: LoraConfig) -> list[str]:
     if not targets or targets - linear:
         missing, present = (", ".join(sorted(names)) for names in (targets - linear, linear))
         raise InputError(
-            f"lora.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
+            f"{section}.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
             f"{missing or 'at all'}; those that can have an adapter are {present or 'none'}"
         )
     return sorted(targets)
 
 
-def _begin_with(model: Any, config: LoraConfig, folder: Path) -> None:
+def _begin_with(model: Any, config: LoraConfig, folder: Path, section: str) -> None:
     """Replace the factors by those of an adapter folder."""
     stored = read_adapter(folder)
-    form = {"rank", "alpha", "rslora"}
-    has, wanted = (one.model_dump(include=form) for one in (stored.config, config))
-    if has != wanted:
-        raise InputError(f"lora.path = {str(folder)!r} has {has}, and the recipe {wanted}")
-    own = {name: parameter for name, (parameter,), _ in trained(model)}
+    check_base(stored, model)
+    check_form(stored.config, config, section)
+    parameters = {name: parameter for name, (parameter,), _ in trained(model)}
     shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
-    if shapes != {name: parameter.shape for name, parameter in own.items()}:
-        others = sorted(shapes.keys() ^ own.keys()) or sorted(own)
+    if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
+        others = sorted(shapes.keys() ^ parameters.keys()) or sorted(parameters)
         raise InputError(
-            f"lora.path = {str(folder)!r} has other tensors than lora.targets and lora.rank make "
-            f"of {model.name_or_path!r}: {', '.join(others[:3])}"
+            f"{section}.path = {str(folder)!r} has other tensors than its targets and rank make of "
+            f"{model.name_or_path!r}: {', '.join(others[:3])}"
         )
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         parameter.data.copy_(stored.tensors[name])
 
 
@@ -137,34 +142,47 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         InputError: A file is missing or damaged, or it is another form of adapter.
     """
+    config, base = stored_form(folder)
     try:
-        settings = json.loads((folder / CONFIG_FILE).read_text())
-        targets = settings["target_modules"]
-        other = {name: settings[name] for name in OTHER_FORMS if settings.get(name)}
-        if str(begun := settings.get("init_lora_weights")).startswith(OTHER_BASES):
-            other["init_lora_weights"] = begun
-        if other:
-            raise ValueError(f"its {other} is not supported: W + scale · B A is")
-        config = LoraConfig(
-            rank=settings["r"],
-            alpha=settings["lora_alpha"],
-            rslora=settings.get("use_rslora", False),
-            targets=tuple(targets) if isinstance(targets, list) else "all-linear",
-            path=str(folder),
-        )
-        tensors = load_file(folder / WEIGHTS_FILE)
-        return Adapter(config, settings["base_model_name_or_path"], tensors)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+            fingerprint = (file.metadata() or {}).get(FINGERPRINT)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
+    return Adapter(config, base, fingerprint or fingerprint_of_weights(base), tensors)
+
+
+def base_of(model: Any) -> str:
+    """Return the fingerprint of the weights that a model's adapter changes; "" if not known."""
+    return str(getattr(model, FINGERPRINT, ""))
+
+
+def check_base(adapter: Adapter, model: Any) -> None:
+    """Compare the weights that an adapter was trained on with those of a model.
+
+    Where they are not known and it has another name, that is logged.
+
+    Raises:
+        InputError: They differ.
+    """
+    own, folder = base_of(model), adapter.config.path
+    if own and adapter.fingerprint and own != adapter.fingerprint:
         raise InputError(
-            f"no adapter can be read from {str(folder)!r}, which needs {CONFIG_FILE} and "
-            f"{WEIGHTS_FILE}: {error}"
-        ) from error
+            f"the adapter {folder!r} was trained on other weights than those of "
+            f"{model.name_or_path!r}: on {adapter.base!r} ({adapter.fingerprint} there, {own} here)"
+        )
+    if not (own and adapter.fingerprint) and adapter.base != model.name_or_path:
+        log.warning(
+            "the adapter %r was trained on %r, which is not compared with %r",
+            folder, adapter.base, model.name_or_path,
+        )  # fmt: skip
 
 
 def write_adapter(model: Any, tensors: dict[str, Tensor], folder: Path) -> None:
     """Write an adapter folder that PEFT loads; `tensors` are those that `trained` names."""
     model.peft_config[ADAPTER].save_pretrained(folder)
-    save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
+    written = {"format": "pt", FINGERPRINT: base_of(model)}
+    save_file(tensors, folder / WEIGHTS_FILE, written)
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -203,20 +221,22 @@ def weights(model: nn.Module) -> Iterator[Weight]:
 def lost_to_rounding(
     model: nn.Module, gathered: Callable[[list[nn.Parameter]], AbstractContextManager[object]]
 ) -> float | None:
-    """Return ‖merged − (W + ΔW)‖ / ‖ΔW‖, ΔW = scale · B A: what merging loses of the changes.
+    """Return ‖(merged − W) − ΔW‖ / ‖ΔW‖, ΔW = scale · B A: what bfloat16 loses of the changes.
 
+    W is the weight in bfloat16, as engines and folders have it, and so is what it is merged to.
     It is near 1 where changes are too small for the dtype to hold, and None where there are none.
-    Norms are over up to `SAMPLED_ROWS` rows of up to `SAMPLED_LAYERS` layers, of which `gathered`
-    returns a context in which their parameters are whole.
+    Norms are over up to `SAMPLED_ROWS` rows of up to `SAMPLED_LAYERS` layers, drawn at random but
+    alike in every call and rank. `gathered` returns a context in which parameters are whole.
     """
     layers = [weight for weight in weights(model) if weight.scale]
+    sample = random.Random(0).sample(layers, min(SAMPLED_LAYERS, len(layers)))
     lost = change = 0.0
-    for _, parameters, scale in layers[:: -(-len(layers) // SAMPLED_LAYERS)]:
+    for _, parameters, scale in sample:
         with gathered(list(parameters)):
             weight, a, b = (parameter.detach() for parameter in parameters)
             weight, b = weight[:SAMPLED_ROWS], b[:SAMPLED_ROWS]
             exact = scale * (b.float() @ a.float())
-            merged = merge(weight, a, b, scale).float() - weight.float()
+            merged = merge(weight, a, b, scale).bfloat16().float() - weight.bfloat16().float()
             lost += float((merged - exact).square().sum())
             change += float(exact.square().sum())
     return math.sqrt(lost / change) if change else None

@@ -19,7 +19,7 @@ from learner.engine import checkpoint
 from learner.engine.deepspeed import CriticEngine, PolicyEngine, shared_reference, sharing
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
-from learner.model.lora import add_adapter
+from learner.model.lora import add_adapter, base_of, check_base, read_adapter
 from learner.model.policy import load_policy
 from learner.model.reference import REFERENCE_FOLDER, Reference
 from learner.model.scalar_model import load_scalar_model
@@ -74,6 +74,8 @@ class Rank:
         )
         self.adapter_scale: float | None = None
         """Scale of the adapter where it alone is published; None: whole weights are."""
+        self.base = ""
+        """Fingerprint of the weights that the adapter changes; "" without one."""
         self.engine = self._policy(spec.model_path)
         self.critic = self._critic()
         saved = Path(spec.checkpoint) if spec.checkpoint else None
@@ -95,6 +97,7 @@ class Rank:
             policy.add_value_head()
             policy.values_after = config.bootstraps
         self._adapt(policy.model, config.lora)
+        self.base = base_of(policy.model)
         self._names = HuggingFaceNames(policy.model)
         engines_merge = self._spec.weight_sync.staged and not self._names.merges
         self.adapter_scale = config.lora.scale if config.lora and engines_merge else None
@@ -106,12 +109,17 @@ class Rank:
             **self._settings,
         )
 
-    def _adapt(self, model: Any, lora: LoraConfig | None) -> None:
+    def _adapt(self, model: Any, lora: LoraConfig | None, *, part: str = "") -> None:
         """Add an adapter, if any; a checkpoint replaces the factors that it begins with."""
-        if lora is not None and self._spec.checkpoint is not None:
+        if lora is None:
+            return
+        checkpoint_folder = self._spec.checkpoint
+        if checkpoint_folder is not None:
             lora = lora.model_copy(update={"path": None})
-        if lora is not None:
-            add_adapter(model, lora, seed=self._spec.seed)
+        section = "learner.critic.lora" if part else "learner.lora"
+        add_adapter(model, lora, seed=self._spec.seed, section=section)
+        if checkpoint_folder is not None:
+            check_base(read_adapter(Path(checkpoint_folder) / part), model)
 
     def _critic(self) -> CriticEngine | None:
         spec, config = self._spec, self.config.critic
@@ -119,7 +127,7 @@ class Rank:
             return None
         with sharing(self.config.zero_stage):
             model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
-        self._adapt(model.model, config.lora)
+        self._adapt(model.model, config.lora, part=checkpoint.CRITIC_FOLDER)
         steps = spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
 
@@ -153,7 +161,8 @@ class Rank:
         if (settings := self._spec.settings_at(version)) != self._settings_now:
             self._adopt(*settings)
         report = self.updater.update(groups, version)
-        if self.config.lora is not None and self.config.dtype == "bfloat16":
+        dtypes = {self.config.dtype, self._spec.served_dtype}
+        if self.config.lora is not None and "bfloat16" in dtypes:
             report = replace(report, lost_to_rounding=self.engine.lost_to_rounding())
         if self.engine.rank == 0:
             note_trained(groups, version)

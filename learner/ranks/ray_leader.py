@@ -56,9 +56,10 @@ class RankZero:
         """See `Trainer.publish`."""
         gathering = self.followers if self.rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
-        scale = self.rank.adapter_scale
+        scale, base = self.rank.adapter_scale, self.rank.base
         checksum: str = await self._together(
-            self.call(lambda: self.publisher.publish(version, self.rank.weights(), scale)), calls
+            self.call(lambda: self.publisher.publish(version, self.rank.weights(), scale, base)),
+            calls,
         )
         return checksum
 

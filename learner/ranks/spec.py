@@ -34,6 +34,8 @@ class LearnerSpec:
     """Sampling temperature of the actors."""
     context: int | None = None
     """Longest sequence of the engines in tokens; None: there are none."""
+    served_dtype: str | None = None
+    """Dtype of the engines' weights; None: there are none."""
     checkpoint: str | None = None
     """Folder of a checkpoint to go on from exactly."""
     version: int = 0

@@ -73,6 +73,14 @@ def test_weights_with_factors_are_merged_and_all_have_the_dtype_of_the_factors(
         )
 
 
+def test_biases_of_routers_are_not_rounded() -> None:
+    bias = torch.tensor([1.0 + 2**-12])
+    weights = {**base(torch.bfloat16), "model.layers.1.mlp.gate.e_score_correction_bias": bias}
+    *_, last = merged(weights.items(), factors(dtype=torch.bfloat16), 0.5)
+    assert torch.equal(last[1], bias)
+    assert last[1].dtype == torch.float32
+
+
 def test_layers_of_the_modules_that_have_factors_may_change() -> None:
     layer = "model.layers.0.self_attn."
     names = [f"{layer}{one}" for one in ("q_proj.weight", "k_proj.bias", "q_norm.weight")]

@@ -34,6 +34,8 @@ class PendingVersion:
     """Epoch seconds of the call of `publish`."""
     scale: float | None
     """As in the manifest (`weight_sync.manifest`)."""
+    base: str
+    """As in the manifest."""
 
 
 class BackgroundPublisher(ABC):
@@ -86,13 +88,18 @@ class BackgroundPublisher(ABC):
         """Release resources; called when the thread has ended or did not end in time."""
 
     def publish(
-        self, version: int, tensors: Iterable[tuple[str, Tensor]], scale: float | None = None
+        self,
+        version: int,
+        tensors: Iterable[tuple[str, Tensor]],
+        scale: float | None = None,
+        base: str = "",
     ) -> str:
         """Copy all tensors and send them in the background; they may change again on return.
 
         Returns the `checksum` of the tensors as sent. They may be of any device and layout, under
         their names in the model folder; with a `scale`, they are the factors of an adapter of this
-        scale (`weight_sync.adapter`), which only a staged publisher can send.
+        scale (`weight_sync.adapter`) for the weights of the fingerprint `base`, which only a staged
+        publisher can send.
 
         Raises:
             VersionOrderError: The version is not above the previous one.
@@ -109,7 +116,7 @@ class BackgroundPublisher(ABC):
         with self._changed:
             if self._sending is None:
                 self._progress.reach("it waits to be sent")
-            self._waiting = PendingVersion(version, snapshot, created_at, scale)
+            self._waiting = PendingVersion(version, snapshot, created_at, scale, base)
             self.version = version
             self._changed.notify_all()
         if self._thread is None:

@@ -79,6 +79,7 @@ class StagedPublisher(BackgroundPublisher):
             delta=delta,
             changed=encoded.changed if encoded else None,
             scale=pending.scale,
+            base=pending.base,
         )
         self._progress.reach("it is being announced", seconds=self.announce_seconds)
         self._tell(manifest)

@@ -8,6 +8,7 @@ thread does so while the engine generates, and the pause covers only the exchang
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.reload import layerwise
 
 from weight_sync.adapter import merged, touched
+from weight_sync.base_model import merged_into
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import tensor_views
@@ -120,8 +122,11 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         tensors = tensor_views(manifest.tensors, memories)
         if manifest.scale is None:
             return tensors
-        loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
-        base, factors = loader.get_all_weights(self.model_config, self.model), dict(tensors)
+        config = copy(self.model_config)
+        config.model = str(merged_into(config.model, manifest.base))
+        # "auto" would prefer the names of Mistral's own format.
+        loader = DefaultModelLoader(LoadConfig(load_format="safetensors", use_tqdm_on_load=False))
+        base, factors = loader.get_all_weights(config, self.model), dict(tensors)
         if not whole:
             base = filter(touched(factors), base)
         return merged(base, factors, manifest.scale)

@@ -5,7 +5,7 @@ Written anew by `python tests/deploy/docs/test_key_reference.py`.
 
 import json
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
@@ -41,7 +41,12 @@ def allowed(field):
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
         if isinstance(getattr(bound, name, None), int | float)
     ]
-    return ", ".join([f"`{json.dumps(choice)}`" for choice in choices] + bounds)
+    lists = ["a list"] if choices and any(map(_is_list, get_args(field.annotation))) else []
+    return ", ".join([f"`{json.dumps(choice)}`" for choice in choices] + lists + bounds)
+
+
+def _is_list(kind):
+    return get_origin(get_args(kind)[0] if get_origin(kind) is Annotated else kind) is tuple
 
 
 def tables(model, section=""):

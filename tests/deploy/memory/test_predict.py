@@ -176,7 +176,9 @@ def test_a_reference_and_a_critic_add_their_weights():
 
 def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no_reference():
     factors = BILLION // 100
-    sizes = Sizes(policy=replace(MODEL, trained=factors), critic=None, served=SERVED)
+    sizes = Sizes(
+        policy=replace(MODEL, trained=factors, largest_adapted=1000), critic=None, served=SERVED
+    )
     config = recipe("learner.lora.rank=8", "learner.kl.coefficient=0.1", "learner.zero_stage=1")
     prediction = predict(config, sizes, Capacity())
     rank, actor = prediction.processes
@@ -185,7 +187,8 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     assert rank.device["weights"] == 2 * BILLION
     assert "reference" not in rank.device
     assert rank.first["versions"] == 2 * 2 * factors
-    assert actor.mapped["staged version"] == 2 * factors
+    assert actor.mapped == {"staged version": 2 * factors, "model folder": 2 * BILLION}
+    assert actor.host["merging"] == 8 * 1000
     saves = config.learner.keep_checkpoints + 1
     assert prediction.checkpoints == saves * 14 * factors
     critic = recipe("learner.advantage=gae", "learner.loss=ppo", "learner.critic.lora.rank=8")

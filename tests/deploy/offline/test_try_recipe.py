@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from actors.errors import RewardFailed
-from deploy.offline.try_recipe import describe
+from deploy.config.loader import load_recipe
+from deploy.errors import InputError
+from deploy.offline.try_recipe import describe, try_recipe
 from queues.records import FinishReason, Prompt, Rollout
 from tests.deploy.conftest import RECIPE
 
@@ -18,6 +20,12 @@ PROMPT = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
 class Letters:
     def decode(self, ids, **_):
         return "".join(chr(96 + token) for token in ids)
+
+
+def test_an_adapter_to_begin_with_is_refused():
+    config = load_recipe("demo", ["learner.lora.path=mine", "learner.lora.rank=4"])
+    with pytest.raises(InputError, match=r"learner\.lora\.path = '/.*mine': `headway try` plays"):
+        try_recipe(config, None, 1, print)
 
 
 def test_an_episode_is_printed_with_everything_that_it_consists_of():

@@ -10,7 +10,13 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured
-from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model
+from deploy.planner.caveats import (
+    TAKEN_OVER,
+    caveats,
+    differences,
+    hardly_trains,
+    refuse_another_model,
+)
 from deploy.planner.command import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from deploy.storage.run_directory import RunDirectory
@@ -142,3 +148,16 @@ def test_rates_of_a_run_that_shared_cores_in_another_way_are_said_to_be_off(boun
 def test_what_held_the_engines_up_is_said():
     notes = caveats(replace(MEASURED, explained=0.4), recipe(), bounds=[1], evaluated=True)
     assert ["evaluated while it trained" in notes[0], "explain 40% of" in notes[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "noted"),
+    [
+        ([], []),
+        (["learner.lora.rank=4"], ["learner.learning_rate = 1e-06: an adapter hardly changes"]),
+        (["learner.lora.rank=4", "learner.learning_rate=1e-4"], []),
+    ],
+)
+def test_a_rate_for_whole_weights_is_noted_where_an_adapter_is_trained(settings, noted):
+    notes = hardly_trains(load_recipe("demo", ["learner.learning_rate=1e-6", *settings]))
+    assert [note[: len(start)] for note, start in zip(notes, noted, strict=True)] == noted

@@ -1,6 +1,7 @@
 """Adapters: the same outputs merged and not, as PEFT has them, in folders that PEFT loads."""
 
 import json
+import shutil
 from contextlib import nullcontext
 
 import peft
@@ -8,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from learner.config.learner import TinyModelConfig
-from learner.config.lora import LoraConfig
+from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE, LoraConfig
 from learner.engine.model_folder import merge_adapter
 from learner.errors import InputError
 from learner.model import lora
@@ -22,6 +23,7 @@ from learner.model.packed_attention import plain_attention
 from learner.model.policy import build_tiny, load_policy, load_tokenizer
 from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import write
+from weight_sync.adapter import KEPT
 
 IDS, POSITIONS = (
     torch.tensor([5, 9, 4, 7, 3, 8, 8, 6, 4]),
@@ -132,12 +134,40 @@ def test_an_adapter_folder_becomes_that_of_the_merged_model(model_path, tmp_path
         policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, tmp_path
     )
     load_tokenizer(model_path).save_pretrained(tmp_path)
-    merge_adapter(tmp_path)
+    described = json.loads((tmp_path / CONFIG_FILE).read_text())
+    described["base_model_name_or_path"] = "/gone"
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(described))
+    with pytest.raises(InputError, match=r"'/gone', .* is not here: name .* with --base"):
+        merge_adapter(tmp_path)
+    merge_adapter(tmp_path, model_path)
     assert not list(tmp_path.glob("adapter*"))
     whole = load(str(tmp_path))
     torch.testing.assert_close(outputs(whole), outputs(policy), atol=1e-5, rtol=0)
     for weight in lora.weights(policy.model):
         assert torch.equal(whole.model.get_parameter(weight.name), weight.value()), weight.name
+
+
+def test_an_adapter_of_other_weights_is_refused_and_of_unknown_ones_reported(
+    model_path, tmp_path, caplog
+):
+    moved, other, folder = (tmp_path / name for name in ("moved", "other", "adapter"))
+    policy = adapted(str(shutil.copytree(model_path, moved)))
+    folder.mkdir()
+    lora.write_adapter(
+        policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, folder
+    )
+    moved.rename(other)
+    config = LORA.model_copy(update={"path": str(folder)})
+    lora.add_adapter(load(model_path).model, config, seed=0)
+    weights = load_file(other / "model.safetensors")
+    save_file({n: t + 1 for n, t in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=f"on other weights than those of .*{other}': on .*moved"):
+        lora.add_adapter(load(str(other)).model, config, seed=0)
+    assert not caplog.records
+    tensors = load_file(folder / WEIGHTS_FILE)
+    save_file(tensors, folder / WEIGHTS_FILE)  # as PEFT writes it
+    lora.add_adapter(load(str(other)).model, config, seed=0)
+    assert "moved' , which is not compared" in caplog.text.replace("',", "' ,")
 
 
 @pytest.mark.parametrize(
@@ -161,11 +191,12 @@ def test_an_adapter_of_another_form_is_refused(model_path, tmp_path, change, mes
 
 OTHER_FORMS = {
     "alpha_pattern": {"up_proj": 2},
-    "rank_pattern": {"up_proj": 2},
     "use_dora": True,
-    "lora_bias": True,
-    "fan_in_fan_out": True,
-    "init_lora_weights": "pissa_niter_4",
+    "init_lora_weights": "lora_ga",
+    "alora_invocation_tokens": [1],
+    "bias": "all",
+    "peft_type": "LOHA",
+    "a_setting_of_next_year": 1,
 }
 
 
@@ -174,7 +205,7 @@ def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_p
     tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
     lora.write_adapter(policy.model, tensors, tmp_path)
     config = LORA.model_copy(update={"path": str(tmp_path)})
-    file, settings_file = tmp_path / lora.WEIGHTS_FILE, tmp_path / lora.CONFIG_FILE
+    file, settings_file = tmp_path / WEIGHTS_FILE, tmp_path / CONFIG_FILE
     embedding = "base_model.model.model.embed_tokens.weight"
     save_file({**tensors, embedding: torch.ones(4, 4)}, file)
     with pytest.raises(InputError, match=f"other tensors .*{embedding}"):
@@ -187,10 +218,10 @@ def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_p
             lora.add_adapter(load(model_path).model, config, seed=0)
     settings_file.write_text(plain)
     file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(InputError, match="no adapter can be read"):
+    with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
         lora.add_adapter(load(model_path).model, config, seed=0)
     file.unlink()
-    with pytest.raises(InputError, match="needs adapter_config"):
+    with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
         lora.add_adapter(load(model_path).model, config, seed=0)
 
 
@@ -253,11 +284,40 @@ def test_what_rounding_takes_of_small_changes_is_measured(model_path, size, low,
     for _, (factor,), _ in lora.factors(policy.model):
         factor.data *= size**0.5
     assert low < lora.lost_to_rounding(policy.model, nullcontext) < high
-    exact = adapted(model_path)
-    assert lora.lost_to_rounding(exact.model, nullcontext) < 1e-6
+    wide = load(model_path)
+    lora.add_adapter(wide.model, LORA, seed=0)
+    wide.model.load_state_dict(policy.model.state_dict())
+    measured = lora.lost_to_rounding(policy.model, nullcontext)
+    assert lora.lost_to_rounding(wide.model, nullcontext) == pytest.approx(measured, rel=1e-3)
     new = load(model_path, "bfloat16")
     lora.add_adapter(new.model, LORA, seed=0)
     assert lora.lost_to_rounding(new.model, nullcontext) is None
+
+
+def test_what_rounding_takes_is_measured_in_layers_of_all_kinds(tmp_path):
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "layers": 8,
+    }
+    build_tiny(TinyModelConfig(characters="01", **sizes), tmp_path, seed=3)
+    policy = adapted(str(tmp_path))
+    names = {id(weight.parameters[0]): weight.name for weight in lora.weights(policy.model)}
+    sampled = []
+
+    def gathered(parameters):
+        sampled.append(names[id(parameters[0])])
+        return nullcontext()
+
+    lora.lost_to_rounding(policy.model, gathered)
+    first = sampled.copy()
+    assert len(set(first)) == lora.SAMPLED_LAYERS
+    assert len({name.split(".")[-2] for name in first}) >= 5
+    lora.lost_to_rounding(policy.model, gathered)
+    assert sampled == 2 * first
 
 
 def test_the_head_and_experts_in_one_tensor_get_no_factors(tmp_path):
@@ -265,6 +325,16 @@ def test_the_head_and_experts_in_one_tensor_get_no_factors(tmp_path):
     policy = adapted(str(tmp_path))
     names = {name.split(".")[-3] for name, _, _ in lora.factors(policy.model)}
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_weights_that_the_learner_keeps_in_float32_are_those_that_engines_do_not_round(
+    tmp_path, family
+):
+    write(family, tmp_path)
+    state = load(str(tmp_path), "bfloat16").model.state_dict()
+    wide = {name for name, tensor in state.items() if tensor.dtype == torch.float32}
+    assert wide == {name for name in state if name.endswith(KEPT)} != set()
 
 
 @settings(deadline=None)
