@@ -1,6 +1,7 @@
 """Section `[queues]` of a recipe, and what else the broker is given of a run."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -26,6 +27,10 @@ class RunSpec:
     is no cap."""
     pass_threshold: float = 1.0
     """Task reward from which a rollout passes."""
+    backup: Path | None = None
+    """Folder of a copy of ledger and journal (`queues.storage.backup`); None makes none."""
+    backup_seconds: float = 5.0
+    """Time within which everything is in it."""
 
     def __post_init__(self) -> None:
         """Refuse empty groups; `Bounds` checks batches and steps."""

@@ -47,15 +47,22 @@ def resume(
 ) -> None:
     """Resume a run that was interrupted, failed or was killed, and train it to its end.
 
+    Given the folder of its backup (deploy.backup_dir), it is made anew in the folder of runs first.
     A run that is done goes on with more steps, as by --set steps=200. Its recipe.toml keeps what is
     set; what can change in a run is in deploy/README.md.
     """
     from deploy.cluster.cleanup import end_leftovers
     from deploy.runtime.console import Terminal
+    from deploy.storage.recovery import from_backup
     from deploy.storage.run_directory import RunDirectory
+    from queues.storage.backup import CURRENT
 
     terminal = Terminal()
-    directory = RunDirectory.open(run, runs_dir)
+    if (Path(run) / CURRENT).exists():
+        directory = from_backup(Path(run), runs_dir)
+        terminal.say(f"{directory.path} is made anew from its backup {run}")
+    else:
+        directory = RunDirectory.open(run, runs_dir)
     with directory.held(end_leftovers):
         _resume(directory, overrides, terminal)
 

@@ -45,7 +45,7 @@ OF_THE_WORK = {
     "deploy": (
         "ray_address placement node metrics engine_metrics metrics_port metrics_host metrics_token"
         " trackers start_timeout_seconds watchdog_seconds watchdog_aborts checkpoint_seconds"
-        " max_failed_groups failure_window max_restarts private environment"
+        " max_failed_groups failure_window max_restarts private environment backup_seconds"
     ),
 }
 """Keys that may change, and that decide how the work is done: they change rounding at most."""
@@ -53,8 +53,8 @@ OF_THE_WORK = {
 REFUSED = {
     "it is the name of the run's folder; start a run of its own under another name": {"": "name"},
     "the run is where its folder is: move the folder, and name it": {"deploy": "runs_dir"},
-    "the run's folder has a link to its checkpoints: move them, and set the link anew": {
-        "deploy": "checkpoint_dir"
+    "the run's folder has a link to it: move what is there, and set the link anew": {
+        "deploy": "checkpoint_dir backup_dir"
     },
     "a preset fills in what a recipe leaves out, and the recipe of a run is complete": {
         "": "preset"

@@ -93,6 +93,15 @@ class DeployConfig(BaseModel):
     checkpoint_dir: Path | None = None
     """Folder in which one for the checkpoints of the run is made, on another disk or shared by all
     nodes of the learner; the run's folder has a link to it. None: they are in the run's folder."""
+    backup_dir: Path | None = None
+    """Folder on shared storage in which one for a copy of ledger and journal is made, and for the
+    checkpoints, unless `checkpoint_dir` is set. Takes, acknowledgements and checkpoints are in it
+    before they are answered, results within `backup_seconds`: after the loss of the node or disk
+    with the run's folder, `headway resume` of the copy goes on. None: such a loss is that of the
+    run."""
+    backup_seconds: float = Field(default=5, gt=0)
+    """Time within which results are in `backup_dir`; as much accepted work may be generated again.
+    """
     environment: dict[str, str] = {}
     """Environment variables of every process that the run starts through Ray, such as NCCL_DEBUG or
     HF_HOME; it is no place for secrets."""
@@ -124,7 +133,7 @@ class DeployConfig(BaseModel):
     before the run is ended with its last error; one that worked for 10 minutes, and a command that
     trained a new batch, start counting anew."""
 
-    @field_validator("runs_dir", "checkpoint_dir")
+    @field_validator("runs_dir", "checkpoint_dir", "backup_dir")
     @classmethod
     def _expanded(cls, value: Path | None) -> Path | None:
         return value and value.expanduser()

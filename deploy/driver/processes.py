@@ -36,7 +36,7 @@ class Processes:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        config = context.config
+        config, backup = context.config, context.directory.backup
         self._access = metrics_access(config.deploy) if config.deploy.metrics else None
         self.node = ray.get_runtime_context().get_node_id()
         """Ray's id of the node of broker, broadcaster and driver."""
@@ -56,6 +56,8 @@ class Processes:
                 greedy_baseline=config.actors.greedy_baseline,
                 pass_rate_cap=config.prompts.pass_rate_cap,
                 pass_threshold=config.prompts.pass_threshold,
+                backup=backup.resolve() if backup.is_symlink() else None,
+                backup_seconds=config.deploy.backup_seconds,
             ),
             session=context.session,
         )

@@ -51,9 +51,13 @@ def file_system(folder: Path) -> str:
 
 
 def check_checkpoint_dir(config: RunConfig) -> Path | None:
-    """Return `deploy.checkpoint_dir`, if it is set, as `check_runs_dir` does."""
-    folder = config.deploy.checkpoint_dir
-    return None if folder is None else _existing("deploy.checkpoint_dir", folder)
+    """Return the folder of checkpoints if it is not the run's, as `check_runs_dir` does."""
+    folders = {
+        "checkpoint_dir": config.deploy.checkpoint_dir,
+        "backup_dir": config.deploy.backup_dir,
+    }
+    apart = [_existing(f"deploy.{key}", folder) for key, folder in folders.items() if folder]
+    return apart[0] if apart else None
 
 
 def _existing(key: str, folder: Path) -> Path:

@@ -5,6 +5,7 @@ newest committed checkpoint ─ damaged? ─▶ the one before ─▶ … ─▶
 """
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +13,13 @@ from typing import NamedTuple
 from deploy.errors import InputError
 from deploy.storage.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.sessions import last_recipe
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import recorded_checkpoints
 from queues.readers.lost_groups import lost_groups
 from queues.runtime.folder_checksums import damage_of
+from queues.storage.backup import restore
 from queues.storage.ledger_schema import JOURNAL_NAME
 from queues.storage.salvage import forget_checkpoints
 
@@ -117,6 +120,34 @@ def _require_groups(directory: RunDirectory, since: int) -> None:
             f"{error}; it has group {group_id}, which {use}{others}; put the file back from a "
             f"copy, or `headway salvage {directory.path}` goes back to the last state that is whole"
         )
+
+
+def from_backup(backup: Path, runs_dir: Path) -> RunDirectory:
+    """Make the folder of a run anew from its backup, in `runs_dir`, and return it.
+
+    Raises:
+        InputError: There is a folder of that name.
+        LedgerError: It is no backup, or cannot be copied.
+    """
+    partial = RunDirectory((runs_dir / f".{backup.absolute().name}.restored").absolute())
+    shutil.rmtree(partial.path, ignore_errors=True)
+    partial.logs.mkdir(mode=0o700, parents=True)
+    partial.path.chmod(0o700)
+    partial.checkpoints.symlink_to(restore(backup, partial.path))
+    partial.backup.symlink_to(backup.resolve())
+    recipe = last_recipe(partial)
+    if recipe is None:
+        raise LedgerError(f"{backup} was made before a session of its run began")
+    partial.store_recipe(recipe)
+    directory = RunDirectory.of(recipe)
+    try:
+        partial.path.rename(directory.path)
+    except OSError:
+        raise InputError(
+            f"{directory.path} exists: go on with `headway resume {directory.path}`, or move it "
+            "away so that the run is made anew from its backup"
+        ) from None
+    return directory
 
 
 def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:

@@ -7,6 +7,7 @@ checkpoints/      v000060/ …, or a link        recoveries.jsonl  their time aw
                                                waits.jsonl     overdue waits
 summary.json      figures of the run           drift.jsonl     engines that drift
 scalings.jsonl    changes of actors            sessions.jsonl  recipe, program, machine
+backup            link to the copy, if any
 logs/             output of every process      report.html     the figures as a page of plots
 """
 
@@ -56,6 +57,8 @@ class RunDirectory:
         self.ledger = path / "ledger.sqlite"
         """The broker's database, which `queues.readers` reads."""
         self.checkpoints = path / "checkpoints"
+        self.backup = path / "backup"
+        """A link to the copy on shared storage, if there is one (`queues.storage.backup`)."""
         self.logs = path / "logs"
         self.summary_file = path / "summary.json"
         self.page = path / "report.html"
@@ -110,9 +113,16 @@ class RunDirectory:
                 mode = 0o700 if config.deploy.private else 0o777
                 partial.path.mkdir(mode)
                 saved, apart = partial.checkpoints, config.deploy.checkpoint_dir
+                unique = f"{config.name}-{secrets.token_hex(4)}"
+                if (backups := config.deploy.backup_dir) is not None:
+                    backups.mkdir(parents=True, exist_ok=True)
+                    (backup := backups.absolute() / unique).mkdir(mode)
+                    partial.backup.symlink_to(backup)
+                    saved = backup / "checkpoints"
                 if apart is not None:
                     apart.mkdir(parents=True, exist_ok=True)
-                    saved = apart.absolute() / f"{config.name}-{secrets.token_hex(4)}"
+                    saved = apart.absolute() / unique
+                if saved != partial.checkpoints:
                     partial.checkpoints.symlink_to(saved)
                 for folder in (saved, partial.logs):
                     folder.mkdir(mode)
@@ -336,8 +346,8 @@ def _checksum(summary: Mapping[str, Any]) -> str:
 
 
 def _delete(folder: Path) -> None:
-    """Delete the folder of a run, and its checkpoints where they are elsewhere."""
-    link = folder / "checkpoints"
-    if link.is_symlink():
-        shutil.rmtree(link.resolve(), ignore_errors=True)
+    """Delete the folder of a run, and its checkpoints and its backup where they are elsewhere."""
+    for link in (folder / "checkpoints", folder / "backup"):
+        if link.is_symlink():
+            shutil.rmtree(link.resolve(), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -32,6 +32,7 @@ from queues.config import QueuesConfig, RunSpec
 from queues.readers.accounting import Accounting, account
 from queues.runtime.file_lock import TEST_SECONDS
 from queues.state.broker_state import BrokerState
+from queues.storage.backup import Backup, check_backup
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import JOURNAL_NAME, OWNER
@@ -73,10 +74,16 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         ledger = Ledger(directory, synchronous=config.synchronous, lock_seconds=lock_seconds)
         try:
             goes_on = recover(ledger, state, owner=owner)
+            if spec.backup is not None:
+                check_backup(directory, spec.backup, ledger.database)
             if session is not None and not goes_on:
                 ledger.begin_session(session)
             ledger.note(OWNER, owner or "")
             journal = Journal(directory / JOURNAL_NAME, segment_bytes=config.segment_bytes)
+            if spec.backup is not None:
+                ledger.backup = Backup(
+                    directory, spec.backup, ledger.database, seconds=spec.backup_seconds
+                )
         except BaseException:
             ledger.close()
             raise

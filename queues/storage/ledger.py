@@ -18,6 +18,7 @@ from queues.runtime.disk_space import is_full
 from queues.runtime.file_lock import TEST_SECONDS, take
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
+from queues.storage.backup import Backup, ChangesConnection
 from queues.storage.journal import LOCATION, Location
 from queues.storage.ledger_schema import (
     FILE_NAME,
@@ -53,11 +54,14 @@ class Ledger:
     ) -> None:
         path = directory / FILE_NAME
         self.directory = directory
+        self.backup: Backup | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = (directory / LOCK_NAME).open("w")
             # Opened in the thread that recovers, used in the writer's from then on.
-            self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self.database = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, factory=ChangesConnection
+            )
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"{path}: cannot be opened: {error}") from error
         try:
@@ -100,6 +104,8 @@ class Ledger:
 
     def close(self) -> None:
         """Close the database, as one file if nobody reads it; another broker may open it."""
+        if self.backup is not None:
+            self.backup.close()
         try:
             busy, *_ = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:  # for as long as SQLite waits, 5 s

@@ -31,6 +31,8 @@ def train(directory, rows, *, session=None, saved=()):
     Checkpoints of the versions `saved` are committed. Each group has its own journal segment.
     """
     sizes = {"steps": 9, "groups_per_batch": 1, "segment_bytes": 1}
+    if directory.backup.is_symlink():
+        sizes["backup"] = directory.backup.resolve()
 
     async def main():
         broker = make_broker(directory.path, session=session, **sizes)
