@@ -13,6 +13,7 @@ from torch import Tensor
 from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
+from learner.config.lora import CONFIG_FILE
 from learner.model import lora
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
@@ -32,7 +33,7 @@ class Fleet:
     async def publish(self, version: int, model: Path) -> None:
         """Publish a model folder, an adapter folder, or a model of the hub to all actors."""
         weights = await asyncio.to_thread(load_weights, model)
-        adapted = (model / lora.CONFIG_FILE).exists()
+        adapted = (model / CONFIG_FILE).exists()
         scale = lora.read_adapter(model).config.scale if adapted else None
         await asyncio.to_thread(self.publisher.publish, version, weights.items(), scale)
 
