@@ -34,8 +34,8 @@ def validate(
         from deploy.memory.command import check_memory
 
         check_memory(config, SafeConsole(stderr=True))
+    from deploy.config.objective_rules import hardly_trains
     from deploy.config.recipe_text import recipe_text
-    from deploy.planner.caveats import hardly_trains
 
     for note in hardly_trains(config):
         typer.echo(f"note: {note}", err=True)

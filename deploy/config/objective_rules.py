@@ -14,6 +14,9 @@ from learner.config.traits import ObjectiveTraits
 if TYPE_CHECKING:
     from deploy.config.run_config import RunConfig
 
+LEAST_RATE = 1e-5
+"""Learning rate of an adapter below which it hardly changes."""
+
 
 def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> None:
     """Refuse a recipe whose rollouts are not what its objective needs.
@@ -69,3 +72,14 @@ def _check_staleness(config: "RunConfig", traits: ObjectiveTraits) -> None:
         f'on-policy; set learner.correction = "tis", or {ratio}, or queues.max_staleness = 0, or '
         "queues.allow_uncorrected = true"
     )
+
+
+def hardly_trains(config: "RunConfig") -> list[str]:
+    """List the settings of a recipe with which an adapter hardly changes."""
+    learner = config.learner
+    if learner.lora is None or learner.learning_rate >= LEAST_RATE:
+        return []
+    return [
+        f"learner.learning_rate = {learner.learning_rate:g}: an adapter hardly changes with less "
+        f"than {LEAST_RATE:g}, and takes about ten times the rate of whole weights"
+    ]

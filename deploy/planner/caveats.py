@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 LEAST_EXPLAINED = 0.5
 """Share of the variance of rollout times below which the rates of engines are not reliable."""
-LEAST_RATE = 1e-5
-"""Learning rate of an adapter below which it hardly changes."""
 SIZES = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "layers",
@@ -71,17 +69,6 @@ def _named(model: ModelConfig, sizes: dict[str, int], shown: Sequence[str]) -> s
     if not shown:
         return name
     return f"{name} with {', '.join(f'{size} = {sizes[size]}' for size in shown)}"
-
-
-def hardly_trains(config: RunConfig) -> list[str]:
-    """List the settings of a recipe with which an adapter hardly changes."""
-    learner = config.learner
-    if learner.lora is None or learner.learning_rate >= LEAST_RATE:
-        return []
-    return [
-        f"learner.learning_rate = {learner.learning_rate:g}: an adapter hardly changes with less "
-        f"than {LEAST_RATE:g}, and takes about ten times the rate of whole weights"
-    ]
 
 
 def differences(config: RunConfig, recorded: RunConfig) -> list[str]:

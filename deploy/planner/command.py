@@ -9,10 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from deploy.config.objective_rules import hardly_trains
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
-from deploy.planner.caveats import caveats, differences, hardly_trains, refuse_another_model
+from deploy.planner.caveats import caveats, differences, refuse_another_model
 from deploy.planner.predict import Prospect, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import simulate

@@ -8,13 +8,13 @@ from itertools import chain
 import pytest
 
 from deploy.config.loader import load_recipe
+from deploy.config.objective_rules import hardly_trains
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured
 from deploy.planner.caveats import (
     TAKEN_OVER,
     caveats,
     differences,
-    hardly_trains,
     refuse_another_model,
 )
 from deploy.planner.command import PlanInputs, plan

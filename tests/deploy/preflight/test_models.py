@@ -1,0 +1,81 @@
+"""Adapters are compared with their model before anything is loaded."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from actors.engines.model_folder import read_description
+from actors.errors import InputError as ActorsInputError
+from deploy.config.loader import load_recipe
+from deploy.errors import InputError
+from deploy.preflight.models import check_adapter
+from learner.config.lora import LoraConfig
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Provide a model folder of empty weights."""
+    shapes = {
+        "model.embed_tokens": (8, 4), "model.layers.0.self_attn.q_proj": (4, 4), "lm_head": (8, 4),
+        "model.layers.0.mlp.up_proj": (6, 4), "model.layers.0.norm": (4,),
+        "model.layers.0.mlp.experts.0.gate_proj": (6, 4),
+    }  # fmt: skip
+    weights = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ["up_proj", "q_proj"]])
+def test_an_adapter_of_layers_that_the_model_has_is_taken(model, targets):
+    check_adapter(LoraConfig(targets=targets), str(model), section="learner.lora")
+
+
+@pytest.mark.parametrize("wrong", ["q_prj", "norm", "embed_tokens", "lm_head", "gate_proj"])
+def test_an_adapter_of_other_layers_is_refused_at_once(model, wrong):
+    message = rf"^sft.lora.targets: .* no linear layers {wrong}; .* are q_proj, up_proj$"
+    with pytest.raises(InputError, match=message):
+        check_adapter(LoraConfig(targets=["up_proj", wrong]), str(model), section="sft.lora")
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"model_type": "gpt2"}, "no linear layers at all; .* are none"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "has quantised weights"),
+    ],
+)
+def test_a_model_that_cannot_have_an_adapter_is_refused_at_once(model, description, message):
+    (model / "config.json").write_text(json.dumps(description))
+    with pytest.raises(InputError, match=message):
+        check_adapter(LoraConfig(), str(model), section="learner.lora")
+
+
+def test_an_adapter_to_begin_with_has_its_form_and_is_checked_at_once(model, tmp_path):
+    form = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "use_rslora": True}
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    settings = [f"learner.lora.path={folder}"]
+    begins = load_recipe("demo", settings).learner.lora
+    with pytest.raises(ValueError, match=r"no adapter can be read from .*adapter_config\.json"):
+        check_adapter(begins, str(model), section="learner.lora")
+    described = folder / "adapter_config.json"
+    described.write_text(json.dumps({**form, "base_model_name_or_path": "mine"}))
+    lora = load_recipe("demo", settings).learner.lora
+    assert (lora.rank, lora.alpha, lora.rslora, lora.targets) == (4, 8.0, True, ("q_proj",))
+    check_adapter(lora, str(model), section="learner.lora")
+    named = ["learner.lora.rank=8", 'learner.lora.targets=["q_proj"]']
+    other = load_recipe("demo", [*settings, *named]).learner.lora
+    with pytest.raises(ValueError, match=r"critic.lora.path = .* has .*'rank': 4.*and the recipe"):
+        check_adapter(other, str(model), section="learner.critic.lora")
+    described.write_text(json.dumps({**form, "use_dora": True}))
+    with pytest.raises(ValueError, match="use_dora"):
+        load_recipe("demo", settings)
+
+
+def test_an_adapter_folder_in_the_place_of_a_model_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ActorsInputError, match=r"it is an adapter; .* learner\.lora\.path"):
+        read_description(tmp_path)
