@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from actors.engines.model_folder import read_description
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from deploy.planner.calibration import Measured
 from learner.config.learner import ModelConfig
-
-if TYPE_CHECKING:
-    from deploy.planner.calibration import Measured
 
 LEAST_EXPLAINED = 0.5
 """Share of the variance of rollout times below which the rates of engines are not reliable."""
@@ -94,7 +91,7 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
 
 
 def caveats(
-    measured: "Measured", recorded: RunConfig, *, bounds: Sequence[int], evaluated: bool
+    measured: Measured, recorded: RunConfig, *, bounds: Sequence[int], evaluated: bool
 ) -> list[str]:
     """List reasons to doubt the rates of a run, which may have been `evaluated` meanwhile."""
     notes = []
