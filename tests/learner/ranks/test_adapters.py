@@ -162,7 +162,7 @@ def test_factors_alone_are_trained_and_saved_and_gone_on_with(model_path, tmp_pa
     rank.engine.save(tmp_path)
     last = rank.update(batches[1], 1)
     assert last.reference_kl > 1e-4
-    assert 0 < rank.engine.lost_to_rounding() < 1e-3
+    assert 0 < rank.engine.lost_to_rounding() < 2**-6  # a few units of bfloat16
     assert all(torch.equal(one, before[name]) for name, one in frozen(rank).items())
     trained = {name: tensor.clone() for name, tensor in rank.weights()}
     rank.close()
