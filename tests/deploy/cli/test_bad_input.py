@@ -154,11 +154,8 @@ def end(case: Case, folder: Path, tiny_model: Path) -> Path:
 
 @pytest.mark.ray
 @pytest.mark.deepspeed
-@pytest.mark.parametrize(
-    "case",
-    [REWARD_RAISES, pytest.param(TOO_FEW_RESOURCES, marks=pytest.mark.slow)],
-    ids=lambda case: case.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [REWARD_RAISES, TOO_FEW_RESOURCES], ids=lambda case: case.name)
 def test_what_a_run_finds_out_ends_it_with_one_message(case, tmp_path, tiny_model):
     end(case, tmp_path, tiny_model)
 

@@ -75,6 +75,7 @@ def alter(folder, statement):
     ledger.close()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_the_weights_of_a_run_are_trained_again_bit_by_bit_and_its_folder_stays(headway, finished):
@@ -90,6 +91,7 @@ def test_the_weights_of_a_run_are_trained_again_bit_by_bit_and_its_folder_stays(
     assert files(finished.folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_a_replay_from_the_initial_weights_ends_with_1_at_the_first_difference(headway, copied_run):
@@ -106,6 +108,7 @@ def test_a_replay_from_the_initial_weights_ends_with_1_at_the_first_difference(h
     assert "with the same loss and gradient norm" in words
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_batches_that_cannot_be_replayed_are_refused(headway, copied_run):
