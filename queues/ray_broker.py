@@ -248,7 +248,7 @@ class BrokerClient:
             self._sending = asyncio.create_task(self._send())
         return await answer
 
-    async def take(self, version: int, timeout: float, *, epoch: int = 0) -> Batch | None:
+    async def take(self, version: int, timeout: float) -> Batch | None:
         """Implement `BatchQueue.take`; the payloads are read where Ray keeps them."""
         batch = await self._take(version, timeout)
         return batch and replace(batch, payloads=[memoryview(x) for x in batch.payloads])

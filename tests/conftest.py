@@ -36,6 +36,10 @@ def silence_errors() -> None:
 
 atexit.register(silence_errors)  # registered before the libraries', so that it runs after theirs
 
+# Behind `nohup`, or in the background of a script, these are ignored, which processes inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 # --- what goes to which worker
 

@@ -62,22 +62,20 @@ class RunMetrics(Collector):
             "headway_max_staleness", "Largest lag allowed, in versions.", record.max_staleness
         )
         yield from self._weight_updates()
-        restarts = CounterMetricFamily(
-            "headway_restarts",
-            "Processes that were restarted.",
-            labels=["restarted", "restarted_role"],
-        )
-        for process, count in list(record.restarts.items()):
-            restarts.add_metric([process, role(process)], count)
-        yield restarts
-        lost = CounterMetricFamily(
-            "headway_lost_seconds",
-            "Seconds from the deaths of a process until another had taken its place.",
-            labels=["restarted", "restarted_role"],
-        )
-        for process, seconds in list(record.away.items()):
-            lost.add_metric([process, role(process)], seconds)
-        yield lost
+        for name, text, figures in (
+            ("restarts", "Processes that were restarted.", record.restarts),
+            (
+                "lost_seconds",
+                "Seconds from the deaths of a process until another had taken its place.",
+                record.away,
+            ),
+        ):
+            family = CounterMetricFamily(
+                f"headway_{name}", text, labels=["restarted", "restarted_role"]
+            )
+            for process, figure in list(figures.items()):
+                family.add_metric([process, role(process)], figure)
+            yield family
         drifts = GaugeMetricFamily(
             "headway_engine_drift",
             "1 for an engine whose mismatch with the learner stands out among the engines, else 0.",

@@ -72,16 +72,11 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
 
 def _by_role(figures: Mapping[str, float]) -> dict[str, float]:
     """Sum figures of processes by their role."""
-    others = {
-        "reward_models": figures.get(REWARD_MODEL, 0),
-        "learner": figures.get(LEARNER, 0),
-        "broker": figures.get(BROKER, 0),
-        "broadcaster": figures.get(BROADCASTER, 0),
-        "driver": figures.get(DRIVER, 0),
-    }
-    named = {REWARD_MODEL, LEARNER, BROKER, BROADCASTER, DRIVER}
-    actors = sum(figure for process, figure in figures.items() if process not in named)
-    return {"actors": actors, **others}
+    others = {REWARD_MODEL: "reward_models"}
+    others |= {process: process for process in (LEARNER, BROKER, BROADCASTER, DRIVER)}
+    actors = sum(figure for process, figure in figures.items() if process not in others)
+    named = {key: figures.get(process, 0) for process, key in others.items()}
+    return {"actors": actors, **named}
 
 
 def _selection(record: Record) -> dict[str, int]:

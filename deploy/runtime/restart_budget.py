@@ -1,4 +1,4 @@
-"""How often in a row a process that dies is started again, and how long after its death."""
+"""The limit of restarts in a row of a process that dies, and the wait before each of them."""
 
 from dataclasses import dataclass
 

@@ -42,7 +42,7 @@ PROGRESS = "metrics.jsonl"
 
 
 class Session:
-    """What this process is: the session of a run, below a parent."""
+    """The session of a run in this process, below a parent."""
 
     def __init__(
         self, parent: socket.socket, again: list[str], budget: RestartBudget, crash: str | None
@@ -110,7 +110,7 @@ def begin_session() -> None:
 
 
 class Parent:
-    """What this process is: the parent of a session."""
+    """The parent of a session in this process."""
 
     def __init__(self, budget: RestartBudget) -> None:
         self._budget = budget
