@@ -109,7 +109,7 @@ class Going:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_outlives_a_rank_of_its_learner(headway, ranks, how):
-    settings = [f"learner.ranks={ranks}", "actors.cpus=0.0", "deploy.watchdog_seconds=12"]
+    settings = [f"learner.ranks={ranks}", "actors.cpus=0.0"]
     name = f"rank-{ranks}-{how.name.lower()}"
     with Going(headway, name, "steps=40", "heldout.every=40", *settings) as going:
         going.trains(13)
