@@ -1,7 +1,7 @@
 """Waiting for disk space while a checkpoint is written.
 
-A rank whose disk fills up waits where it is, reports why (`paused`), and then writes the file again
-from its beginning. Other ranks wait for it in collective operations, up to their deadline.
+The thread of a rank whose disk fills up waits where it is, reports why (`paused`), and then writes
+the file again from its beginning. Training goes on until the next checkpoint is due.
 """
 
 import logging

@@ -1,17 +1,19 @@
 """The learner's loop.
 
     take(v) ──▶ update: optimizer steps ──▶ publish(v + 1) ──▶ ack(v, report) ──▶ checkpoint?
-      │ waits for the broker:                 │ returns when the     │ frees capacity for
-      │ B groups are ready                    │ weights are copied   │ B new leases
+      │ waits for the broker:                 │ returns when the     │ frees          │ returns when
+      │ B groups are ready                    │ weights are copied   │ capacity       │ all is kept
 
-It waits only in `take`; actors unblock it by putting groups. Actors wait for the `ack` (capacity)
-and for the publication (a version new enough to sample with). A version that was trained before,
-which happens after going back to an older checkpoint, is the recorded batch again, and its `ack`
-does nothing. How ranks train together is `learner.ranks.ray_leader`.
+It waits only in `take`, and for the last checkpoint if the next is due before that is written. A
+checkpoint is written while later batches are trained, and committed once it is whole: before, it
+does not exist. Actors unblock `take` by putting groups. They wait for the `ack`, which frees
+capacity for B new leases, and for the publication (a version new enough to sample with). A version
+that was trained before, which happens after going back to an older checkpoint, is the recorded
+batch again, and its `ack` does nothing. How ranks train together is `learner.ranks.ray_leader`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
@@ -36,8 +38,11 @@ class Trainer(Protocol):
 
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
-    ) -> str:
-        """Write a checkpoint; return its path, relative to the run's folder."""
+    ) -> Awaitable[str]:
+        """Copy the state that a checkpoint has, so that the weights may change on return.
+
+        What is returned writes it, and gives its path, relative to the run's folder.
+        """
         ...
 
     async def prune(self, version: int) -> None:
@@ -75,6 +80,8 @@ class Learner:
     """Called with each batch once it is acknowledged, unless it was trained before."""
     state: str = field(default="publishes the weights that it begins with", init=False)
     """The loop's present work, for people to read."""
+    _saving: asyncio.Task[None] | None = field(default=None, init=False)
+    """Writes and commits a checkpoint while further batches are trained."""
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Train to the last step, the end of the queue, or `stop`; return the version reached.
@@ -120,6 +127,8 @@ class Learner:
                 saved = version
         if version > saved:
             await self._save(version, checksum)
+        self.state = f"saves version {version}"
+        await self._saved()
         return version
 
     async def _acknowledge(
@@ -142,6 +151,8 @@ class Learner:
     async def _take(self, version: int, stop: asyncio.Event) -> Sequence[Payload] | None:
         """Return the groups of a version; None when there will be none, or after `stop`."""
         while not stop.is_set():
+            if self._saving is not None and self._saving.done():
+                await self._saved()
             try:
                 batch = await self.batches.take(version, timeout=self.poll_seconds)
             except QueueClosed:
@@ -152,9 +163,19 @@ class Learner:
 
     async def _save(self, version: int, checksum: str) -> None:
         self.state = f"saves version {version}"
+        await self._saved()
         cursor = await self.batches.cursor()
-        path = await self.trainer.save(
+        written = await self.trainer.save(
             version, cursor=cursor, totals=self.totals, weights_checksum=checksum
         )
-        await self.batches.commit_checkpoint(version, path)
+        self._saving = asyncio.create_task(self._commit(version, written))
+
+    async def _commit(self, version: int, written: Awaitable[str]) -> None:
+        await self.batches.commit_checkpoint(version, await written)
         await self.trainer.prune(version)
+
+    async def _saved(self) -> None:
+        """Wait until the checkpoint that is being written is committed, if there is one."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving

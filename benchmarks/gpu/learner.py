@@ -105,9 +105,9 @@ class PlainEngine:
         """Raise LearnerError, since this engine takes few steps, all at one rate."""
         raise LearnerError("settings do not change: this engine is for benchmarks")
 
-    def save(self, folder: Path) -> None:
+    def capture(self) -> Callable[[Path], None]:
         """Raise `LearnerError`."""
-        raise LearnerError(f"nothing is saved in {folder}: this engine is for benchmarks")
+        raise LearnerError("nothing is saved: this engine is for benchmarks")
 
     def load(self, folder: Path) -> None:
         """Raise `LearnerError`."""

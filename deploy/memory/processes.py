@@ -110,7 +110,10 @@ def total(parts: Parts) -> float:
 
 
 def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
-    """Return the ranks; the first publishes, and has two versions in turn for that."""
+    """Return the ranks; the first publishes, and has two versions in turn for that.
+
+    What a checkpoint has is copied to host memory, and written while training goes on.
+    """
     learner = config.learner
     gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
     shares = learner.ranks if learner.zero_stage == 3 else 1
@@ -135,17 +138,24 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     training = held | _larger(step, passing)
     loading = {"weights as loaded": itemsize * sizes.parameters / shares}
     kept = 3 if config.weight_sync.codec == "delta" else 2
-    copies = {"versions": kept * wire_bytes(config, sizes)}
+    copied = [_captured(learner, model) for model in models]
+    captured: Parts = {"checkpoint": sum(own for own, _ in copied)}
+    copies = {
+        "versions": kept * wire_bytes(config, sizes),
+        "checkpoint of the model": sum(first for _, first in copied),
+    }
+    if learner.kl is not None and learner.kl.refresh_every is not None:
+        copies["checkpoint of the reference"] = float(itemsize * sizes.parameters)
     staged = config.weight_sync.staged
     transferred = TRANSFERS.get(config.weight_sync.transport, 0) * wire_bytes(config, sizes)
     transferred *= sizes.largest_tensor / sizes.parameters
     if not gpu:
-        host = {"libraries": LEARNER_BASE, **training, **stepped}
+        host = {"libraries": LEARNER_BASE, **training, **stepped, **captured}
         return Process("learner", learner.ranks, host, {}, 0, first=copies)
     return Process(
         "learner",
         learner.ranks,
-        {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped)},
+        {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped), **captured},
         {
             "CUDA": CONTEXT,
             **({} if staged else {"transfer": max(float(GIB), transferred)}),
@@ -183,6 +193,19 @@ def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
         **({"master weights": 4.0 * share} if stage else {}),
         "optimizer": moments,
     }
+
+
+def _captured(learner: LearnerConfig, model: ModelSizes) -> tuple[float, float]:
+    """Return the bytes of the copy that checkpoints are written from, in host memory.
+
+    They are those of what every rank steps, and those that the first rank has in addition.
+    """
+    itemsize = 2 if learner.dtype == "bfloat16" else 4
+    weights = itemsize * float(model.trained if learner.lora else model.parameters)
+    if learner.zero_stage:
+        return 12.0 * model.trained / learner.ranks, weights
+    stepped = itemsize * model.trained if learner.lora else 0  # else they are the model's
+    return 0.0, weights + stepped + 8.0 * model.trained
 
 
 def _step(learner: LearnerConfig, trained: int) -> float:

@@ -1,7 +1,8 @@
 """Checkpoints, created atomically: a complete folder appears under its name, or none.
 
-    prepare ─▶ every rank writes its part, ─▶ finish: state, checksums, ─▶ commit ─▶ prune
-               checksums and syncs it         rename and sync of the parent
+    capture: every rank copies  ─▶ prepare ─▶ every rank writes ─▶ finish: state, ─▶ commit ─▶ prune
+             its part                         and syncs its part   checksums, rename
+    (training waits)               (training goes on)
 
 Rank 0 prepares, finishes and prunes; the caller commits the checkpoint to the broker's ledger. A
 folder that was never committed is garbage, which `prune` removes when training begins. Every file
@@ -12,6 +13,7 @@ is JSON.
 import json
 import logging
 import random
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -119,30 +121,44 @@ def newest_size(root: Path) -> int:
     return size(max(root.glob("v*"), default=root / "none"))
 
 
-def write_part(
+def capture(
     engine: TrainEngine,
-    temporary: Path,
     *,
     critic: ValueEngine | None = None,
     reference: Reference | None = None,
-) -> None:
-    """Write this rank's part of a checkpoint and its random state, durably. Collective.
+) -> Callable[[Path], None]:
+    """Copy this rank's part of a checkpoint and its random state to host memory. Collective.
 
-    Each rank also computes the checksums of its share of all files.
+    Returns a function that writes them durably to the folder of `prepare`, with the checksums of
+    its files. It may be called in any thread while training goes on.
     """
-    engine.save(temporary)
-    if critic is not None:
-        critic.save(temporary / CRITIC_FOLDER)
-    if reference is not None and engine.rank == 0:
-        reference.save(temporary)
-    folder = temporary / RANDOM_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"rank-{engine.rank}.json", json.dumps(_random_state()))
-    engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file changes while others read it
-    names = folder_checksums.files_of(temporary)[engine.rank :: engine.ranks]
-    checksums = folder_checksums.compute(temporary, names)
-    write_text(temporary / f"{PART_CHECKSUMS}{engine.rank}", json.dumps(checksums))
-    sync_tree(temporary)
+    rank, random_state = engine.rank, json.dumps(_random_state())
+    write_policy = engine.capture()
+    write_critic = critic.capture() if critic is not None else None
+    write_reference = reference.capture() if reference is not None and rank == 0 else None
+
+    def write(temporary: Path) -> None:
+        write_policy(temporary)
+        if write_critic is not None:
+            write_critic(temporary / CRITIC_FOLDER)
+        if write_reference is not None:
+            write_reference(temporary)
+        folder = temporary / RANDOM_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"rank-{rank}.json", random_state)
+        names = [name for name in folder_checksums.files_of(temporary) if _writer(name) == rank]
+        checksums = folder_checksums.compute(temporary, names)
+        write_text(temporary / f"{PART_CHECKSUMS}{rank}", json.dumps(checksums))
+        for name in names:
+            sync_path(temporary / name)
+
+    return write
+
+
+def _writer(name: str) -> int:
+    """Return the rank that writes a file of a checkpoint: those of other ranks have its number."""
+    numbered = re.match(r"rank-(\d+)[-.]", Path(name).name)
+    return int(numbered[1]) if numbered else 0
 
 
 def finish(root: Path, state: State) -> Path:
@@ -160,9 +176,7 @@ def finish(root: Path, state: State) -> Path:
     others = set(folder_checksums.files_of(temporary)).difference(checksums)
     checksums |= folder_checksums.compute(temporary, sorted(others))
     write_text(temporary / folder_checksums.FILE_NAME, json.dumps(checksums, indent=1))
-    for name in (*others, folder_checksums.FILE_NAME):
-        sync_path(temporary / name)
-    sync_path(temporary)
+    sync_tree(temporary)
     _remove(final)
     temporary.rename(final)
     sync_path(root)

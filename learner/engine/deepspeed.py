@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,18 @@ from torch import Tensor, nn
 
 from learner.config.optimizer import Dtype, OptimizerConfig
 from learner.disk_wait import write_whole
+from learner.engine.gathering import elements, gathering
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
-from learner.engine.parameter_groups import elements, optimizer_section, parameter_groups
+from learner.engine.parameter_groups import optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.engine.tensor_parts import Part, PartReader, write_parts
 from learner.errors import TrainingDiverged
 from learner.model import lora
 from learner.model.forward_check import check_forward
+from learner.model.host_copy import HostCopy
 from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy, before_each, load_tokenizer
 from learner.model.scalar_model import ScalarModel
@@ -41,10 +42,6 @@ GATHER_BYTES = 512 * 2**20
 BUCKET_ELEMENTS = 100_000_000
 """Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
 pass, so that models of fewer weights get a smaller bucket."""
-PERSISTENT_ELEMENTS = 10_000
-"""Tensors with fewer elements stay whole on every rank under ZeRO 3."""
-LIVE_ELEMENTS = 1_000_000_000
-"""Weights that ZeRO 3 keeps gathered while it computes, at most a twentieth of the model."""
 
 
 def _prepare() -> None:
@@ -83,17 +80,6 @@ def sharing(zero_stage: int) -> Iterator[None]:
         yield
 
 
-def _gathering(elements: int) -> dict[str, int]:
-    """Return how much ZeRO 3 gathers of a module with so many weights."""
-    live = min(LIVE_ELEMENTS, elements // 20)
-    return {
-        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-        "stage3_max_live_parameters": live,
-        "stage3_max_reuse_distance": live,
-        "stage3_prefetch_bucket_size": live // 2,
-    }
-
-
 def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor, ...]]:
     """Return a frozen policy that was loaded under `sharing`, as a function of columns. Collective.
 
@@ -103,7 +89,7 @@ def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor
         model=policy,
         config={
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 3, **_gathering(elements(policy))},
+            "zero_optimization": {"stage": 3, **gathering(elements(policy))},
             "bf16": {"enabled": dtype == "bfloat16"},
         },
     )
@@ -144,6 +130,7 @@ class DeepSpeedEngine:
         self._model_path = model_path
         self._zero_stage = zero_stage
         self._adapted = any(True for _ in lora.factors(module))
+        self._copies = HostCopy()
         self.steps_taken = 0
         optimizer = optimizer_section(config, module)
         zero: dict[str, Any] = {
@@ -151,7 +138,7 @@ class DeepSpeedEngine:
             "reduce_bucket_size": min(BUCKET_ELEMENTS, elements(module, trained=True)),
         }
         if zero_stage == 3:
-            zero |= _gathering(elements(module))
+            zero |= gathering(elements(module))
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu"}
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -304,15 +291,6 @@ class DeepSpeedEngine:
                 pass
         dist.barrier()
 
-    def _save_adapter(self, folder: Path) -> None:
-        """Write the adapter as a folder that PEFT loads, with the tokenizer. Collective."""
-        model = self._engine.module.model
-        own = self._gathered(lora.trained(model))
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in own}
-        if self.rank == 0:
-            self._save_with_tokenizer(folder, lambda: lora.write_adapter(model, tensors, folder))
-        dist.barrier()
-
     def _save_with_tokenizer(self, folder: Path, save: Callable[[], object]) -> None:
         tokenizer = load_tokenizer(self._model_path)
 
@@ -323,20 +301,44 @@ class DeepSpeedEngine:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder, write)
 
-    def save(self, folder: Path) -> None:
-        """See `Trainable.save`; ranks share out the optimizer's folder."""
-        if self._adapted:
-            self._save_adapter(folder)
-        else:
-            self.save_model(folder)
-        parts = [Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))] if self.rank == 0 else []
-        write_parts(
-            folder / OPTIMIZER_FOLDER,
-            chain(parts, parts_of(self._engine)),
-            rank=self.rank,
-            ranks=self.ranks,
-        )
-        dist.barrier()
+    def capture(self) -> Callable[[Path], None]:
+        """See `Trainable.capture`; ranks share out the optimizer's folder."""
+        model = self._engine.module.model
+        by_name = self._capture_by_name()
+        state = model.state_dict() if self.rank == 0 and by_name is None else {}
+        parts = {f"{part.name}@{part.start}": part for part in parts_of(self._engine)}
+        views = ((name, part.values.detach()) for name, part in parts.items())
+        copies = self._copies.take_lasting([*state.items(), *views])
+        held = [part._replace(values=copies[name]) for name, part in parts.items()]
+        if self.rank == 0:
+            held.append(Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken])))
+
+        def save_model(folder: Path) -> None:
+            if by_name is None:
+                model.save_pretrained(folder, state_dict={name: copies[name] for name in state})
+            elif self._adapted:
+                lora.write_adapter(model, by_name, folder)
+            else:
+                write_config(model, folder)
+                write_weights(model, by_name.items(), folder)
+
+        def write(folder: Path) -> None:
+            if self.rank == 0:
+                self._save_with_tokenizer(folder, lambda: save_model(folder))
+            write_parts(folder / OPTIMIZER_FOLDER, held, rank=self.rank, ranks=self.ranks)
+
+        return write
+
+    def _capture_by_name(self) -> dict[str, Tensor] | None:
+        """Copy an adapter, or gathered weights, on rank 0; None where the model has all weights."""
+        if not (self._adapted or self.gathers):
+            return None
+        model = self._engine.module.model
+        tensors = self._gathered(lora.trained(model)) if self._adapted else self.weights()
+        copies = self._copies.take(tensors) if self.rank == 0 else {}
+        for _ in tensors:  # other ranks only take part
+            pass
+        return copies
 
     def load(self, folder: Path) -> None:
         """See `Trainable.load`."""

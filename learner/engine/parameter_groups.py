@@ -32,14 +32,6 @@ def optimizer_section(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
-def elements(module: nn.Module, *, trained: bool = False) -> int:
-    """Return how many weights a module has, or only those with gradients."""
-    return sum(
-        shape_of(parameter).numel()
-        for parameter in module.parameters() if parameter.requires_grad or not trained
-    )  # fmt: skip
-
-
 def parameter_groups(
     module: nn.Module, config: OptimizerConfig, rates: Mapping[str, float]
 ) -> list[dict[str, Any]] | None:

@@ -4,7 +4,7 @@ Every rank has an engine, and methods marked collective must be called by all of
 order.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -72,15 +72,16 @@ class Trainable(Protocol):
         """
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write the model with its tokenizer, and everything needed to go on. Collective.
+    def capture(self) -> Callable[[Path], None]:
+        """Copy the model, and everything needed to go on, to host memory. Collective.
 
-        When it returns every rank's part exists, perhaps not yet synced to disk.
+        Returns a function that writes this rank's part of it, with the tokenizer, to a folder. It
+        may be called once in any thread, before the next `capture`, while training goes on.
         """
         ...
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote: weights, optimizer and schedule. Collective.
+        """Load what ranks wrote of a `capture`: weights, optimizer and schedule. Collective.
 
         Raises:
             InputError: Part of it is missing or damaged; names the folder.

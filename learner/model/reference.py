@@ -8,6 +8,7 @@ from torch import Tensor
 
 from learner.disk_wait import write_whole
 from learner.model.forward_check import check_forward
+from learner.model.host_copy import HostCopy
 from learner.model.policy import Policy
 
 REFERENCE_FOLDER = "reference"
@@ -32,6 +33,7 @@ class Reference:
         self._run = self._policy.to(device) if shared is None else shared(self._policy)
         self._device = device
         self._refreshed = refreshed
+        self._copies = HostCopy()
         check_forward(self._policy, self._run, device=device)
 
     @torch.no_grad()
@@ -53,9 +55,19 @@ class Reference:
             own[name].lerp_(tensor.to(own[name]), mix)
         self._refreshed = True
 
-    def save(self, folder: Path) -> None:
-        """Write the weights if they differ from the model folder's; called by one rank."""
-        if self._refreshed:
+    def capture(self) -> Callable[[Path], None] | None:
+        """Copy the weights to host memory if they differ from the model folder's; for one rank.
+
+        Returns a function that writes them to a folder in any thread; None if they do not differ.
+        """
+        if not self._refreshed:
+            return None
+        model = self._policy.model
+        copies = self._copies.take_lasting(model.state_dict().items())
+
+        def write(folder: Path) -> None:
             own = folder / REFERENCE_FOLDER
             own.mkdir(parents=True, exist_ok=True)
-            write_whole(own, lambda: self._policy.model.save_pretrained(own))
+            write_whole(own, lambda: model.save_pretrained(own, state_dict=copies))
+
+        return write

@@ -182,11 +182,13 @@ class Rank:
         for _ in self.weights():
             pass
 
+    def capture(self) -> None:
+        """Copy this rank's part of a checkpoint to host memory, for `write`. Collective."""
+        self._write = checkpoint.capture(self.engine, critic=self.critic, reference=self.reference)
+
     def write(self, temporary: str) -> None:
-        """Write this rank's part of a checkpoint, durably. Collective."""
-        checkpoint.write_part(
-            self.engine, Path(temporary), critic=self.critic, reference=self.reference
-        )
+        """Write what `capture` copied, durably; in any thread, while training goes on."""
+        self._write(Path(temporary))
 
     def close(self) -> None:
         """Release what the engines hold."""

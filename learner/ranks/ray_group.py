@@ -1,15 +1,16 @@
 """The learner group as its driver sees it: N processes behind one object.
 
     driver ─start─▶ rank 0, 1, …           load at once, meet in a store of rank 0
-    driver ─run──▶ rank 0 ─update, gather, write─▶ rank 1, …
-       └──watch──────────────────────────────────▶ rank 1, …   their failures, at once
+    driver ─run──▶ rank 0 ─update, gather, capture, write─▶ rank 1, …
+       ├──watch───────────────────────────────────────────▶ rank 1, …      their failures, at once
+       └──paused──────────────────────────────────────────▶ rank 0, 1, …   that they answer
 
 The first rank that dies or raises ends the group, by name; who created it may create another, which
 goes on from a checkpoint. Rank 0 leads the others (`ray_leader`).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,13 +27,18 @@ GRACE_SECONDS = 5.0
 """Time that a lost connection waits for the death that explains it."""
 ANSWER_SECONDS = 5.0
 """Deadline of a rank's answer about itself."""
+SILENT_SECONDS = 20.0
+"""A rank that does not answer for so long while the group trains hangs; a rank answers in a thread
+of its own while it computes, so that a collective operation that hangs is left to the watchdog."""
+PING_SECONDS = 2.0
+"""Interval at which every rank is asked."""
 
 
 class LearnerGroup:
     """The ranks of a learner; see `create_learner`."""
 
-    def __init__(self, ranks: list[Any]) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: list[Any], *, silent_seconds: float = SILENT_SECONDS) -> None:
+        self._ranks, self._silent_seconds = ranks, silent_seconds
 
     @property
     def handles(self) -> list[Any]:
@@ -57,17 +63,33 @@ class LearnerGroup:
             The version reached; its weights are published and its checkpoint is committed.
 
         Raises:
-            LearnerError: A rank died or raised; the others are ended.
+            LearnerError: A rank died, raised or does not answer; the others are ended.
         """
         leader, *followers = self._ranks
         running = leader.run.remote(followers, broker, broadcaster)
-        watched = {i: rank.watch.remote() for i, rank in self._numbered() if i}
+        watched = [call_rank(i, rank.watch.remote()) for i, rank in self._numbered() if i]
+        watched += [self._hear(i, rank) for i, rank in self._numbered()]
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
     async def watch(self) -> None:
         """Wait until a rank dies after `run`, and raise RankFailed; the others are ended."""
         await self._first_failure({i: rank.watch.remote() for i, rank in self._numbered()})
+
+    async def _hear(self, number: int, rank: Any) -> None:
+        """Ask a rank again and again, and raise RankFailed once it does not answer any more."""
+        late = 0
+        while late < 2:  # an answer may be late since this process was stopped meanwhile
+            try:
+                await call_rank(number, rank.paused.remote(), timeout=self._silent_seconds / 2)
+            except TimeoutError:
+                late += 1
+            else:
+                late = 0
+                await asyncio.sleep(PING_SECONDS)
+        failed = RankFailed(f"rank {number} hangs: no answer in {self._silent_seconds:g} s")
+        failed.died = True
+        raise failed
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve the metrics of rank 0; return host:port."""
@@ -102,15 +124,15 @@ class LearnerGroup:
         return list(enumerate(self._ranks))
 
     async def _first_failure(
-        self, needed: Mapping[int, Any], watched: Mapping[int, Any] | None = None
+        self, needed: Mapping[int, Any], watched: Sequence[Coroutine[Any, Any, Any]] = ()
     ) -> list[Any]:
-        """Return the results of the needed calls, or raise the first failure of any call, by rank.
+        """Return the results of the needed calls, or raise the first failure, of `watched` too.
 
         The failure is the root cause where that shows within GRACE_SECONDS, since a rank that lost
         its connection to another fails too.
         """
-        calls = [*needed.items(), *(watched or {}).items()]
-        tasks = [asyncio.create_task(call_rank(rank, call)) for rank, call in calls]
+        calls = [call_rank(rank, call) for rank, call in needed.items()]
+        tasks = [asyncio.create_task(call) for call in (*calls, *watched)]
         waited, pending = tasks[: len(needed)], set(tasks)
         try:
             while not all(task.done() for task in waited):

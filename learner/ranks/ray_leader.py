@@ -65,38 +65,46 @@ class RankZero:
 
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
-    ) -> str:
-        """See `Trainer.save`.
+    ) -> Awaitable[str]:
+        """See `Trainer.save`."""
+        config = self.rank.config
+        calls = [follower.capture.remote() for follower in self.followers]
+        await self._together(self.call(self.rank.capture), calls)
+        return self._write(
+            checkpoint.State(
+                version=version,
+                saved_at=clock.now(),
+                optimizer_steps=self.rank.engine.steps_taken,
+                ranks=config.ranks,
+                zero_stage=config.zero_stage,
+                dtype=config.dtype,
+                cursor=cursor,
+                objective_state=dict(self.rank.updater.objective.state),
+                totals=dict(totals),
+                weights_checksum=weights_checksum,
+                wire_dtype=self.wire_dtype,
+            )
+        )
 
-        Removes first what a killed process left of a checkpoint, and waits for as much disk space
-        as the last one took. A disk that fills up later is waited for by the rank that writes
+    async def _write(self, state: checkpoint.State) -> str:
+        """Write the checkpoint that was captured, while training goes on.
+
+        Removes first what a killed process left of one, and waits for as much disk space as the
+        last one took. A disk that fills up later is waited for by the rank that writes
         (`disk_wait`).
         """
-        root, config = self.checkpoints, self.rank.config
-        temporary = str(await self.call(checkpoint.prepare, root, version))
-        await self.call(lambda: wait_for_space(root, checkpoint.newest_size(root)))
+        root = self.checkpoints
+        temporary = str(await asyncio.to_thread(checkpoint.prepare, root, state.version))
+        await asyncio.to_thread(lambda: wait_for_space(root, checkpoint.newest_size(root)))
         calls = [follower.write.remote(temporary) for follower in self.followers]
-        await self._together(self.call(self.rank.write, temporary), calls)
-        state = checkpoint.State(
-            version=version,
-            saved_at=clock.now(),
-            optimizer_steps=self.rank.engine.steps_taken,
-            ranks=config.ranks,
-            zero_stage=config.zero_stage,
-            dtype=config.dtype,
-            cursor=cursor,
-            objective_state=self.rank.updater.objective.state,
-            totals=dict(totals),
-            weights_checksum=weights_checksum,
-            wire_dtype=self.wire_dtype,
-        )
-        folder = await self.call(checkpoint.finish, root, state)
+        await self._together(asyncio.to_thread(self.rank.write, temporary), calls)
+        folder = await asyncio.to_thread(checkpoint.finish, root, state)
         return f"checkpoints/{folder.name}"
 
     async def prune(self, version: int) -> None:
         """See `Trainer.prune`."""
         config = self.rank.config
-        await self.call(
+        await asyncio.to_thread(
             checkpoint.prune,
             self.checkpoints,
             newest=version,

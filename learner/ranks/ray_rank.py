@@ -5,8 +5,9 @@ A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the ot
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
@@ -173,13 +174,23 @@ class RankActor:
         """Take part in gathering the weights."""
         await self._follow(self._rank.gather)
 
+    async def capture(self) -> None:
+        """Take part in copying the state for a checkpoint."""
+        await self._follow(self._rank.capture)
+
     async def write(self, temporary: str) -> None:
-        """Take part in writing a checkpoint."""
-        await self._follow(self._rank.write, temporary)
+        """Write this rank's part of a checkpoint, while it trains."""
+        with self._noting_failure():
+            await asyncio.to_thread(self._rank.write, temporary)
 
     async def _follow(self, work: Callable[P, Any], *args: P.args, **options: P.kwargs) -> None:
-        try:
+        with self._noting_failure():
             await self._call(work, *args, **options)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             if not self._failed.done():
                 self._failed.set_exception(error)

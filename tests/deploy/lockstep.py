@@ -156,9 +156,9 @@ class BanditState:
         self.weights = torch.zeros(len(TOKENIZER))
         self.momentum = torch.zeros(len(TOKENIZER))
 
-    def save(self, folder):
+    def capture(self):
         parts = [Part("weights", 0, self.weights), Part("momentum", 0, self.momentum)]
-        write_parts(folder / "optimizer", parts, rank=0, ranks=1)
+        return lambda folder: write_parts(folder / "optimizer", parts, rank=0, ranks=1)
 
     def load(self, folder):
         reader = PartReader(folder / "optimizer")
@@ -202,12 +202,17 @@ class Bandit:
         return digest
 
     async def save(self, version, *, cursor, totals, weights_checksum):
-        checkpoint.write_part(self.state, checkpoint.prepare(self.root, version))
+        write = checkpoint.capture(self.state)
         state = checkpoint.State(
             version=version, saved_at=time.time(), optimizer_steps=version, ranks=1, zero_stage=0,
             dtype="float32", cursor=cursor, totals=dict(totals), weights_checksum=weights_checksum,
         )  # fmt: skip
-        return f"checkpoints/{checkpoint.finish(self.root, state).name}"
+
+        async def written():
+            write(checkpoint.prepare(self.root, version))
+            return f"checkpoints/{checkpoint.finish(self.root, state).name}"
+
+        return written()
 
     async def prune(self, version):
         checkpoint.prune(self.root, newest=version, keep=2, keep_seconds=0.0)
@@ -235,9 +240,13 @@ class Mortal(Bandit):
         return digest
 
     async def save(self, version, **state):
-        path = await super().save(version, **state)
-        self.world.pass_step()
-        return path
+        written = await super().save(version, **state)
+        try:
+            self.world.pass_step()
+        except Died:
+            written.close()
+            raise
+        return written
 
 
 async def score(prompt, completion, answer, metadata):

@@ -103,6 +103,7 @@ def measure(rank, model_path, folder):
     if rank == 0:
         checkpoint.prepare(folder, 1)
     dist.barrier()
+    loaded.capture()
     loaded.write(str(folder / ".v000001.tmp"))
     trained = {name: tensor.clone() for name, tensor in loaded.weights()}
     loaded.close()

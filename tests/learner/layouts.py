@@ -70,9 +70,9 @@ def save(rank, model_path, root, layouts):
         folder = folder_of(root, engine.ranks, layout)
         train(updater, 0)
         train(updater, 1)
-        engine.save(folder / "before")
+        engine.capture()(folder / "before")
         train(updater, 2)
-        engine.save(folder / "after")
+        engine.capture()(folder / "after")
         engine.close()
 
 
@@ -86,10 +86,10 @@ def load(rank, model_path, root, pairs):
         source = Path(root) / source
         folder = source / f"in-{folder_of('', engine.ranks, layout)}"
         engine.load(source / "before")
-        engine.save(folder / "before")
+        engine.capture()(folder / "before")
         train(updater, 2)
         assert engine.steps_taken == 3
-        engine.save(folder / "after")
+        engine.capture()(folder / "after")
         engine.close()
 
 

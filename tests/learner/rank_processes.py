@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from learner import disk_wait
 from learner.config.learner import LearnerConfig
 from learner.config.optimizer import ScheduleConfig
-from learner.engine import checkpoint
+from learner.engine import checkpoint, gathering
 from learner.engine import deepspeed as deepspeed_engine
 from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged
@@ -69,7 +69,7 @@ def spawn(ranks, work, *args):
 
 def _enter(rank, ranks, port, work, args):
     torch.set_num_threads(1)
-    deepspeed_engine.PERSISTENT_ELEMENTS, deepspeed_engine.GATHER_BYTES = 0, 20_000
+    gathering.PERSISTENT_ELEMENTS, deepspeed_engine.GATHER_BYTES = 0, 20_000
     join(find_store(("127.0.0.1", port)), rank, ranks)
     work(rank, *args)
     dist.barrier()
@@ -268,7 +268,7 @@ def _save(rank, root, updater, engine, config):
     if rank == 0:
         checkpoint.prepare(root, 2)
     dist.barrier()
-    checkpoint.write_part(engine, root / ".v000002.tmp")
+    checkpoint.capture(engine)(root / ".v000002.tmp")
     dist.barrier()
     if rank == 0:
         state = checkpoint.State(
@@ -378,6 +378,7 @@ def _save_rank(loaded, rank, root):
     if rank == 0:
         checkpoint.prepare(root, 2)
     dist.barrier()
+    loaded.capture()
     loaded.write(str(root / ".v000002.tmp"))
     dist.barrier()
     if rank == 0:

@@ -64,6 +64,9 @@ class RecordingTrainer:
         self.events.append(f"save {version}")
         assert weights_checksum == f"weights of {version}"
         self.saved.append((version, cursor, totals))
+        return self.write(version)
+
+    async def write(self, version):
         return f"checkpoints/v{version:06d}"
 
     async def prune(self, version):
@@ -209,3 +212,60 @@ def test_a_failed_update_leaves_the_batch_unacknowledged():
     with pytest.raises(RuntimeError, match="out of memory"):
         asyncio.run(learner.run())
     assert events == ["prune 0", "publish 0", "take 0"]
+
+
+class SlowWriter(RecordingTrainer):
+    """Writes a checkpoint only when the test lets it, or fails to."""
+
+    def __init__(self, events):
+        super().__init__(events)
+        self.writable = {version: asyncio.Event() for version in range(9)}
+        self.failure = None
+
+    async def update(self, payloads, version):
+        report = await super().update(payloads, version)
+        if version == 1:
+            await asyncio.sleep(0)
+            self.writable[1].set()
+        return report
+
+    async def write(self, version):
+        await self.writable[version].wait()
+        if self.failure is not None:
+            raise self.failure
+        self.events.append(f"written {version}")
+        return await super().write(version)
+
+
+class Unwritable(SlowWriter):
+    def __init__(self, events):
+        super().__init__(events)
+        self.failure = OSError("gone")
+
+
+def test_a_checkpoint_is_written_while_the_next_batch_is_trained_and_committed_when_whole():
+    trainers = []
+
+    def trainer(events):
+        trainers.append(SlowWriter(events))
+        trainers[0].writable[2].set()
+        return trainers[0]
+
+    events, *_ = run([BATCH, BATCH], trainer=trainer, checkpoint_every=1)
+    order = [
+        "save 1", "update 1 with 2", "written 1", "commit 1 at checkpoints/v000001", "prune 1",
+        "save 2", "written 2", "commit 2 at checkpoints/v000002", "prune 2",
+    ]  # fmt: skip
+    assert [event for event in events if event in order] == order
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_training_without_a_commit():
+    events = []
+    learner = Learner(
+        Unwritable(events), ScriptedQueue(events, [BATCH, BATCH, None, BATCH]), steps=9,
+        checkpoint_every=1,
+    )  # fmt: skip
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(learner.run())
+    assert not [event for event in events if event.startswith("commit")]
+    assert "save 2" not in events

@@ -34,6 +34,7 @@ cores = "1"
 learning_rate = 1e-6
 microbatch_tokens = 768
 logprob_chunk = 256
+checkpoint_every = 1
 """
 QWEN = {
     "model_type": "qwen2", "hidden_size": 448, "intermediate_size": 1536, "num_hidden_layers": 8,

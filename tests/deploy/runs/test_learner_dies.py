@@ -121,7 +121,7 @@ class Going:
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_run_outlives_a_rank_of_its_learner(headway, ranks, how, trained):
-    settings = [f"learner.ranks={ranks}", "actors.cpus=0.0", "deploy.watchdog_seconds=12", *trained]
+    settings = [f"learner.ranks={ranks}", "actors.cpus=0.0", *trained]
     name = f"rank-{ranks}-{how.name.lower()}-{len(trained)}"
     with Going(headway, name, "steps=40", "heldout.every=40", *settings) as going:
         going.trains(13)

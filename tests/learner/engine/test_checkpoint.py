@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from learner.engine import checkpoint
 from learner.engine.checkpoint import (
     State,
+    capture,
     check_shared,
     checkpoint_path,
     expired,
     finish,
     prepare,
     prune,
-    write_part,
 )
 from learner.errors import InputError
 from queues.runtime import folder_checksums
@@ -37,10 +37,13 @@ class Engine:
         self.fail = fail
         self.loaded = None
 
-    def save(self, folder):
-        (folder / "model.safetensors").write_text("weights")
-        if self.fail:
-            raise OSError("No space left on device")
+    def capture(self):
+        def write(folder):
+            (folder / "model.safetensors").write_text("weights")
+            if self.fail:
+                raise OSError("No space left on device")
+
+        return write
 
     def load(self, folder):
         self.loaded = folder
@@ -65,7 +68,8 @@ def state(version, **changes):
 
 
 def save(root, version, *, engine=None, **changes):
-    write_part(engine or Engine(), prepare(root, version))
+    write = capture(engine or Engine())
+    write(prepare(root, version))
     return finish(root, state(version, **changes))
 
 

@@ -57,7 +57,7 @@ def loss_of(logprobs, step):
 @pytest.fixture(autouse=True)
 def everything_sharded(monkeypatch):
     """Under ZeRO 3 shards even the smallest tensor, and gathers few of them at once."""
-    monkeypatch.setattr("learner.engine.deepspeed.PERSISTENT_ELEMENTS", 0)
+    monkeypatch.setattr("learner.engine.gathering.PERSISTENT_ELEMENTS", 0)
     monkeypatch.setattr("learner.engine.deepspeed.GATHER_BYTES", 20_000)
 
 
@@ -139,7 +139,7 @@ def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path, zero_s
     try:
         engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
         engine.step()
-        engine.save(tmp_path / "saved")
+        engine.capture()(tmp_path / "saved")
         trained = {name: tensor.clone() for name, tensor in engine.weights()}
     finally:
         engine.close()
@@ -154,7 +154,7 @@ def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path, zero_s
 def test_a_checkpoint_without_all_of_its_parts_is_refused_with_its_folder(model_path, tmp_path):
     engine = make_engine(model_path, 1)
     try:
-        engine.save(tmp_path)
+        engine.capture()(tmp_path)
         [file] = (tmp_path / "optimizer").glob("*.safetensors")
         whole = file.read_bytes()
         file.write_bytes(whole[: len(whole) // 2])
@@ -436,7 +436,7 @@ def test_a_saved_critic_goes_on_the_same_and_is_a_model_of_transformers(
         engine.step()
 
     step(critic)
-    critic.save(tmp_path)
+    critic.capture()(tmp_path)
     step(critic)
     expected = critic.values(*row).detach()
     critic.close()

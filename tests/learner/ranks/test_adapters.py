@@ -159,7 +159,7 @@ def test_factors_alone_are_trained_and_saved_and_gone_on_with(model_path, tmp_pa
     batches = [[encode(group) for group in random_groups(seed=v, version=v)] for v in (0, 1)]
     first = rank.update(batches[0], 0)
     assert first.reference_kl == pytest.approx(0.0, abs=1e-7)
-    rank.engine.save(tmp_path)
+    rank.engine.capture()(tmp_path)
     last = rank.update(batches[1], 1)
     assert last.reference_kl > 1e-4
     assert 0 < rank.engine.lost_to_rounding() < 2**-6  # a few units of bfloat16

@@ -30,7 +30,9 @@ def test_two_ranks_hold_little_more_than_half_a_model_each_from_load_to_export(
         shares = json.loads((tmp_path / f"{rank}.json").read_text())
         record_property(f"rank_{rank}", shares)
         assert shares.keys() == (PHASES if rank == 0 else PHASES - {"save"})
+        copied = shares.pop("save", 0.0) - shares["loaded"]
         assert max(shares.values()) <= 0.6, shares
+        assert copied <= 1.0 + 3 * 0.6, "the model, and this rank's part of weights and moments"
     assert (tmp_path / ".v000001.tmp" / "model.safetensors.index.json").exists()
 
 

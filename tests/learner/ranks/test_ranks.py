@@ -235,6 +235,7 @@ def test_batches_of_an_earlier_session_are_trained_again_with_its_settings(
     rank = Rank(LearnerSpec(config=before, steps=4, **shared))
     trained = weights_after(rank, [0, 1])
     temporary = checkpoint.prepare(tmp_path, 2)
+    rank.capture()
     rank.write(str(temporary))
     rank.close()
     saved = checkpoint.finish(tmp_path, state_of(rank, version=2))

@@ -1,0 +1,29 @@
+"""How much of a model ZeRO 3 gathers at a time."""
+
+from torch import nn
+
+from learner.model.shared_weights import shape_of
+
+PERSISTENT_ELEMENTS = 10_000
+"""Tensors with fewer elements stay whole on every rank under ZeRO 3."""
+LIVE_ELEMENTS = 1_000_000_000
+"""Weights that ZeRO 3 keeps gathered while it computes, at most a twentieth of the model."""
+
+
+def elements(module: nn.Module, *, trained: bool = False) -> int:
+    """Return how many weights a module has, or only those with gradients."""
+    return sum(
+        shape_of(parameter).numel()
+        for parameter in module.parameters() if parameter.requires_grad or not trained
+    )  # fmt: skip
+
+
+def gathering(count: int) -> dict[str, int]:
+    """Return how much ZeRO 3 gathers of a module with so many weights."""
+    live = min(LIVE_ELEMENTS, count // 20)
+    return {
+        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_prefetch_bucket_size": live // 2,
+    }

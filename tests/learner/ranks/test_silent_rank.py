@@ -1,0 +1,63 @@
+"""A rank that answers no more ends its group, by name; one that is only late does not."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from learner.errors import RankFailed
+from learner.ranks.ray_group import LearnerGroup
+
+SILENT_SECONDS = 0.2
+
+
+class Group(LearnerGroup):
+    """Ranks that never end a run; `answers` says whether a rank answers its n-th question."""
+
+    def __init__(self, *ranks):
+        super().__init__([self.rank(answers) for answers in ranks], silent_seconds=SILENT_SECONDS)
+        self.killed = False
+
+    def rank(self, answers):
+        asked = iter(answers)
+
+        async def for_ever():
+            await asyncio.Event().wait()
+
+        async def paused():
+            if not next(asked):
+                await for_ever()
+
+        def called(function):
+            return SimpleNamespace(remote=lambda *_: function())
+
+        return SimpleNamespace(run=called(for_ever), watch=called(for_ever), paused=called(paused))
+
+    def kill(self):
+        self.killed = True
+
+
+def always():
+    while True:
+        yield True
+
+
+def test_a_rank_that_hangs_ends_the_group_with_its_number():
+    async def main():
+        group = Group(always(), [True, False, False])
+        with pytest.raises(RankFailed, match=r"rank 1 hangs: no answer in 0\.2 s") as failed:
+            await group.run(None, None)
+        assert group.killed
+        assert failed.value.died
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_one_late_answer_is_forgiven():
+    async def main():
+        group = Group([False, True, False, *[True] * 99])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(group.run(None, None), 5 * SILENT_SECONDS)
+        assert not group.killed
+
+    asyncio.run(main())
