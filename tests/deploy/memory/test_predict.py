@@ -151,15 +151,20 @@ def test_a_rank_needs_what_its_parts_add_up_to(overrides, critics, a_weight, a_w
     assert rank.count == config.learner.ranks
     assert total(rank.device) == pytest.approx(CONTEXT + GIB_PASSING + a_weight * BILLION)
     libraries = LEARNER_BASE + GPU_BASE
-    assert total(rank.host) == pytest.approx(libraries + a_weight_on_the_host * BILLION)
+    copied = (1 + critics) * (4 + 8) / config.learner.ranks  # for a checkpoint
+    assert total(rank.host) == pytest.approx(libraries + (a_weight_on_the_host + copied) * BILLION)
     deltas = config.weight_sync.codec == "delta"
-    assert rank.first == {"versions": (3 if deltas else 2) * 2 * BILLION}
+    assert rank.first == {
+        "versions": (3 if deltas else 2) * 2 * BILLION,
+        "checkpoint of the model": (1 + critics) * 2 * BILLION,
+    }
     assert actor.host.get("base of deltas", 0) == deltas * 2 * 2 * BILLION
 
 
 def test_a_node_has_each_of_its_ranks_and_engines_and_the_first_ranks_copies():
     [node] = predict(recipe("learner.ranks=3", "actors.count=2"), SIZES, Capacity()).nodes
-    learner = 3 * (LEARNER_BASE + GPU_BASE + 2 * BILLION) + 2 * 2 * BILLION
+    checkpoint = (4 + 8) * BILLION // 3
+    learner = 3 * (LEARNER_BASE + GPU_BASE + 2 * BILLION + checkpoint) + (2 * 2 + 2) * BILLION
     engines = 2 * (ENGINE_BASE + GPU_BASE + 2 * 2 * BILLION)
     assert total(node.parts) == learner + engines + DRIVER_BASE + 2 * 2 * BILLION
 

@@ -186,8 +186,8 @@ def test_a_critic_trains_factors_and_its_head_and_goes_on_with_both(model_path, 
     assert len(trained) == FACTORS + 1
     batches = [[encode(group) for group in random_groups(seed=v, version=v)] for v in (0, 1)]
     rank.update(batches[0], 0)
-    rank.engine.save(tmp_path)
-    rank.critic.save(tmp_path / "critic")
+    rank.engine.capture()(tmp_path)
+    rank.critic.capture()(tmp_path / "critic")
     straight = rank.update(batches[1], 1)
     rank.close()
     assert not list((tmp_path / "critic").glob("model*")), "the base is not in it"
