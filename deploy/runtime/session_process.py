@@ -6,9 +6,9 @@
 The user starts the parent: it is small, so that a system without memory ends the session first, and
 whoever waits for the command gets the exit code of the true end. A session that ends on purpose
 sends its exit code first; any other end is a crash. A session whose parent is killed starts another
-one, so that killing either of them ends nothing. Both end by an interrupt, or if they are killed
-together, as by SIGKILL of their process group. The lock of the run keeps two sessions from working
-on it at once.
+one, so that killing either of them ends nothing. A session that is stopped (SIGSTOP) while its
+parent is not is killed. Both end by an interrupt, or if they are killed together, as by SIGKILL of
+their process group. The lock of the run keeps two sessions from working on it at once.
 """
 
 import json
@@ -33,6 +33,8 @@ LAUNCHER = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 MARK = "HEADWAY_RUN"
 """Environment variable of everything that a session starts: the folder of its run."""
 INTERRUPTED = 130
+STOPPED_SECONDS = 20.0
+"""A session that is stopped for so long, by a signal to it alone, is killed."""
 FIRST_LIMIT = 5
 """Restarts in a row before the recipe is read: the default of `deploy.max_restarts`."""
 DRIVER = "driver"
@@ -161,8 +163,7 @@ class Parent:
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
-        if self._pidfd is not None:
-            select.select([self._pidfd], [], [])
+        was_stopped = self._await_end(pid)
         code = None
         with channel, suppress(OSError):
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
@@ -179,6 +180,8 @@ class Parent:
             os._exit(code)
         if self._interrupted:
             os._exit(INTERRUPTED)
+        if was_stopped:
+            return f"its process was stopped for {STOPPED_SECONDS:g} s"
         if ended is None:
             return "its process was killed"
         if ended < 0:
@@ -186,6 +189,23 @@ class Parent:
         if not self._is_resumed:
             os._exit(ended)  # an error before the run began, whose traceback is printed
         return f"its process ended with exit code {ended}"
+
+    def _await_end(self, pid: int) -> bool:
+        """Wait for the end of a session; return True if it was killed since it was stopped.
+
+        It has to be found stopped twice: Ctrl-Z stops the parent too, and they go on together.
+        """
+        found = 0
+        while self._pidfd is not None and found < 2:
+            if select.select([self._pidfd], [], [], STOPPED_SECONDS / 2)[0]:
+                return False
+            found = found + 1 if _is_stopped(pid) else 0
+        if self._pidfd is None:
+            return False
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        select.select([self._pidfd], [], [])
+        return True
 
     def _next_wait(self, crash: str, *, worked: float) -> float:
         """Return how long the next session waits; exit if there is to be none."""
@@ -209,6 +229,12 @@ class Parent:
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _open(pid: int) -> int | None:

@@ -22,6 +22,7 @@ from deploy.runtime import session_process, signals
 from deploy.runtime.signals import raise_interrupts
 
 folder = pathlib.Path(sys.argv[-1])
+session_process.STOPPED_SECONDS = 0.6
 raise_interrupts()
 session_process.begin_session()
 session = session_process.session
@@ -49,6 +50,8 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
             sys.exit(7)
         elif action == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif action == "raises":
             raise ValueError("a bug")
     except KeyboardInterrupt:
@@ -107,6 +110,27 @@ def test_a_session_that_is_killed_is_started_again_and_its_exit_code_counts(tmp_
     assert (first.arguments, first.crash) == (["run", str(tmp_path)], None)
     assert second.arguments == ["resume", str(tmp_path)]
     assert (second.crash, second.in_a_row) == ("its process was ended by SIGKILL", 1)
+
+
+def test_a_session_that_is_stopped_alone_is_killed_and_started_again(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("stops",)], [("ends", 0)])
+    assert command.end() == (0, "")
+    assert command.sessions()[1].crash == "its process was stopped for 0.6 s"
+
+
+def test_a_session_that_is_stopped_with_its_parent_goes_on_with_it(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("waits",), ("ends", 0)])
+    session = psutil.Process(command.waits(0).pid)
+    for process in (session, session.parent()):
+        process.suspend()
+    time.sleep(1.8)  # three times as long as one that is stopped alone lives
+    session.parent().resume()
+    session.resume()
+    time.sleep(1.0)
+    assert session.is_running()
+    session.send_signal(signal.SIGINT)
+    assert command.end()[0] == 0
+    assert len(command.sessions()) == 1
 
 
 def test_a_session_whose_parent_is_killed_gets_another_and_both_may_die_again(tmp_path):
