@@ -24,6 +24,7 @@ from deploy.driver.feeder import feed
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
+from deploy.driver.restart_policy import note_recovery
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
@@ -32,9 +33,11 @@ from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
+from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
 from queues.readers.checkpoints import last_save_seconds
+from queues.runtime import clock
 from weight_sync.errors import WeightSyncError
 
 SAVE_FACTOR = 2.0
@@ -135,6 +138,8 @@ class Run:
         if self.exporter is not None and (warning := self.targets.warning()):
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
+        if (own := session_process.session) is not None and own.crash is not None:
+            note_recovery(context, session_process.DRIVER, own.age, clock.now())
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):
             await all_or_first_error(

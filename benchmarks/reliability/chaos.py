@@ -3,10 +3,10 @@
     headway bench chaos [--roles all] [--kills 30] [--seed 0] [--steps 150] [--out DIR]
 
 Rollout actor, engine worker, one of two learner ranks, broadcaster, broker, driver, and several of
-them at once, of a run with filtering and drops are killed at moments drawn from the seed, or
-stopped, where the run survives that; a run that ends is resumed. `chaos_oracle` checks every run by
-the learner's own log. Recovery is the time until the process is back and another batch is trained,
-a resumption included. A kill takes about a minute on two cores.
+them at once, of a run with filtering and drops are killed or stopped at moments drawn from the seed.
+No command may end before its last step; one that does is resumed, and counted. `chaos_oracle` checks
+every run by the learner's own log. Recovery is the time until the process is back and another batch
+is trained. A kill takes about a minute on two cores.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, alone, number, option, text_table
-from benchmarks.reliability.chaos_run import END_SECONDS, ROLES, ChaosRun, kill, until
+from benchmarks.reliability.chaos_run import ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 
 BATCH_SECONDS = 900.0
@@ -46,7 +46,7 @@ def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, s
     """Return role and signal of each kill: roles equally often, in an order drawn from the seed."""
     kills = []
     for position, role in enumerate(itertools.islice(itertools.cycle(roles), count)):
-        stops = ROLES[role].survived and position // len(roles) % 3 == 2
+        stops = position // len(roles) % 3 == 2
         kills.append((role, signal.SIGSTOP if stops else signal.SIGKILL))
     random.Random(seed).shuffle(kills)
     return kills
@@ -119,6 +119,7 @@ class Chaos:
                     continue
                 if self.kills and self.kills[-1]["run"] == run.name:
                     self.kills[-1]["exit_code"] = code
+                self.log(f"the command ended with {code}")
                 self.resumes += 1
                 if self.resumes > 3 * self.options.kills:
                     raise RunFailed(f"{run.name} ends again and again; see {run.output}")
@@ -151,11 +152,8 @@ class Chaos:
         return run.poll()
 
     def note_kill(self, run: ChaosRun, role: str, how: signal.Signals) -> None:
-        """Record a kill; a command that cannot survive it is waited for."""
-        trained, at = run.batches(), time.monotonic()
-        if not ROLES[role].survived:
-            until(lambda: False, run, END_SECONDS, f"the end after the {role} was killed")
-        code = run.poll()
+        """Record a kill."""
+        trained = run.batches()
         self.kills.append(
             {
                 "number": len(self.kills) + 1,
@@ -163,13 +161,11 @@ class Chaos:
                 "role": role,
                 "signal": how.name,
                 "batches_logged": trained,
-                "exit_code": code,
-                "seconds_to_end": None if code is None else time.monotonic() - at,
+                "exit_code": None,
                 "recovery_seconds": None,
             }
         )
-        ended = "the run continues" if code is None else f"the command ended with {code}"
-        self.log(f"{how.name} {len(self.kills)}: {role} after {trained} logged batches; {ended}")
+        self.log(f"{how.name} {len(self.kills)}: {role} after {trained} logged batches")
 
     def await_recovery(self, run: ChaosRun) -> None:
         """Wait until what was struck last is back and another batch is trained; record when."""
@@ -189,16 +185,18 @@ class Chaos:
 def conclude(
     kills: Sequence[Mapping[str, Any]], runs: Mapping[str, Mapping[str, Any]], wanted: int
 ) -> Record:
-    """Return the verdict over all runs: three figures must be 0, and two must not be.
+    """Return the verdict over all runs: four figures must be 0, and two must not be.
 
     Where nothing was filtered, or no straggler dropped, it was not shown that those are not lost.
     """
     names = ("prompts_lost", "groups_trained_twice", "lags_above_bound", "dropped_overdue")
     figures = {name: sum(run[name] for run in runs.values()) for name in names}
+    figures["commands_ended"] = sum(kill["exit_code"] is not None for kill in kills)
     figures["filtered"] = sum(run["left_out"].get("filtered", 0) for run in runs.values())
     done = len(kills) == wanted and {kill["run"] for kill in kills} <= runs.keys()
     shown = figures["filtered"] > 0 and figures["dropped_overdue"] > 0
-    sound = done and shown and all(run["sound"] for run in runs.values())
+    alive = figures["commands_ended"] == 0
+    sound = done and shown and alive and all(run["sound"] for run in runs.values())
     return {"finished": done, "sound": sound, "kills": len(kills), **figures}
 
 
@@ -232,8 +230,9 @@ def table(record: Record) -> str:
             text_table(["run", *RUN_COLUMNS, "left out", "problems"], runs),
             f"{verdict['kills']} kills: {verdict['prompts_lost']} prompts lost, "
             f"{verdict['groups_trained_twice']} groups trained twice, "
-            f"{verdict['lags_above_bound']} trained lags above η; {verdict['filtered']} groups "
-            f"filtered and {verdict['dropped_overdue']} stragglers dropped (neither may be 0)",
+            f"{verdict['lags_above_bound']} trained lags above η, {verdict['commands_ended']} "
+            f"commands ended early; {verdict['filtered']} groups filtered and "
+            f"{verdict['dropped_overdue']} stragglers dropped (neither may be 0)",
         ]
     )
 

@@ -39,8 +39,6 @@ class Role:
     """Pattern of the title of each; that of the driver, the child of the command, is empty."""
     back: tuple[str, ...] = ()
     """Names in `recoveries.jsonl` of those that take their places, without numbers."""
-    survived: bool = True
-    """True if the run goes on by itself; else its command ends, and is resumed."""
 
 
 ACTOR, RANK, BROADCASTER = "ray::RolloutActor", "ray::RankActor", "ray::Broadcaster"
@@ -50,12 +48,10 @@ ROLES = {
     "learner rank": Role((RANK,), ("learner",)),
     "broadcaster": Role((BROADCASTER,), ("broadcaster",)),
     "broker": Role(("ray::BrokerActor",), ("broker",)),
-    "driver": Role(("",)),
+    "driver": Role(("",), ("driver",)),
     "several at once": Role((ACTOR, RANK, BROADCASTER), ("actor", "learner", "broadcaster")),
 }
 WARM_START_SECONDS = 600.0
-END_SECONDS = 300.0
-"""Deadline of a run to end after a kill that it does not survive."""
 REST_SECONDS = 60.0
 """Time that processes may outlive their driver before they are killed."""
 RECIPE = Path(__file__).with_name("chaos.toml")

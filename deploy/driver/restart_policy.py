@@ -79,14 +79,9 @@ class Restarts:
         if self._died_at is not None:
             away, self._died_at = self._clock.monotonic() - self._died_at, None
             again = f" again, after {away:.1f} s"
-            await self._record(away)
+            at = self._clock.time()
+            await run_in_daemon_thread(lambda: note_recovery(self._context, self._name, away, at))
         self._context.console.say(f"{self._name} is ready{again}")
-
-    async def _record(self, away: float) -> None:
-        context, name = self._context, self._name
-        context.record.away[name] = context.record.away.get(name, 0.0) + away
-        row = {"process": name, "at": self._clock.time(), "seconds": away}
-        await run_in_daemon_thread(lambda: context.jsonl.write(RECOVERIES, [row]))
 
 
 def note_restart(
@@ -99,3 +94,10 @@ def note_restart(
     )
     row = {"actor": name, "at": at, "in_a_row": budget.in_a_row, "reason": reason}
     context.jsonl.write("restarts.jsonl", [row])
+
+
+def note_recovery(context: RunContext, name: str, seconds: float, at: float) -> None:
+    """Record how long a process was away that works again."""
+    context.record.away[name] = context.record.away.get(name, 0.0) + seconds
+    row = {"process": name, "at": at, "seconds": seconds}
+    context.jsonl.write(RECOVERIES, [row])

@@ -50,10 +50,16 @@ class Session:
         self, parent: socket.socket, again: list[str], budget: RestartBudget, crash: str | None
     ) -> None:
         self._parent, self._again = parent, again
+        self._began = time.monotonic()
         self.budget = budget
         self.crash = crash
         """How the process of the session before crashed; None for the first."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
+
+    @property
+    def age(self) -> float:
+        """Seconds since its process began, which the one before, if it crashed, is away."""
+        return time.monotonic() - self._began
 
     def allow(self, max_restarts: int) -> None:
         """Say how often in a row the session may be started again."""
