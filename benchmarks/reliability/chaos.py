@@ -2,11 +2,11 @@
 
     headway bench chaos [--roles all] [--kills 30] [--seed 0] [--steps 150] [--out DIR]
 
-Rollout actor, engine worker, one of two learner ranks, broadcaster, broker, driver, and several of
-them at once, of a run with filtering and drops are killed or stopped at moments drawn from the seed.
-No command may end before its last step; one that does is resumed, and counted. `chaos_oracle` checks
-every run by the learner's own log. Recovery is the time until the process is back and another batch
-is trained. A kill takes about a minute on two cores.
+Rollout actor, engine worker, one of two learner ranks, broadcaster, broker, driver, and several
+at once, of a run with filtering and drops are killed or stopped at moments drawn from the seed. No
+command may end before its last step; one that does is resumed, and counted. `chaos_oracle` checks
+every run by the learner's own log. Recovery is the time until the process is back and another
+batch is trained. A kill takes about a minute on two cores.
 """
 
 import itertools
