@@ -278,13 +278,8 @@ class DeepSpeedEngine:
         An adapter is merged in.
         """
         model = self._engine.module.model
-        by_tensor = self.gathers or self._adapted
         if self.rank == 0:
-            self._save_with_tokenizer(
-                folder,
-                lambda: write_config(model, folder) if by_tensor else model.save_pretrained(folder),
-            )
-        if by_tensor and self.rank == 0:
+            self._save_with_tokenizer(folder, lambda: write_config(model, folder))
             write_weights(model, self.weights(), folder)
         elif self.gathers:
             for _ in self.weights():
@@ -305,7 +300,7 @@ class DeepSpeedEngine:
         """See `Trainable.capture`; ranks share out the optimizer's folder."""
         model = self._engine.module.model
         by_name = self._capture_by_name()
-        state = model.state_dict() if self.rank == 0 and by_name is None else {}
+        state = dict(self.weights()) if self.rank == 0 and by_name is None else {}
         parts = {f"{part.name}@{part.start}": part for part in parts_of(self._engine)}
         views = ((name, part.values.detach()) for name, part in parts.items())
         copies = self._copies.take_lasting([*state.items(), *views])
@@ -313,14 +308,14 @@ class DeepSpeedEngine:
         if self.rank == 0:
             held.append(Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken])))
 
+        weights = {name: copies[name] for name in state} if by_name is None else by_name
+
         def save_model(folder: Path) -> None:
-            if by_name is None:
-                model.save_pretrained(folder, state_dict={name: copies[name] for name in state})
-            elif self._adapted:
-                lora.write_adapter(model, by_name, folder)
+            if self._adapted:
+                lora.write_adapter(model, weights, folder)
             else:
                 write_config(model, folder)
-                write_weights(model, by_name.items(), folder)
+                write_weights(model, weights.items(), folder)
 
         def write(folder: Path) -> None:
             if self.rank == 0:

@@ -1,8 +1,9 @@
 """Model folders that are written file by file, so that no process holds all weights."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ def write_config(model: Any, folder: Path) -> None:
 def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     """Write weights under the names that transformers looks for; waits while the disk is full.
 
-    `weights` are those of the whole model by their names in it, each valid until the next.
+    `weights` are those of the whole model by their names in it, each valid until the next; buffers
+    that its folder has too are taken from the model.
     """
     files: list[tuple[Path, list[str], int]] = []
     copies = (
         (name, tensor.to("cpu", copy=True, memory_format=torch.contiguous_format))
-        for name, tensor in HuggingFaceNames(model).of(weights)
+        for name, tensor in HuggingFaceNames(model).of(chain(weights, _buffers(model)))
     )
     for tensors in in_files(copies, FILE_BYTES):
         path = folder / f"model-{len(files) + 1:05d}.safetensors"
@@ -57,6 +59,11 @@ def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Pat
         places |= dict.fromkeys(names, named)
     index = {"metadata": {"total_size": sum(size for *_, size in files)}, "weight_map": places}
     write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
+
+
+def _buffers(model: Any) -> Iterator[tuple[str, Tensor]]:
+    saved = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 def merge_adapter(folder: Path, base: str | None = None) -> None:

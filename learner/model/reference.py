@@ -68,6 +68,7 @@ class Reference:
         def write(folder: Path) -> None:
             own = folder / REFERENCE_FOLDER
             own.mkdir(parents=True, exist_ok=True)
-            write_whole(own, lambda: model.save_pretrained(own, state_dict=copies))
+            # transformers empties the mapping that it is given
+            write_whole(own, lambda: model.save_pretrained(own, state_dict=dict(copies)))
 
         return write

@@ -70,8 +70,9 @@ def save(rank, model_path, root, layouts):
         folder = folder_of(root, engine.ranks, layout)
         train(updater, 0)
         train(updater, 1)
-        engine.capture()(folder / "before")
+        write = engine.capture()
         train(updater, 2)
+        write(folder / "before")
         engine.capture()(folder / "after")
         engine.close()
 

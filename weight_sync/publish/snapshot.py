@@ -67,6 +67,10 @@ class Gpu:
         return copied.synchronize
 
 
+def _ignore(data: object) -> None:
+    """Read nothing of the data."""
+
+
 class Snapshot:
     """The tensors of one version in host memory."""
 
@@ -91,11 +95,11 @@ class Snapshot:
         """Copy tensors, cast to `wire_dtype` if given.
 
         Returns a function that waits for their `checksum`, of which a thread computes the rest. The
-        memory must not be used again before. Where they are not `checksummed`, that means nothing.
+        memory must not be used again before. Without `checksummed` it is that of no bytes.
         """
         self.tensors = []
         digest = xxhash.xxh3_64()
-        update = digest.update if checksummed else len
+        update: Callable[[Any], object] = digest.update if checksummed else _ignore
         copies: list[Callable[[], object]] = []
         thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
         try:

@@ -91,9 +91,8 @@ def ended(process, headway, name):
 
 def restarts(**counts):
     """Return what a summary has of restarts, of which all but these are 0."""
-    return (
-        dict.fromkeys(("actors", "reward_models", "learner", "broker", "broadcaster"), 0) | counts
-    )
+    roles = ("actors", "reward_models", "learner", "broker", "broadcaster", "driver")
+    return dict.fromkeys(roles, 0) | counts
 
 
 def check_kills(summary, accounts, steps):

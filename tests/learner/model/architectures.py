@@ -168,13 +168,16 @@ def configuration(name: str) -> PreTrainedConfig:
     return CONFIG_MAPPING[name.split(",")[0]](**settings)
 
 
+def kind_of(config: PreTrainedConfig) -> Any:
+    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
+
+
 def write(name: str, folder: str, config: PreTrainedConfig | None = None) -> None:
     """Write a model of the architecture, of the same weights each time."""
     config = config or configuration(name)
-    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    kind = AutoModelForCausalLM if causal else AutoModelForImageTextToText
     torch.manual_seed(0)
-    model = kind.from_config(config)
+    model = kind_of(config).from_config(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # 0 at first, as if there were none
             torch.nn.init.normal_(parameter, std=0.3)

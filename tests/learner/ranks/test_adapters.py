@@ -159,8 +159,9 @@ def test_factors_alone_are_trained_and_saved_and_gone_on_with(model_path, tmp_pa
     batches = [[encode(group) for group in random_groups(seed=v, version=v)] for v in (0, 1)]
     first = rank.update(batches[0], 0)
     assert first.reference_kl == pytest.approx(0.0, abs=1e-7)
-    rank.engine.capture()(tmp_path)
+    write_policy = rank.engine.capture()
     last = rank.update(batches[1], 1)
+    write_policy(tmp_path)
     assert last.reference_kl > 1e-4
     assert 0 < rank.engine.lost_to_rounding() < 2**-6  # a few units of bfloat16
     assert all(torch.equal(one, before[name]) for name, one in frozen(rank).items())
@@ -186,9 +187,10 @@ def test_a_critic_trains_factors_and_its_head_and_goes_on_with_both(model_path, 
     assert len(trained) == FACTORS + 1
     batches = [[encode(group) for group in random_groups(seed=v, version=v)] for v in (0, 1)]
     rank.update(batches[0], 0)
-    rank.engine.capture()(tmp_path)
-    rank.critic.capture()(tmp_path / "critic")
+    write_policy, write_critic = rank.engine.capture(), rank.critic.capture()
     straight = rank.update(batches[1], 1)
+    write_policy(tmp_path)
+    write_critic(tmp_path / "critic")
     rank.close()
     assert not list((tmp_path / "critic").glob("model*")), "the base is not in it"
     rank = loaded(model_path, **settings)
