@@ -4,12 +4,12 @@
                                               └───────────────── gap ─────────────────┘
 
 The loop, its rank, the publisher and the broker are those of a run, over Ray; the broker has every
-group before the first batch. Leaves out checkpoints, and actors that fetch the weights.
+group before the first batch. Leaves out actors that fetch the weights.
 """
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ LEASE_SECONDS = 30.0
 
 
 class ClockedRankZero(RankZero):
-    """A rank 0 that notes when each batch was computed, and saves nothing."""
+    """A rank 0 that notes when each batch was computed."""
 
     def __init__(self, clock: ClockedEngine, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -53,15 +53,14 @@ class ClockedRankZero(RankZero):
         self.computed.append((self._clock.first, self._clock.last))
         return report
 
-    async def save(
-        self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
-    ) -> Awaitable[str]:
-        """Do nothing."""
-        return asyncio.sleep(0, "")
-
 
 def gaps(
-    rank: Rank, clock: ClockedEngine, groups: Sequence[RolloutGroup], batches: int
+    rank: Rank,
+    clock: ClockedEngine,
+    groups: Sequence[RolloutGroup],
+    batches: int,
+    *,
+    checkpoint_every: int | None = None,
 ) -> list[dict[str, float]]:
     """Train the same groups again and again.
 
@@ -70,6 +69,7 @@ def gaps(
         clock: Around its engine.
         groups: Of a batch; all have the same number of rollouts.
         batches: At least 2.
+        checkpoint_every: Batches between two checkpoints; None saves none.
 
     Returns:
         For each batch but the first the seconds of the `gap` before it, of the `step` (the gap and
@@ -79,7 +79,7 @@ def gaps(
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return asyncio.run(_train(rank, clock, groups, batches, Path(folder)))
+            return asyncio.run(_train(rank, clock, groups, batches, checkpoint_every, Path(folder)))
     finally:
         ray.shutdown()
 
@@ -89,6 +89,7 @@ async def _train(
     clock: ClockedEngine,
     groups: Sequence[RolloutGroup],
     batches: int,
+    checkpoint_every: int | None,
     folder: Path,
 ) -> list[dict[str, float]]:
     broker = create_broker(
@@ -110,8 +111,9 @@ async def _train(
         clock, rank, [], call, publisher, checkpoints=folder / "checkpoints"
     )
     trained: list[TrainedBatch] = []
+    every = checkpoint_every or batches + 1
     learner = Learner(
-        rank_zero, broker, steps=batches, checkpoint_every=batches + 1, observe=trained.append
+        rank_zero, broker, steps=batches, checkpoint_every=every, observe=trained.append
     )
     try:
         await learner.run()

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = {
     "async": "loop.async_gain",
     "chaos": "reliability.chaos",
+    "checkpoint": "training.checkpoint",
     "episodes": "rollouts.slow_episodes",
     "generate": "rollouts.generate",
     "lora": "weights.lora",

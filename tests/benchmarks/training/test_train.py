@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of
+from benchmarks.training.checkpoint import costs
 from benchmarks.training.flops import Shape, shape_of, training_flops
 from benchmarks.training.learner_clock import figures_of
 from benchmarks.training.learner_loop import parts_of
@@ -135,3 +136,14 @@ def test_the_learner_is_measured(tmp_path):
     assert len(loop["raw"]) == 2
     for each in loop["raw"]:
         assert 0 < each["publish"] + each["ack"] + each["take"] < each["gap"] < each["step"]
+
+
+def test_a_checkpoint_costs_the_gap_after_it_beyond_the_usual_one_in_copies_of_its_state():
+    gaps, computing = [1.0, 5.0, 1.0, 4.0, 3.0], [2.0, 3.0, 2.0, 4.0, 2.0]
+    rows = [{"gap": gap, "step": gap + own} for gap, own in zip(gaps, computing, strict=True)]
+    assert costs(rows, 2, 2.0) == {
+        "waited_seconds": [4.0, 3.0],
+        "copies": [2.0, 1.5],
+        "beside": [1.5, 2.0],
+        "batch_seconds": 2.0,
+    }

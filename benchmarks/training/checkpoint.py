@@ -1,0 +1,141 @@
+"""What checkpoints that are written beside training cost the learner, in copies of its state.
+
+    headway bench checkpoint [--size 60m] [--every 10] [--checkpoints 3] [--threads 1]
+
+The loop of `headway bench train` with checkpoints on this machine's disk. Waiting is the gap before
+the batch after a checkpoint, less the median of the other gaps; a copy is one of as many bytes as a
+checkpoint has, in memory that is allocated. "Beside" is the computing of that batch, beside which
+the checkpoint is written, as a ratio to the others'. The first checkpoint, which
+allocates the copy too, is left out of the conclusion.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+
+from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.synthetic_load import SIZES, batch, write
+from learner.config.learner import LearnerConfig
+
+AIM = 1.5
+"""Copies of the state, at most."""
+COPIES = 9
+
+
+def costs(batches: Sequence[Mapping[str, float]], every: int, copy_seconds: float) -> Record:
+    """Return the costs of each checkpoint, from `learner_loop.gaps` with one `every` so many.
+
+    The row at index i is of the gap after batch i and of batch i + 1.
+    """
+    after = [row for number, row in enumerate(batches, start=1) if number % every == 0]
+    others = [row for number, row in enumerate(batches, start=1) if number % every]
+    usual_gap = median(row["gap"] for row in others)
+    usual = median(row["step"] - row["gap"] for row in others)
+    waited = [row["gap"] - usual_gap for row in after]
+    return {
+        "waited_seconds": waited,
+        "copies": [seconds / copy_seconds for seconds in waited],
+        "beside": [(row["step"] - row["gap"]) / usual for row in after],
+        "batch_seconds": usual,
+    }
+
+
+def measure_copy(count: int) -> float:
+    """Return the median seconds of a copy of so many bytes by one thread."""
+    import numpy as np
+
+    source, target = np.ones(count, np.uint8), np.ones(count, np.uint8)
+    seconds = []
+    for _ in range(COPIES):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def measure_loop(name: str, every: int, checkpoints: int) -> Record:
+    """Train with checkpoints in this process."""
+    from benchmarks.training.learner_clock import ClockedEngine
+    from benchmarks.training.learner_loop import gaps
+    from learner.model.tiny_tokenizer import tiny_tokenizer
+    from learner.ranks.rank import Rank
+    from learner.ranks.spec import LearnerSpec
+    from learner.update import Updater
+
+    size = SIZES[name]
+    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        write(size, Path(folder))
+        tiny_tokenizer("0123456789+=", size.longest).save_pretrained(folder)
+        rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
+        engine = ClockedEngine(rank.engine, rank.engine.device)
+        rank.updater = Updater(engine, config)
+        groups, batches = batch(size, seed=1)[:1], every * checkpoints + 2
+        rows = gaps(rank, engine, groups, batches, checkpoint_every=every)
+        rank.capture()
+        rank.write(f"{folder}/checkpoint")
+        files = Path(folder, "checkpoint").rglob("*.safetensors")
+        count = sum(file.stat().st_size for file in files)
+        rank.close()
+    copied = measure_copy(count)
+    return {
+        "bytes": count,
+        "copy_seconds": copied,
+        **costs(rows, every, copied),
+        "raw": rows,
+    }
+
+
+def measure(options: Options) -> Iterator[Record]:
+    import torch
+
+    from learner.ranks.spec import KEEP_FREED_MEMORY
+
+    if not torch.cuda.is_available():
+        os.environ.update(KEEP_FREED_MEMORY)  # as a learner's process does
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        run = process.submit(measure_loop, options.size, options.every, options.checkpoints)
+        yield run.result()
+
+
+def table(record: Record) -> str:
+    waited = ", ".join(f"{seconds:.2f}" for seconds in record["waited_seconds"])
+    copies = ", ".join(f"{count:.2f}" for count in record["copies"])
+    beside = ", ".join(f"{ratio:.2f}" for ratio in record["beside"])
+    return (
+        f"{record['bytes'] / 1e6:.0f} MB, a copy takes {record['copy_seconds']:.2f} s; the learner "
+        f"waited {waited} s: {copies} copies (aim: at most {AIM:g}), and the batch beside the "
+        f"writing took {beside} times as long"
+    )
+
+
+def check(options: Options) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+COUNT = number(int, 1)
+STUDY = Study(
+    name="checkpoint",
+    about=__doc__,
+    options=(
+        option("--size", "60m", "of the model; tiny is for a trial", choices=["tiny", "60m"]),
+        option("--every", 10, "batches between two checkpoints", type=number(int, 2)),
+        option("--checkpoints", 4, "in all, of which the first is left out", type=number(int, 2)),
+        option("--threads", 1, "of torch", type=COUNT),
+    ),
+    check=check,
+    file="checkpoint.json",
+    measure=measure,
+    conclude=lambda record: {"waits": {"copies": median(record["copies"][1:])}},
+    table=table,
+    misses=lambda record: (
+        [f"{record['waits']['copies']:.2f} copies"] if record["waits"]["copies"] > AIM else []
+    ),
+)
