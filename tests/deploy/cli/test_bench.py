@@ -164,7 +164,7 @@ def test_the_folder_of_figures_is_made_before_they_are_measured(tmp_path):
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, episodes, generate, lora, metrics, plan, presets, "
+        "there are async, chaos, checkpoint, episodes, generate, lora, metrics, plan, presets, "
         "queue, rewards, scale, staleness, train, update-pause, versus-trl, "
         "weight-sync"
     )
