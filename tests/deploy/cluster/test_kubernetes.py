@@ -8,8 +8,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from ray.scripts.scripts import drain_node
 
 from deploy.config.loader import load_recipe
+from deploy.driver.actor_supervisor import Timing
 from queues.runtime.prometheus import TOKEN_VARIABLE
 from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
@@ -79,6 +81,21 @@ def test_there_is_a_pool_with_and_one_without_gpus():
         for group in CLUSTER["spec"]["workerGroupSpecs"]
     }
     assert gpus == {"generate": True, "judge": False}
+
+
+def test_a_pod_that_ends_drains_its_node_and_leaves_actors_the_time_to_hand_over():
+    [generate] = [pod for group, pod in zip(GROUPS, PODS, strict=True)
+                  if group.get("groupName") == "generate"]  # fmt: skip
+    [container] = generate["containers"]
+    [*_, command] = container["lifecycle"]["preStop"]["exec"]["command"]
+    drain, wait = command.split("; ")
+    program, name, *arguments = shlex.split(drain)
+    assert (program, name) == ("ray", drain_node.name)
+    given = drain_node.make_context(name, arguments).params
+    seconds = int(wait.removeprefix("sleep "))
+    assert given["node_id"] is None, "its own"
+    assert Timing().hand_over_seconds < seconds < given["deadline_remaining_seconds"]
+    assert given["deadline_remaining_seconds"] < generate["terminationGracePeriodSeconds"]
 
 
 def test_images_are_those_that_are_built_here_at_this_version():
