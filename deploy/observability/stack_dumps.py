@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 DUMP_SECONDS = 5.0
 """Deadline for the stacks of one process."""
-CHILDREN = 4
-"""Children of a process that are dumped too, such as an engine's."""
+CHILDREN = 16
+"""Children of a process that are dumped too, such as those of an engine and of rewards."""
 NODE_SECONDS = 45.0
 """Deadline for the answer of another node."""
 

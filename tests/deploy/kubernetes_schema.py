@@ -58,6 +58,7 @@ CONTAINER = table(
     volumeMounts=lists(table(["name", "mountPath"], name=TEXT, mountPath=TEXT)),
     command=lists(TEXT),
     env=lists(table(["name", "valueFrom"], name=TEXT, valueFrom=table(secretKeyRef=KEY_OF_SECRET))),
+    lifecycle=table(preStop=table(["exec"], exec=table(["command"], command=lists(TEXT)))),
     startupProbe=PROBE,
     livenessProbe=PROBE,
     readinessProbe=PROBE,
@@ -79,6 +80,7 @@ TEMPLATE = table(
         volumes=lists(VOLUME),
         securityContext=SECURITY,
         shareProcessNamespace=TRUTH,
+        terminationGracePeriodSeconds=NUMBER,
         tolerations=lists(
             table(
                 ["key", "operator"],

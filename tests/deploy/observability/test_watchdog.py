@@ -357,6 +357,23 @@ def test_a_stopped_process_is_seen_with_its_state_and_its_stack():
     assert dump_local(process.pid).states == f"pid {process.pid} is gone"
 
 
+def test_every_one_of_the_processes_that_call_rewards_is_seen_with_their_actor():
+    code = (
+        "import subprocess, sys\n"
+        "rest = [subprocess.Popen([sys.executable, '-c', 'input()']) for _ in range(8)]\n"
+        "print(*[one.pid for one in rest], flush=True)\n"
+        "input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    children = process.stdout.readline().split()
+    states = dump_local(process.pid).states
+    process.communicate()
+    assert len(children) == 8
+    assert all(f"pid {pid} is " in states for pid in children)
+
+
 @pytest.mark.parametrize(
     ("silent", "moves", "restarts"),
     [(True, True, True), (False, False, True), (False, True, False)],
