@@ -47,9 +47,9 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
         address = f"deploy.ray_address={cluster.address}"
         with Going(headway, name, *settings, address) as going:
             going.trains(13)
-            for process in (psutil.Process(going.process.pid), *psutil.Process(
-                cluster.head_node.all_processes["raylet"][0].process.pid
-            ).children(recursive=True)):  # fmt: skip
+            raylet = cluster.head_node.all_processes["raylet"][0].process
+            command, node = psutil.Process(going.process.pid), psutil.Process(raylet.pid)
+            for process in (command, *command.children(), *node.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             cluster.remove_node(cluster.head_node, allow_graceful=False)
