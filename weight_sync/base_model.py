@@ -52,7 +52,7 @@ def fingerprint_of_weights(model: str) -> str:
     return fingerprint(files) if files else ""
 
 
-def merged_into(model: str, base: str) -> Path:
+def base_folder(model: str, base: str) -> Path:
     """Return the folder whose weights an engine merges adapters of the base into.
 
     Raises:

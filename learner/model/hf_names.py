@@ -22,13 +22,13 @@ class HuggingFaceNames:
 
         self._model, self._revert = model, revert_weight_conversion
         self._converted: set[str] = set()
-        self.merges = False
+        self.converts_adapted = False
         """True if a weight with factors is one of them, so that engines cannot merge these."""
         for name, (parameter, *factors), _ in lora.weights(model):
             blank = torch.empty(shape_of(parameter), dtype=parameter.dtype, device="meta")
             if list(revert_weight_conversion(model, {name: blank})) != [name]:
                 self._converted.add(name)
-                self.merges |= bool(factors)
+                self.converts_adapted |= bool(factors)
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the same weights in the folder's form, in order, each valid until the next."""

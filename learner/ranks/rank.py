@@ -99,7 +99,7 @@ class Rank:
         self._adapt(policy.model, config.lora)
         self.base = base_of(policy.model)
         self._names = HuggingFaceNames(policy.model)
-        engines_merge = self._spec.weight_sync.staged and not self._names.merges
+        engines_merge = self._spec.weight_sync.staged and not self._names.converts_adapted
         self.adapter_scale = config.lora.scale if config.lora and engines_merge else None
         return PolicyEngine(
             policy,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from weight_sync.base_model import fingerprint_of_weights, merged_into
+from weight_sync.base_model import fingerprint_of_weights, base_folder
 from weight_sync.errors import LoadFailed
 
 
@@ -20,13 +20,13 @@ def test_a_folder_is_accepted_by_its_weights_and_another_is_refused(tmp_path) ->
     )
     (tmp_path / "b" / "tokenizer.json").write_text("{}")
     known = fingerprint_of_weights(base)
-    assert str(merged_into(copy, known)) == copy
-    assert str(merged_into(other, "")) == other
+    assert str(base_folder(copy, known)) == copy
+    assert str(base_folder(other, "")) == other
     with pytest.raises(LoadFailed, match="has other weights than those that the learner's adapter"):
-        merged_into(other, known)
+        base_folder(other, known)
     write(tmp_path / "b", 3.0)
     with pytest.raises(LoadFailed, match="put them back"):
-        merged_into(copy, known)
+        base_folder(copy, known)
 
 
 def test_a_hub_name_stands_for_the_snapshot_here(tmp_path, monkeypatch) -> None:
@@ -40,7 +40,7 @@ def test_a_hub_name_stands_for_the_snapshot_here(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     known = fingerprint_of_weights("organisation/name")
     assert known == fingerprint_of_weights(folder)
-    assert str(merged_into("organisation/name", known)) == folder
+    assert str(base_folder("organisation/name", known)) == folder
     assert set(asked) == {("organisation/name", True)}
 
 
@@ -51,4 +51,4 @@ def test_weights_that_are_not_here_have_no_fingerprint_and_take_no_adapter(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert fingerprint_of_weights(name) == ""
     with pytest.raises(LoadFailed, match="are not here"):
-        merged_into(name, "")
+        base_folder(name, "")

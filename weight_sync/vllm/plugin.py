@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.reload import layerwise
 
 from weight_sync.adapter import merged, touched
-from weight_sync.base_model import merged_into
+from weight_sync.base_model import base_folder
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import tensor_views
@@ -123,7 +123,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         if manifest.scale is None:
             return tensors
         config = copy(self.model_config)
-        config.model = str(merged_into(config.model, manifest.base))
+        config.model = str(base_folder(config.model, manifest.base))
         # "auto" would prefer the names of Mistral's own format.
         loader = DefaultModelLoader(LoadConfig(load_format="safetensors", use_tqdm_on_load=False))
         base, factors = loader.get_all_weights(config, self.model), dict(tensors)
