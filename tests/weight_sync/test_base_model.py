@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from weight_sync.base_model import fingerprint_of_weights, base_folder
+from weight_sync.base_model import base_folder, fingerprint_of_weights
 from weight_sync.errors import LoadFailed
 
 
