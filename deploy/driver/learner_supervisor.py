@@ -29,11 +29,15 @@ from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import BroadcasterClient
 
+LOOK_SECONDS = 1.0
+"""Seconds between two looks for free resources."""
+
 
 class LearnerSupervisor:
     """The ranks of a learner through all of their restarts.
 
     `create` makes their processes in Ray, which serve metrics by `access`, or none if it is None.
+    Before it makes others, `reserve` returns whether there is a node for each of them.
     """
 
     def __init__(
@@ -44,11 +48,12 @@ class LearnerSupervisor:
         queues: tuple[BrokerClient, BroadcasterClient],
         *,
         access: MetricsAccess | None = None,
+        reserve: Callable[[], bool] = lambda: True,
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
         self._context, self._spec, self._create = context, spec, create
         self._broker, self._broadcaster = queues
-        self._access, self._clock = access, clock
+        self._access, self._reserve, self._clock = access, reserve, clock
         self._restarts = Restarts(context, LEARNER, clock)
         self._group = create(spec)
         self._epoch = 0
@@ -178,6 +183,12 @@ class LearnerSupervisor:
         say(f"the learner goes on from version {version}")
         checkpoint = str(folder.resolve()) if folder else None
         self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
+        waits = False
+        while not await run_in_daemon_thread(self._reserve):
+            if not waits:
+                say("the learner waits for a node with free resources, since its own is lost")
+            waits = True
+            await self._clock.sleep(LOOK_SECONDS)
         self._group = self._create(self._spec)
         await self._load()
 

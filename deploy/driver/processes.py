@@ -88,6 +88,7 @@ class Processes:
             partial(create_learner, options_of=partial(self._reservation.options, "learner")),
             (self.broker, self.broadcaster),
             access=self._access,
+            reserve=partial(self._reservation.restore, "learner"),
         )
         self.services = self._supervise_services()
         """The processes that Ray restarts."""
