@@ -107,7 +107,8 @@ class Reservation:
 
     def restore(self, role: str) -> bool:
         """Give every process of a role what `add` gives one; return False if too little is free."""
-        return all([self.add(role, number) for number in range(self._requests[role].count)])
+        added = [self.add(role, number) for number in range(self._requests[role].count)]
+        return all(added)
 
     def remove(self, role: str, number: int) -> None:
         """Give back what `add` reserved; what the run began with stays reserved."""
