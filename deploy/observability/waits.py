@@ -169,7 +169,8 @@ class Movement:
         """Return the seconds without movement by `now` (monotonic seconds).
 
         The time does not count while the learner or all actors start, the learner waits for the
-        writing of a checkpoint, or the run for space on a disk. A broker that does not answer does not move.
+        writing of a checkpoint, or the run for space on a disk. A broker that does not answer does
+        not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:

@@ -96,7 +96,7 @@ class Session:
             }
             environment = {name: value for name, value in os.environ.items() if name != MARK}
             environment[INHERITED] = json.dumps(known)
-            with theirs:
+            with theirs, suppress(OSError):  # without memory there is a next attempt
                 subprocess.Popen(
                     [*LAUNCHER, *self._again], env=environment, pass_fds=[theirs.fileno()]
                 )
@@ -178,9 +178,9 @@ class Parent:
                 self._budget.limit = content.get("limit", self._budget.limit)
                 if "again" in content:
                     self._again, self._is_resumed = content["again"], True
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        if (descriptor := self._pidfd) is not None:
+            self._pidfd = None  # first, since an interrupt may come at any moment
+            os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
         if code is not None:
             os._exit(code)
