@@ -27,6 +27,7 @@ from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, exit_code_of
+from deploy.runtime.session_process import PARENT_LOCK
 from deploy.runtime.signals import deferred
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
@@ -295,7 +296,8 @@ class RunDirectory:
 
     def rests(self) -> bool:
         """Return True if no process works on the run."""
-        return not (is_held(self._lock) or is_open(self.path))
+        held = is_held(self._lock) or is_held(self.path / PARENT_LOCK)
+        return not (held or is_open(self.path))
 
     def trained_nothing(self) -> bool:
         """Return True if there is a run that ended before it had any result to train."""

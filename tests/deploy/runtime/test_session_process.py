@@ -16,6 +16,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from deploy.storage.run_directory import RunDirectory
+
 SCRIPT = """
 import json, os, pathlib, signal, subprocess, sys, time
 from deploy.runtime import session_process, signals
@@ -166,10 +168,12 @@ def test_an_interrupt_before_a_restart_ends_the_command(tmp_path):
     command = Command(tmp_path, *plan, HEADWAY_SESSION=died)
     parent, first = psutil.Process(command.process.pid), until(command.sessions)[0].pid
     until(lambda: [child for child in parent.children() if child.pid != first])
+    assert not RunDirectory(tmp_path).rests(), "it goes on soon"
     command.process.send_signal(signal.SIGINT)
     code, errors = command.end()
     assert (code, len(command.sessions())) == (130, 1)
     assert errors.count("Traceback") <= 1, "the script's own"
+    assert RunDirectory(tmp_path).rests()
 
 
 def kill_parent(session, parent):
