@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class TrainingRun(RunResults):
     """A run whose process this one has started.
 
     It is stopped, as by Ctrl-C, when this Python process exits. One that is killed leaves it
-    running: `results` finds it by its name.
+    running: `results` finds it by its name. If the command itself is killed, its session goes on:
+    `stop` reaches it, `status` is that of the folder, and everything else takes the run for ended.
     """
 
     def __init__(self, folder: Path, commands: list[list[str]], replaced: int | None) -> None:
@@ -94,10 +95,12 @@ class TrainingRun(RunResults):
 
     @property
     def status(self) -> str:
-        """Running, done, failed or interrupted."""
+        """Running, done, failed or interrupted; killed, if all of its processes were."""
         code = self._process.poll()
         if code is None:
             return "running"
+        if code == -signal.SIGKILL and self._has_folder():
+            return super().status
         return {0: "done", **dict.fromkeys(INTERRUPTED, "interrupted")}.get(code, "failed")
 
     def lines(self) -> Iterator[str]:
@@ -128,8 +131,9 @@ class TrainingRun(RunResults):
 
     def stop(self) -> None:
         """Stop the run as Ctrl-C does, after a checkpoint; a second call does not wait for that."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
+        if self._process.poll() in (None, -signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGINT)
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the end and return the summary, that of an interrupted run too.

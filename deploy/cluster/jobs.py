@@ -29,8 +29,9 @@ DOTTED = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*"')
 """A name in the user's own code, "module:attribute", as JSON has it."""
 LOCATING_KEYS = ("name", "deploy.runs_dir")
 """Settings that identify a run that was submitted before."""
-GRACE_SECONDS = 15
-"""Time beyond deploy.checkpoint_seconds after which Ray kills a cancelled job."""
+GRACE_SECONDS = 300
+"""Time beyond deploy.checkpoint_seconds after which Ray kills a cancelled job, if it has not ended:
+a run allows twice the time of its last checkpoint, which is not known here."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 """Waits between attempts that brought nothing; the number of waits limits the attempts."""

@@ -105,6 +105,11 @@ class Reservation:
         self.remove(role, number)
         return self._try_to_reserve([replace(request, count=1)], first=number) is not None
 
+    def restore(self, role: str) -> bool:
+        """Give every process of a role what `add` gives one; return False if too little is free."""
+        added = [self.add(role, number) for number in range(self._requests[role].count)]
+        return all(added)
+
     def remove(self, role: str, number: int) -> None:
         """Give back what `add` reserved; what the run began with stays reserved."""
         bundle = self._bundles.get((role, number))

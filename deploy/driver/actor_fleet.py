@@ -9,7 +9,7 @@ again: the actor that joins next has the lowest number that is free.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from typing import Any
 from actors.ray_actor import ActorSpec, create_actor
 from deploy.cluster.placement_group import Reservation, node_of, staying_nodes
 from deploy.config.evaluation_schedule import evaluator
-from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors
+from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.named_tasks import named
 from deploy.driver.run_context import RunContext
 from deploy.errors import InputError
 from deploy.storage import scaling
-from queues.errors import QueuesError
+from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import BrokerClient
 from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
@@ -57,12 +57,11 @@ class ActorFleet:
         config = context.config.actors
         self.count = config.count
         """The number of actors that is asked for."""
-        self._most = config.max_count or 0
+        self._least, self._most = config.min_count, config.max_count or 0
         self._resized = False
         """True while broker and broadcaster know of another number than the recipe's."""
         self._told: str | None = None
         """What was printed last of actors that wait for resources."""
-        self._remaining = RemainingActors(config)
         self.actors: list[ActorSupervisor] = []
         """All that there ever were, by number."""
         for number in range(self.count):
@@ -74,7 +73,7 @@ class ActorFleet:
     @property
     def active(self) -> list[ActorSupervisor]:
         """The actors that work or start."""
-        return [actor for actor in self._working.values() if not actor.left]
+        return [actor for actor in self.actors if not (actor.left or actor.given_up)]
 
     def restart(self, name: str, reason: str) -> None:
         """End the process of an actor that works, so that another takes its place."""
@@ -99,17 +98,28 @@ class ActorFleet:
                 )
                 for task in ended:
                     task.result()
-                    actor = self._working.pop(task)
+                    actor = self._working[task]
                     if actor.left or actor.given_up:
                         await self._reserve(self._reservation.remove, actor.number)
                     else:
                         over = True
-                        looking.cancel()
+                    del self._working[task]  # frees its number
+                if over or (not self._working and await self._is_over()):
+                    over = True
+                    looking.cancel()
         finally:
             tasks = {looking, *self._working, *self._leaving}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _is_over(self) -> bool:
+        """Ask the broker, which says so to actors that work, whether the run is over."""
+        try:
+            await self._broker.release(self.actors[0].engine_id)
+        except QueueClosed:
+            return True
+        return False
 
     async def _follow(self) -> None:
         directory = self._context.directory
@@ -147,10 +157,11 @@ class ActorFleet:
         directory = self._context.directory
         new = self._free_numbers(asked - len(self.active))
         try:
+            # A limit below the new number would be refused, and ends with this request anyway.
+            keys = ("count", "max_count") if self._most else ("count",)
+            settings = [f"actors.{key}={asked}" for key in keys]
             config = await run_in_daemon_thread(
-                lambda: directory.config([f"actors.count={asked}"]).updated(
-                    actors={"max_count": None}
-                )
+                lambda: directory.config(settings).updated(actors={"max_count": None})
             )
             if new and (lacks := await self._reserve(self._reservation.lacking, new, asked)):
                 return "; ".join(lacks)
@@ -163,6 +174,9 @@ class ActorFleet:
                 await self._reserve(self._reservation.remove, number)
             return str(error)
         self.count, self._most = asked, 0
+        for actor in self.actors:
+            if actor.given_up:
+                actor.given_up, actor.left = False, True
         for number in new:
             self._join(number)
         resident = evaluator(self._context.config.heldout, self._context.config.actors.count)
@@ -186,10 +200,10 @@ class ActorFleet:
 
     async def _fill(self) -> None:
         """Have actors join as far as they are wanted and resources are free."""
-        given_up = sum(actor.given_up for actor in self.actors)
-        wanted = self.count - given_up
-        while len(self.active) < max(wanted, self._most - given_up):
-            [number] = self._free_numbers(1)
+        given_up = {actor.number for actor in self.actors if actor.given_up}
+        wanted = max(1, self.count - len(given_up))
+        while len(self.active) < max(wanted, self._most - len(given_up)):
+            [number] = self._free_numbers(1, given_up)
             if not await self._reserve(self._reservation.add, number):
                 break
             self._join(number)
@@ -202,7 +216,6 @@ class ActorFleet:
     async def _resize_queues(self) -> None:
         """Tell broker and broadcaster how many engines there are, again and again: they forget."""
         config, engines = self._context.config, max(1, len(self.active))
-        self._remaining.resize(len(self.active))
         others = engines != config.actors.count
         if not others and not self._resized:
             return
@@ -213,9 +226,9 @@ class ActorFleet:
             await self._broadcaster.resize(engines)
             self._resized = others
 
-    def _free_numbers(self, count: int) -> list[int]:
-        """Return the lowest numbers of actors that do not work."""
-        taken = {actor.number for actor in self._working.values()}
+    def _free_numbers(self, count: int, given_up: Collection[int] = ()) -> list[int]:
+        """Return the lowest numbers of actors that do not work, but those that are given up."""
+        taken = {actor.number for actor in self._working.values()}.union(given_up)
         free = (number for number in range(len(taken) + max(0, count)) if number not in taken)
         return [*free][: max(0, count)]
 
@@ -241,7 +254,7 @@ class ActorFleet:
             actor = ActorSupervisor(
                 self._context,
                 self._spec_of(number, max(self.count, number + 1)),
-                self._remaining,
+                lambda: (len(self.active), self._least or self.count),
                 lambda spec: self._create(spec, **self._reservation.options(ROLE, number)),
             )
             self.actors.append(actor)

@@ -18,7 +18,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.config import ActorsConfig
 from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
@@ -46,39 +45,18 @@ class Timing:
     """Deadline for the actor to hand over the groups that it is sampling."""
 
 
-class RemainingActors:
-    """The number of actors that are not given up, which `actors.min_count` bounds."""
-
-    def __init__(self, config: ActorsConfig) -> None:
-        self._least = config.min_count
-        self.resize(config.count)
-
-    def __str__(self) -> str:
-        return f"{self._count} of at least {self._needed} actor(s)"
-
-    def resize(self, count: int) -> None:
-        """Take note that so many actors are at work or start."""
-        self._count, self._needed = count, self._least or count
-
-    def give_up(self) -> bool:
-        """Give up one actor; return False if it is needed."""
-        if self._count <= self._needed:
-            return False
-        self._count -= 1
-        return True
-
-
 class ActorSupervisor:
     """One rollout actor through all of its restarts.
 
     The broker gets the leases of a dead actor back, and the broadcaster its permit to swap weights.
+    `counts` returns how many actors of the run work or start, and how many are needed.
     """
 
     def __init__(
         self,
         context: RunContext,
         spec: ActorSpec,
-        remaining: RemainingActors,
+        counts: Callable[[], tuple[int, int]],
         create: Callable[[ActorSpec], Any] = create_actor,
         timing: Timing = Timing(),
     ) -> None:
@@ -86,14 +64,14 @@ class ActorSupervisor:
         self.name = f"actor-{spec.index}"
         self.engine_id = engine_id_of(spec.index)
         self._spec, self._create, self._timing = spec, create, timing
-        self._say, self._remaining = context.console.say, remaining
+        self._say, self._counts = context.console.say, counts
         self._restarts = Restarts(context, self.name, timing.clock)
         self.given_up = False
         """True if it died too often, and the run goes on without it."""
         self.left = False
         """True from `leave` on; whoever calls `run` again sets it back."""
         self.joins = False
-        """True for an actor that is added to a live run, until it works: others do without it."""
+        """True for an actor that is added to a live run, until it works: any other does without."""
         self.handle: Any = None
         """Ray's handle of the present process; None while there is none."""
         self._working_since: float | None = None
@@ -232,11 +210,12 @@ class ActorSupervisor:
         try:
             await self._restarts.allow(reason, worked=worked)
         except RunFailed as error:
-            evaluates = self._spec.purpose is Purpose.EVALUATE
-            if not self.joins and (evaluates or not self._remaining.give_up()):
+            present, needed = self._counts()
+            needed = 1 if self.joins else needed
+            if self._spec.purpose is Purpose.EVALUATE or present <= needed:
                 raise
             self.given_up, self._working_since = True, None
-            others = "the others" if self.joins else self._remaining
+            others = f"{present - 1} of at least {needed} actor(s)"
             self._say(f"{self.name} is given up, {others} go on: {error}")
         return not self.given_up
 

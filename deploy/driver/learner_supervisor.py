@@ -29,18 +29,22 @@ from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import BroadcasterClient
 
+LOOK_SECONDS = 1.0
+"""Seconds between two looks for free resources."""
+
 
 class LearnerSupervisor:
     """The ranks of a learner through all of their restarts.
 
-    `create` makes their processes in Ray, which serve metrics by `access`, or none if it is None.
+    `create` makes their processes in Ray, or returns None while there is no node for all of them.
+    They serve metrics by `access`, or none if it is None.
     """
 
     def __init__(
         self,
         context: RunContext,
         spec: LearnerSpec,
-        create: Callable[[LearnerSpec], LearnerGroup],
+        create: Callable[[LearnerSpec], LearnerGroup | None],
         queues: tuple[BrokerClient, BroadcasterClient],
         *,
         access: MetricsAccess | None = None,
@@ -50,7 +54,9 @@ class LearnerSupervisor:
         self._broker, self._broadcaster = queues
         self._access, self._clock = access, clock
         self._restarts = Restarts(context, LEARNER, clock)
-        self._group = create(spec)
+        if (group := create(spec)) is None:
+            raise RunFailed("a node of the learner was lost before its ranks were made")
+        self._group = group
         self._epoch = 0
         """Number of the present ranks; what those before it say is refused."""
         self.starts = True
@@ -178,7 +184,13 @@ class LearnerSupervisor:
         say(f"the learner goes on from version {version}")
         checkpoint = str(folder.resolve()) if folder else None
         self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
-        self._group = self._create(self._spec)
+        waits = False
+        while (group := await run_in_daemon_thread(lambda: self._create(self._spec))) is None:
+            if not waits:
+                say("the learner waits for a node with free resources, since its own is lost")
+            waits = True
+            await self._clock.sleep(LOOK_SECONDS)
+        self._group = group
         await self._load()
 
     def _cause(self, error: RankFailed | RunFailed) -> str:

@@ -22,7 +22,7 @@ from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.observability.exporter import metrics_access, show_process
 from deploy.storage.run_record import BROADCASTER, BROKER, REWARD_MODEL
 from deploy.storage.sessions import earlier_sessions
-from learner.ranks.ray_group import create_learner
+from learner.ranks.ray_group import LearnerGroup, create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
@@ -85,7 +85,7 @@ class Processes:
                 checkpoints=str(context.directory.checkpoints.resolve()),
                 weight_sync=config.weight_sync,
             ),
-            partial(create_learner, options_of=partial(self._reservation.options, "learner")),
+            self._create_learner,
             (self.broker, self.broadcaster),
             access=self._access,
         )
@@ -132,6 +132,12 @@ class Processes:
     ) -> Callable[[], Awaitable[str]] | None:
         """Return the call that has a process serve metrics; None where none are served."""
         return None if self._access is None else partial(serve, self._access)
+
+    def _create_learner(self, spec: LearnerSpec) -> LearnerGroup | None:
+        """Create the ranks of the learner, those of lost nodes on others; None without room."""
+        if not self._reservation.restore("learner"):
+            return None
+        return create_learner(spec, partial(self._reservation.options, "learner"))
 
     def _create_reward_models(self) -> RewardModelClient | None:
         """Create one process for all reward models; None where no reward asks them."""

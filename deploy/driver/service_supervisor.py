@@ -14,13 +14,9 @@ from ray.exceptions import RayActorError
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
+from learner.ranks.ray_group import PING_SECONDS, SILENT_SECONDS
 from queues.errors import BrokerLostError
 from weight_sync.errors import BroadcasterDied
-
-SILENT_SECONDS = 20.0
-"""A process that does not answer for so long hangs, and is ended."""
-PING_SECONDS = 2.0
-"""Interval at which it is asked."""
 
 
 class Service(Protocol):

@@ -47,11 +47,21 @@ class Health:
     disk: bool
     """True if the last small file became durable."""
     groups_per_batch: int
+    checkpoint_every: int = 1
+    """Batches between checkpoints."""
 
     @property
     def learner_busy(self) -> bool:
-        """True while the learner does work that has deadlines of its own."""
-        return self.learner_starts or self.learner_writes
+        """True while the learner does work that has deadlines of its own.
+
+        Training goes on while a checkpoint is written, until the next one is due or the run ends.
+        """
+        if self.learner_starts or self.broker is None or not self.learner_writes:
+            return self.learner_starts
+        (_, asked), version = self.broker.learner, self.broker.version
+        return version == self.broker.steps or (
+            asked < version and (asked + 1) % self.checkpoint_every == 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +168,9 @@ class Movement:
     def idle_seconds(self, health: Health, now: float) -> float:
         """Return the seconds without movement by `now` (monotonic seconds).
 
-        The time does not count while the learner or all actors start, a checkpoint is written, or
-        the run waits for space on a disk. A broker that does not answer does not move.
+        The time does not count while the learner or all actors start, the learner waits for the
+        writing of a checkpoint, or the run for space on a disk. A broker that does not answer does
+        not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:

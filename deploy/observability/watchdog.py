@@ -201,6 +201,7 @@ class Watchdog:
             silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,
+            checkpoint_every=self._config.learner.checkpoint_every,
         )
 
     async def _ask_broker(self) -> BrokerStatus | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
+from queues.runtime.file_lock import MAKE, take
 
 INHERITED = "HEADWAY_SESSION"
 """Environment variable by which a session tells its next parent what the last one knew."""
@@ -41,6 +42,8 @@ DRIVER = "driver"
 """Name of the process of a session where restarts are counted."""
 PROGRESS = "metrics.jsonl"
 """File in the folder of a run that grows with every batch that is trained for the first time."""
+PARENT_LOCK = "parent.lock"
+"""File there that the parent locks, so that a run is not taken for ended between two sessions."""
 
 
 class Session:
@@ -96,7 +99,7 @@ class Session:
             }
             environment = {name: value for name, value in os.environ.items() if name != MARK}
             environment[INHERITED] = json.dumps(known)
-            with theirs:
+            with theirs, suppress(OSError):  # without memory there is a next attempt
                 subprocess.Popen(
                     [*LAUNCHER, *self._again], env=environment, pass_fds=[theirs.fileno()]
                 )
@@ -125,6 +128,8 @@ class Parent:
         self._again = sys.argv[1:]
         self._is_resumed = False
         """True once a session has named the run to resume."""
+        self._is_held = False
+        """True once this process has locked the folder of that run."""
         self._pidfd: int | None = None
         """The process of the present session."""
         self._trained = 0
@@ -178,9 +183,9 @@ class Parent:
                 self._budget.limit = content.get("limit", self._budget.limit)
                 if "again" in content:
                     self._again, self._is_resumed = content["again"], True
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        if (descriptor := self._pidfd) is not None:
+            self._pidfd = None  # first, since an interrupt may come at any moment
+            os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
         if code is not None:
             os._exit(code)
@@ -224,6 +229,10 @@ class Parent:
             with suppress(OSError):
                 os.write(2, f"headway: {self._budget.exhausted(DRIVER, crash)}\n".encode())
             os._exit(1)
+        if self._is_resumed and not self._is_held:
+            with suppress(OSError):
+                take(os.open(Path(self._again[-1]) / PARENT_LOCK, MAKE, 0o666))
+                self._is_held = True
         return seconds
 
     def _forward(self, number: int) -> None:

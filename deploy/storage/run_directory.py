@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, exit_code_of
+from deploy.runtime.session_process import PARENT_LOCK
 from deploy.runtime.signals import deferred
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
@@ -63,7 +65,7 @@ class RunDirectory:
         self.summary_file = path / "summary.json"
         self.page = path / "report.html"
         self._lock = path / "driver.lock"
-        """Held by the command that works on the run."""
+        """Held by the command that works on the run, and names its process and host."""
         self._replaced = path.with_name(f".{path.name}.replaced")
 
     @classmethod
@@ -128,13 +130,14 @@ class RunDirectory:
                     folder.mkdir(mode)
                 partial.store_recipe(config.with_model_names())
                 descriptor = hold.enter_context(locked(partial._lock))
+                _sign(descriptor)
                 if self.path.exists():
                     _delete(self._replaced)
                     self.path.rename(self._replaced)
                 partial.path.rename(self.path)
                 sync_path(self.path.parent)
             except BlockingIOError:
-                raise self._going_on() from None
+                raise self._going_on(self._holder()) from None
             except OSError as error:
                 self._restore()
                 _delete(partial.path)
@@ -214,7 +217,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self, end_leftovers: Callable[[Path], None] | None = None) -> Iterator[None]:
-        """Keep other commands out of the run during the block.
+        """Keep other commands out of the run during the block; it is no longer to be undone.
 
         `end_leftovers` is called with the folder, to end what a session that was killed has left.
 
@@ -223,22 +226,30 @@ class RunDirectory:
         """
         with ExitStack() as hold:
             try:
-                hold.enter_context(locked(self._lock))
+                descriptor = hold.enter_context(locked(self._lock))
             except BlockingIOError:
-                raise self._going_on() from None
+                raise self._going_on(self._holder()) from None
             except FileNotFoundError:
                 raise RunMissing(f"there is no run in {self.path} any more") from None
             if end_leftovers is not None:
                 end_leftovers(self.path)
             if is_open(self.path):
                 raise self._going_on()
+            _sign(descriptor)
+            _delete(self._replaced)  # that of a run whose first session was killed
             yield
 
-    def _going_on(self) -> InputError:
+    def _going_on(self, holder: str = "") -> InputError:
         return InputError(
-            f"a run named {self.path.name!r} is going on in {self.path.parent}; choose another "
-            "name, or wait for its end"
+            f"a run named {self.path.name!r} is going on in {self.path.parent}{holder}; choose "
+            "another name, or wait for its end"
         )
+
+    def _holder(self) -> str:
+        """Return " (process 12 on host)" of the command that holds the lock, if it has signed."""
+        with suppress(OSError):
+            return self._lock.read_text(errors="replace")
+        return ""
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
@@ -285,7 +296,8 @@ class RunDirectory:
 
     def rests(self) -> bool:
         """Return True if no process works on the run."""
-        return not (is_held(self._lock) or is_open(self.path))
+        held = is_held(self._lock) or is_held(self.path / PARENT_LOCK)
+        return not (held or is_open(self.path))
 
     def trained_nothing(self) -> bool:
         """Return True if there is a run that ended before it had any result to train."""
@@ -335,6 +347,13 @@ class RunDirectory:
         content = {**clean, CHECKSUM: _checksum(clean)}
         with atomic_file(self.summary_file, durable=True) as file:
             file.write(json.dumps(content, indent=2).encode())
+
+
+def _sign(descriptor: int) -> None:
+    """Write into a lock that is held which process of which machine holds it."""
+    with suppress(OSError):  # the disk is full
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f" (process {os.getpid()} on {socket.gethostname()})".encode(), 0)
 
 
 def _brief(error: Exception) -> str:

@@ -28,17 +28,23 @@ GRACE_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 """Deadline of a rank's answer about itself."""
 SILENT_SECONDS = 20.0
-"""A rank that does not answer for so long while the group trains hangs; a rank answers in a thread
-of its own while it computes, so that a collective operation that hangs is left to the watchdog."""
+"""A process that does not answer for so long hangs; a rank answers in a thread of its own while it
+computes, so that a collective operation that hangs is left to the watchdog."""
 PING_SECONDS = 2.0
-"""Interval at which every rank is asked."""
+"""Interval at which a process is asked."""
 
 
 class LearnerGroup:
     """The ranks of a learner; see `create_learner`."""
 
-    def __init__(self, ranks: list[Any], *, silent_seconds: float = SILENT_SECONDS) -> None:
-        self._ranks, self._silent_seconds = ranks, silent_seconds
+    def __init__(
+        self,
+        ranks: list[Any],
+        *,
+        silent_seconds: float = SILENT_SECONDS,
+        ping_seconds: float = PING_SECONDS,
+    ) -> None:
+        self._ranks, self._silent_seconds, self._ping_seconds = ranks, silent_seconds, ping_seconds
 
     @property
     def handles(self) -> list[Any]:
@@ -68,13 +74,17 @@ class LearnerGroup:
         leader, *followers = self._ranks
         running = leader.run.remote(followers, broker, broadcaster)
         watched = [call_rank(i, rank.watch.remote()) for i, rank in self._numbered() if i]
-        watched += [self._hear(i, rank) for i, rank in self._numbered()]
+        watched += self._hear_all()
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
     async def watch(self) -> None:
-        """Wait until a rank dies after `run`, and raise RankFailed; the others are ended."""
-        await self._first_failure({i: rank.watch.remote() for i, rank in self._numbered()})
+        """Wait until a rank dies or hangs after `run`, and raise RankFailed; the others end."""
+        watching = {i: rank.watch.remote() for i, rank in self._numbered()}
+        await self._first_failure(watching, self._hear_all())
+
+    def _hear_all(self) -> list[Coroutine[Any, Any, Any]]:
+        return [self._hear(i, rank) for i, rank in self._numbered()]
 
     async def _hear(self, number: int, rank: Any) -> None:
         """Ask a rank again and again, and raise RankFailed once it does not answer any more."""
@@ -86,7 +96,7 @@ class LearnerGroup:
                 late += 1
             else:
                 late = 0
-                await asyncio.sleep(PING_SECONDS)
+                await asyncio.sleep(self._ping_seconds)
         failed = RankFailed(f"rank {number} hangs: no answer in {self._silent_seconds:g} s")
         failed.died = True
         raise failed

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from queues.readers.open_run import open_ledger
 
+LONGEST_SAVE_SECONDS = 1800.0
+
 
 class Checkpoint(NamedTuple):
     """A checkpoint that was committed; its folder may have been removed since."""
@@ -40,7 +42,8 @@ def newest_checkpoint(run_directory: Path, *, verify: bool = True) -> tuple[int,
 def last_save_seconds(run_directory: Path) -> float:
     """Return how long the newest checkpoint of a run took to save, 0 without any.
 
-    It is the time from the acknowledgement of the batch before it to its commit.
+    It is the time from the acknowledgement of the batch before it to its commit, but at most
+    LONGEST_SAVE_SECONDS: a batch that was trained again was acknowledged long before.
     """
     with open_ledger(run_directory, verify=False) as database:
         row = database.execute(
@@ -48,4 +51,4 @@ def last_save_seconds(run_directory: Path) -> float:
             " JOIN batches ON batches.version = checkpoints.version - 1"
             " ORDER BY checkpoints.version DESC LIMIT 1"
         ).fetchone()
-    return max(0.0, row[0] or 0.0) if row else 0.0
+    return min(max(0.0, row[0] or 0.0), LONGEST_SAVE_SECONDS) if row else 0.0

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,6 +17,7 @@ from deploy.api.training_run import (
     run,
 )
 from deploy.config.loader import load_recipe
+from queues.runtime.file_lock import locked
 
 
 def test_the_package_is_installed_under_its_name():
@@ -131,6 +133,29 @@ def test_stop_interrupts_the_command_and_wait_returns(started):
     assert made.wait() == {}
     assert (made.status, list(made.lines())) == ("interrupted", ["ready", "saved"])
     made.stop()  # once more changes nothing
+
+
+def test_a_session_that_outlives_its_command_is_stopped_and_has_the_status_of_its_folder(
+    started, tmp_path
+):
+    (tmp_path / "mine").mkdir()
+    program = (
+        "import os, signal, time; os.fork() and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try:\n print('ready', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt: print('saved', flush=True)"
+    )
+    made = started(f'exec {sys.executable} -c "{program}"')
+    with pytest.raises(RunFailed, match="exit code -9"):
+        made.wait()
+    with locked(tmp_path / "mine" / "driver.lock"):
+        assert made.status == "running"
+    assert made.status == "killed"
+    for last in ("ready", "saved"):
+        deadline = time.monotonic() + 30
+        while [*made.lines()][-1:] != [last]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        made.stop()
 
 
 def test_results_of_a_run_that_is_replaced_are_not_shown(started, tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,21 +13,22 @@ from deploy.driver.actor_fleet import ActorFleet
 from deploy.errors import InputError, RunFailed
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory
+from queues.errors import QueueClosed
 from queues.runtime import clock
 from tests.deploy.conftest import RECIPE
 from tests.deploy.driver.contexts import make_context, output
 
-OVER, LEFT = "over", "left"
+REQUESTS = scaling.requests
 
 
 class Supervisor:
     """An actor that works until the test ends it or the fleet has it leave."""
 
-    def __init__(self, context, spec, remaining, create):
+    def __init__(self, context, spec, counts, create):
         self.number, self.name, self.engine_id = spec, f"actor-{spec}", f"engine-{spec}"
         self.given_up = self.left = self.joins = False
         self.handle, self.ended = None, asyncio.Event()
-        self.fails, self.remaining = None, remaining
+        self.fails, self.counts = None, counts
 
     async def run(self):
         self.left = False
@@ -45,6 +47,8 @@ class Nodes:
 
     def __init__(self, free):
         self.free, self.held, self.lost = free, set(), set()
+        self.removes = threading.Event()
+        self.removes.set()
 
     def lacking(self, role, numbers, count):
         new = [number for number in numbers if number not in self.held]
@@ -61,6 +65,7 @@ class Nodes:
         return True
 
     def remove(self, role, number):
+        assert self.removes.wait(10)
         if number in self.held and number not in self.lost:
             self.free += 1
         self.held.discard(number)
@@ -74,7 +79,11 @@ class Nodes:
 
 class Queue:
     def __init__(self):
-        self.sizes = []
+        self.sizes, self.over = [], False
+
+    async def release(self, engine_id):
+        if self.over:
+            raise QueueClosed("the run is over")
 
     async def resize(self, size):
         self.sizes.append(size)
@@ -87,6 +96,8 @@ class Stage:
         monkeypatch.setattr(actor_fleet, "ActorSupervisor", Supervisor)
         monkeypatch.setattr(actor_fleet, "staying_nodes", lambda: {"stays"})
         monkeypatch.setattr(RunDirectory, "rests", lambda _: False)
+        monkeypatch.setattr(scaling, "requests", self.requests)
+        self.looks = 0
         text = RECIPE.read_text().replace('cores = ["0"]', "")
         (folder / "recipe.toml").write_text(text)
         config = load_recipe(str(folder / "recipe.toml"), settings)
@@ -105,7 +116,7 @@ class Stage:
     def play(self, scenario):
         async def act():
             running = asyncio.create_task(self.fleet.run())
-            await self.until(lambda: self.numbers() == [*range(self.fleet.count)])
+            await self.look(0)
             await asyncio.wait_for(scenario(running), 20)
             for actor in self.fleet.active:
                 actor.ended.set()
@@ -119,6 +130,15 @@ class Stage:
     async def until(self, happened):
         while not happened():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+    def requests(self, directory):
+        self.looks += 1
+        return REQUESTS(directory)
+
+    async def look(self, times=3):
+        """Wait until the fleet has looked so often, from beginning to end."""
+        due = self.looks + times + 1
+        await self.until(lambda: self.looks >= due)
 
     async def scale(self, actors):
         return await asyncio.to_thread(scaling.ask, self.directory, actors)
@@ -227,7 +247,7 @@ def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stage):
         assert "wait for free resources" not in output(played.context)
         await played.scale(1)
         played.nodes.free = 5
-        await asyncio.sleep(0.1)
+        await played.look()
         assert played.numbers() == [0]
 
     played.play(scenario)
@@ -242,10 +262,81 @@ def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_asked_
         actor.given_up = True
         actor.ended.set()
         await played.until(lambda: played.numbers() == [0, 2])
-        await asyncio.sleep(0.05)
+        await played.look()
         assert played.numbers() == [0, 2]
         await played.scale(3)
         assert played.numbers() == [0, 1, 2]
+
+    played.play(scenario)
+
+
+def test_an_actor_that_is_given_up_does_not_count_once_another_number_is_asked_for(stage):
+    played = stage(5, "actors.count=3", "actors.min_count=1", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        actors = played.fleet.actors
+        actors[1].given_up = True
+        actors[1].ended.set()
+        await played.until(lambda: played.numbers() == [0, 2])
+        await played.look()
+        await played.scale(2)
+        assert played.numbers() == [0, 2]
+        played.nodes.free, played.nodes.lost = 0, {2}
+        await played.until(lambda: played.numbers() == [0])
+        played.nodes.free = 1
+        await played.until(lambda: len(played.numbers()) == 2)
+
+    played.play(scenario)
+
+
+def test_a_number_above_the_limit_of_growth_ends_the_growth_too(stage):
+    played = stage(9, "actors.max_count=3", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        assert (await played.scale(5))["refused"] is None
+        await played.until(lambda: played.numbers() == [0, 1, 2, 3, 4])
+
+    played.play(scenario)
+
+
+def test_an_actor_that_joined_by_itself_is_not_needed(stage):
+    played = stage(9, "actors.max_count=3", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        await played.until(lambda: played.numbers() == [0, 1, 2])
+        assert {actor.counts() for actor in played.fleet.actors} == {(3, 1)}
+
+    played.play(scenario)
+
+
+def test_a_number_is_free_once_what_it_had_is_given_back(stage):
+    played = stage(0, "actors.count=2", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        played.nodes.removes.clear()
+        played.nodes.lost = {1}
+        await played.until(lambda: played.numbers() == [0])
+        played.nodes.free = 1
+        await played.until(lambda: played.numbers() == [0, 2])
+        played.nodes.removes.set()
+        await played.until(lambda: played.nodes.held == {0, 2})
+        played.nodes.free = 1
+        await played.scale(3)
+        assert (played.numbers(), played.nodes.held) == ([0, 1, 2], {0, 1, 2})
+
+    played.play(scenario)
+
+
+def test_a_run_whose_last_actor_waits_for_a_node_ends_when_it_is_over(stage):
+    played = stage(0, "deploy.ray_address=auto")
+
+    async def scenario(running):
+        played.nodes.lost = {0}
+        await played.until(lambda: played.numbers() == [])
+        await played.look()
+        assert not running.done()
+        played.queues[0].over = True
+        await running
 
     played.play(scenario)
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.config import ActorsConfig
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.driver.actor_supervisor import ActorSupervisor, RemainingActors, Timing
+from deploy.driver.actor_supervisor import ActorSupervisor, Timing
 from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
 from queues.errors import BrokerLostError, QueueClosed
@@ -38,7 +37,6 @@ class Stage:
         self.release_error, self.sleep_hook = release, None
         self.context = make_context(tmp_path, **settings)
         self.record = self.context.record
-        self.remaining = RemainingActors(ActorsConfig(count=count, min_count=min_count))
         self.now = 0.0
         monkeypatch.setattr("ray.kill", self.kill)
         self.supervisor = ActorSupervisor(
@@ -49,7 +47,7 @@ class Stage:
                 broadcaster=SimpleNamespace(release=self.release_permit),
                 purpose=purpose,
             ),
-            self.remaining,
+            lambda: (count - self.supervisor.given_up, min_count or count),
             self.create,
             timing=Timing(
                 clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
@@ -219,7 +217,6 @@ def test_an_actor_that_is_not_needed_is_given_up_and_the_run_goes_on(stage, mome
         output(played.context)
     )
     assert played.supervisor.health is None
-    assert not played.remaining.give_up(), "the other one is needed"
 
 
 @pytest.mark.parametrize("moment", ["start", "run", "wait"])
@@ -252,19 +249,28 @@ def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(stage, mo
     assert (("start", 1) in played.events, len(played.rows())) == (True, moment == "wait")
 
 
-def test_an_actor_that_joins_and_never_works_is_given_up_though_all_are_needed(stage):
-    played = stage((RayActorError(), OVER), (RayActorError(), OVER), max_restarts=1)
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_actor_that_joins_and_never_works_is_given_up_if_any_other_is_left(stage, others):
+    played = stage(*[(RayActorError(), OVER)] * 2, max_restarts=1, count=1 + others)
     played.supervisor.joins = True
-    asyncio.run(asyncio.wait_for(played.supervisor.run(), 10))
-    assert played.supervisor.given_up
-    assert "actor-3 is given up, the others go on" in output(played.context)
+    running = asyncio.wait_for(played.supervisor.run(), 10)
+    if others:
+        asyncio.run(running)
+        said = "actor-3 is given up, 1 of at least 1 actor(s) go on: actor-3 died 2 times in a row"
+        assert said in output(played.context)
+    else:
+        with pytest.raises(RunFailed, match="actor-3 died 2 times in a row"):
+            asyncio.run(running)
+    assert played.supervisor.given_up == bool(others)
 
 
-def test_the_actor_of_evaluations_is_never_given_up(stage):
-    played = stage(*[RayActorError()] * 2, max_restarts=1, count=2, min_count=1,
+@pytest.mark.parametrize("joins", [False, True])
+def test_the_actor_of_evaluations_is_never_given_up(stage, joins):
+    played = stage(*[(RayActorError(), OVER)] * 2, max_restarts=1, count=2, min_count=1,
                    purpose=Purpose.EVALUATE)  # fmt: skip
+    played.supervisor.joins = joins
     with pytest.raises(RunFailed):
-        played.play()
+        asyncio.run(asyncio.wait_for(played.supervisor.run(), 10))
 
 
 def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):

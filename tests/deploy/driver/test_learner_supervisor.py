@@ -113,7 +113,7 @@ class Stage:
     def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), hours=0, **settings):
         self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
         self.deaths = list(deaths)
-        self.silent, self.groups = [], []
+        self.silent, self.groups, self.lacks_room = [], [], 0
         self.now, self.hours, self.new_batches = 0.0, hours, 0
         self.context = make_context(folder, **settings)
         train(self.context.directory, [{}, {}], saved=saved)
@@ -121,11 +121,17 @@ class Stage:
         self.supervisor = LearnerSupervisor(
             self.context,
             spec,
-            lambda spec: Group(self, spec, self.lives.pop(0)),
+            self.create,
             (Broker(self), BroadcasterClient(None)),
             access=MetricsAccess("localhost") if ranks > 1 else None,
             clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
         )
+
+    def create(self, spec):
+        if self.lacks_room:
+            self.lacks_room -= 1
+            return None
+        return Group(self, spec, self.lives.pop(0))
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
@@ -306,6 +312,21 @@ def test_a_broker_that_does_not_answer_a_new_learner_has_the_same_deadline(tmp_p
     stage.silent = [asyncio.Event()]
     stage.play()
     assert stage.context.record.restarts.total() == 2
+
+
+def test_new_ranks_wait_for_a_node_within_the_deadline_of_their_start(tmp_path):
+    stage = Stage(tmp_path, died(), None)
+    stage.lacks_room = 2
+    stage.play()
+    assert stage.waits == [1, 1, 1], "one before the restart, and two for a node"
+    assert output(stage.context).count("the learner waits for a node with free resources") == 1
+    assert [event[0] for event in stage.events[-3:]] == ["begin", "create", "run"]
+    folder = tmp_path / "again"
+    folder.mkdir()
+    stage = Stage(folder, died(), None, max_restarts=1, start_timeout_seconds=0.05)
+    stage.lacks_room = 1_000_000
+    with pytest.raises(RunFailed, match="did not start within"):
+        stage.play()
 
 
 def test_ranks_that_do_not_load_in_time_are_made_again(tmp_path):

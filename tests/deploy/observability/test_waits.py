@@ -20,6 +20,7 @@ BROKER = BrokerStatus(
     **dict.fromkeys(field.name for field in fields(BrokerStatus))
     | {
         "version": 4,
+        "learner": (0, 4),
         "steps": 9,
         "depth": STATES,
         "live": 2,
@@ -74,7 +75,6 @@ def test_each_wait_has_its_owner(health, who, on, what):
     [
         HEALTH,
         replace(broker(version=9, taken=2), learner_saved=True),
-        replace(broker(taken=2), learner_writes=True),
         replace(broker(version=9), learner_writes=True),
         replace(broker(queued=0, leased=0), paused=True),
         replace(broker(queued=0, leased=0), actors={}),
@@ -83,8 +83,7 @@ def test_each_wait_has_its_owner(health, who, on, what):
     ids=[
         "all work",
         "the end",
-        "a checkpoint",
-        "the last",
+        "the last checkpoint",
         "a full disk says so itself",
         "all start",
         "a full window",
@@ -92,6 +91,20 @@ def test_each_wait_has_its_owner(health, who, on, what):
 )
 def test_nobody_waits(health):
     assert list(waits(health)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "every", "excused"),
+    [(3, 4, True), (3, 2, True), (3, 5, False), (4, 5, False), (4, 1, False), (1, 2, True)],
+    ids=["due", "due again", "not due", "it trains", "it trains with one each", "recorded ones"],
+)
+def test_a_learner_that_trains_is_waited_for_though_a_checkpoint_is_written(asked, every, excused):
+    health = replace(broker(ready=2, learner=(0, asked)), checkpoint_every=every)
+    health = replace(health, learner_writes=True)
+    assert [wait.on for wait, _ in waits(health)] == ([] if excused else ["learner"])
+    movement = Movement()
+    movement.idle_seconds(health, 0.0)
+    assert movement.idle_seconds(health, 5.0) == (0.0 if excused else 5.0)
 
 
 def test_a_wait_is_overdue_after_its_deadline_and_not_before():
@@ -173,7 +186,7 @@ def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved
     assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("excused", [{"paused": True}, {"actors": {}}, {"learner_writes": True}])
+@pytest.mark.parametrize("excused", [{"paused": True}, {"actors": {}}, {"learner_starts": True}])
 def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
     movement = Movement()
     movement.idle_seconds(HEALTH, 0.0)

@@ -16,8 +16,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from deploy.storage.run_directory import RunDirectory
+
 SCRIPT = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 from deploy.runtime import session_process, signals
 from deploy.runtime.signals import raise_interrupts
 
@@ -52,6 +54,12 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "stops":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif action == "lacks memory":
+            start = subprocess.Popen
+            def fail(*_, **__):
+                subprocess.Popen = start
+                raise OSError("no memory")
+            subprocess.Popen = fail
         elif action == "raises":
             raise ValueError("a bug")
     except KeyboardInterrupt:
@@ -68,13 +76,13 @@ LIMIT = 2
 class Command:
     """The script, started as a terminal does: in a process group of its own."""
 
-    def __init__(self, folder, *plan):
+    def __init__(self, folder, *plan, **environment):
         self.folder = folder
         (folder / "plan").write_text(json.dumps(plan))
         (folder / "script.py").write_text(SCRIPT)
         self.process = subprocess.Popen(
             [sys.executable, folder / "script.py", "run", folder],
-            cwd=os.getcwd(), env={**os.environ, "PYTHONPATH": os.getcwd()},
+            cwd=os.getcwd(), env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -143,6 +151,29 @@ def test_a_session_whose_parent_is_killed_gets_another_and_both_may_die_again(tm
     assert command.sessions()[1].arguments == ["resume", str(tmp_path)]
     assert command.sessions()[1].crash == "its process was killed"
     assert command.end()[0] == -signal.SIGKILL
+
+
+def test_a_parent_that_cannot_be_started_is_tried_again(tmp_path):
+    command = Command(tmp_path, [("goes on", LIMIT), ("lacks memory",), ("waits",), ("ends", 0)])
+    session = psutil.Process(command.waits(0).pid)
+    kill_parent(session, session.parent()).terminate()
+    until(lambda: not session.is_running())
+    assert len(command.sessions()) == 1
+    command.end()
+
+
+def test_an_interrupt_before_a_restart_ends_the_command(tmp_path):
+    died = json.dumps({"in_a_row": 4})  # so that the wait is 16 s
+    plan = [[("goes on", 9), ("dies",)], [("ends", 0)]]
+    command = Command(tmp_path, *plan, HEADWAY_SESSION=died)
+    parent, first = psutil.Process(command.process.pid), until(command.sessions)[0].pid
+    until(lambda: [child for child in parent.children() if child.pid != first])
+    assert not RunDirectory(tmp_path).rests(), "it goes on soon"
+    command.process.send_signal(signal.SIGINT)
+    code, errors = command.end()
+    assert (code, len(command.sessions())) == (130, 1)
+    assert errors.count("Traceback") <= 1, "the script's own"
+    assert RunDirectory(tmp_path).rests()
 
 
 def kill_parent(session, parent):

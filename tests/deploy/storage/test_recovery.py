@@ -73,14 +73,18 @@ def test_checkpoints_whose_disk_is_not_there_are_not_taken_for_lost(directory, t
     assert "checkpoint 4 is damaged" in given_up[0]
 
 
-def test_an_interrupted_learner_gets_time_by_how_long_the_last_checkpoint_took(directory):
+@pytest.mark.parametrize(("took", "counts"), [(40, 40.0), (86400, 1800.0)])
+def test_an_interrupted_learner_gets_time_by_how_long_the_last_checkpoint_took(
+    directory, took, counts
+):
     with closing(sqlite3.connect(directory.ledger)) as ledger, ledger:
         row_checksums.register(ledger)
         ledger.execute(
-            "UPDATE checkpoints SET at = 40 + (SELECT acked_at FROM batches"
-            " WHERE batches.version = checkpoints.version - 1) WHERE version = 4"
+            "UPDATE checkpoints SET at = ? + (SELECT acked_at FROM batches"
+            " WHERE batches.version = checkpoints.version - 1) WHERE version = 4",
+            (took,),
         )
-    assert last_save_seconds(directory.path) == pytest.approx(40.0)
+    assert last_save_seconds(directory.path) == pytest.approx(counts)
 
 
 def other_weights(folder):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -98,7 +99,8 @@ def test_records_of_another_version_are_refused_by_file_and_line(config):
 def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):
     directory = create(config, replace=False)
     with directory.held():
-        with pytest.raises(InputError, match="is going on"):
+        holder = rf"is going on in \S+ \(process {os.getpid()} on {socket.gethostname()}\);"
+        with pytest.raises(InputError, match=holder):
             create(config, replace=True)
         with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
             pass
@@ -146,6 +148,13 @@ def test_a_run_that_was_being_replaced_when_the_command_was_killed_is_back(confi
     with pytest.raises(InputError, match="a run named 'first' exists"):
         create(config, replace=False)
     assert names(config) == ["first"]
+
+
+def test_a_run_that_was_replaced_is_gone_once_the_new_one_goes_on_after_a_kill(config, tmp_path):
+    create(config, replace=False)
+    (tmp_path / ".first.replaced" / "checkpoints").mkdir(parents=True)
+    with RunDirectory.of(config).held():
+        assert names(config) == ["first"]
 
 
 def test_a_run_that_is_being_made_is_held_from_its_beginning(config):
