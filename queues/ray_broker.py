@@ -8,9 +8,11 @@ leases go on. A supervisor ends one that hangs, and counts.
 import asyncio
 import functools
 import inspect
+import logging
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
@@ -31,11 +33,13 @@ from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
 from queues.records import Batch, Prompt, PutStatus
+from queues.runtime.disk_space import full_disk_message, has_space
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
 from queues.storage.ledger_schema import FILE_NAME
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,6 +53,8 @@ LEAST_BYTES_PER_SECOND = 5e6
 """Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
 REPEAT_SECONDS = 0.2
 """Wait before a call is repeated whose broker is being made again."""
+SPACE_SECONDS = 1.0
+"""Interval between probes of a disk that is full when the broker is made again."""
 SCRAPE_SECONDS = 5.0
 """Deadline of a scrape's question to the broker."""
 
@@ -81,17 +87,22 @@ def create_broker(
         .options(**options, scheduling_strategy=here)
         .remote(directory, config=config, spec=spec, session=session, owner=uuid.uuid4().hex)
     )
-    try:
-        ray.get(actor.opened.remote(), timeout=start_seconds)
-    except GetTimeoutError as error:
-        ray.kill(actor)
-        raise BrokerLostError(
-            f"create_broker: the broker did not start within {start_seconds:.0f} s, the size of"
-            f" {directory / FILE_NAME} allowed for"
-        ) from error
-    except RayError as error:
-        raise _translate(error) from error
-    return BrokerClient(actor)
+    deadline = time.monotonic() + start_seconds
+    while True:
+        try:
+            ray.get(actor.opened.remote(), timeout=max(0.0, deadline - time.monotonic()))
+        except ActorUnavailableError:  # its process died, and is started again
+            time.sleep(REPEAT_SECONDS)
+        except GetTimeoutError as error:
+            ray.kill(actor)
+            raise BrokerLostError(
+                f"create_broker: the broker did not start within {start_seconds:.0f} s, the size of"
+                f" {directory / FILE_NAME} allowed for"
+            ) from error
+        except RayError as error:
+            raise _translate(error) from error
+        else:
+            return BrokerClient(actor)
 
 
 class BrokerActor(Broker):
@@ -102,10 +113,14 @@ class BrokerActor(Broker):
 
     _error: QueuesError | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         keep_logs_small()
+        if ray.get_runtime_context().was_current_actor_reconstructed and not has_space(directory):
+            log.warning("paused: %s", full_disk_message(directory))
+            while not has_space(directory):  # callers wait for the constructor meanwhile
+                time.sleep(SPACE_SECONDS)
         try:
-            super().__init__(*args, **options)
+            super().__init__(directory, **options)
         except QueuesError as error:
             self._error = error
 
@@ -208,7 +223,6 @@ class BrokerClient:
 
     serving = _remote(Broker.serving)
     lease = _remote(Broker.lease)
-    heartbeat = _remote(Broker.heartbeat)
     save = _remote(Broker.save)
     fail = _remote(Broker.fail)
     release = _remote(Broker.release)
@@ -247,6 +261,17 @@ class BrokerClient:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
         return await answer
+
+    async def heartbeat(
+        self, engine_id: str, held: Collection[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
+        """Implement `WorkQueue.heartbeat`; `held` is read again if the call is repeated."""
+
+        def send() -> Any:
+            return self.handle.heartbeat.remote(engine_id, [*held])
+
+        lost: list[tuple[str, int]] = await self.answer("heartbeat", send, 0.0)
+        return lost
 
     async def take(self, version: int, timeout: float) -> Batch | None:
         """Implement `BatchQueue.take`; the payloads are read where Ray keeps them."""

@@ -76,10 +76,9 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         ledger = Ledger(directory, synchronous=config.synchronous, lock_seconds=lock_seconds)
         try:
             goes_on = recover(ledger, state, owner=owner)
-            if not goes_on:  # else nothing is written, for which there may be no space
-                if session is not None:
-                    ledger.begin_session(session)
-                ledger.note(OWNER, owner or "")
+            if session is not None and not goes_on:
+                ledger.begin_session(session)
+            ledger.note(OWNER, owner or "")
             journal = Journal(directory / JOURNAL_NAME, segment_bytes=config.segment_bytes)
             if spec.backup is not None:
                 ledger.backup = Backup(

@@ -5,9 +5,10 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, InputError, LedgerError
@@ -97,6 +98,28 @@ def test_a_broker_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
                 await call
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_heartbeat_that_is_repeated_has_what_is_held_by_then() -> None:
+    from queues.ray_broker import BrokerClient
+
+    held = [("first", 1)]
+    seen = []
+
+    class Handle:
+        @property
+        def heartbeat(self) -> "Handle":
+            return self
+
+        async def remote(self, engine_id: str, leases: list[tuple[str, int]]) -> list[Any]:
+            seen.append(leases)
+            if len(seen) == 1:
+                held.append(("second", 1))
+                raise ActorUnavailableError("it is made again", None)
+            return []
+
+    assert asyncio.run(BrokerClient(Handle()).heartbeat("a", held)) == []
+    assert seen == [[("first", 1)], [("first", 1), ("second", 1)]]
 
 
 def test_a_broker_that_does_not_answer_is_lost() -> None:
