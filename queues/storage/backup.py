@@ -119,8 +119,6 @@ class Backup:
         """Monotonic seconds at which the present write began."""
         self.paused_until = -math.inf
         """Monotonic seconds of the end of the last pause; minus infinity before the first."""
-        self._current: dict[str, str] | None = None
-        """Content of CURRENT while this copy counts."""
         self._try(lambda: self._begin(database))
         database.committed = self._add
         self._thread = threading.Thread(
@@ -153,7 +151,7 @@ class Backup:
         journal.mkdir(exist_ok=True)
         self._newest = 0
         self._copied = {x: segment_path(journal, x).stat().st_size for x in segments(journal)}
-        """Bytes of the segments in the copy; those before the newest are complete."""
+        """Bytes of each segment in the copy; those before the newest are complete."""
         unneeded = self._copy_journal()
         file = self._folder / self._name
         copy = sqlite3.connect(file)
@@ -173,23 +171,25 @@ class Backup:
         self._copy.execute("PRAGMA journal_mode = TRUNCATE")
         self._copy.execute("PRAGMA synchronous = FULL")
         register(self._copy)
-        current = {
+        self._current = {
             "ledger": self._name,
             "name": self._run.name,
             "checkpoints": str((self._run / "checkpoints").resolve()),
             "claim": _claim_of(self._run),
         }
-        _write_current(self._folder, current)
-        self._current = current
+        _write_current(self._folder, self._current)
         self._remove(unneeded)  # also what another broker has appended since this run was restored
         for other in self._folder.glob("ledger-*"):
             if not other.name.startswith(self._name):
                 other.unlink(missing_ok=True)
 
     def _add(self, changes: list[Change]) -> None:
-        """Add the changes of a transaction; urgent changes are durable when this returns."""
+        """Add the changes of a transaction; urgent changes are durable when this returns.
+
+        During a pause all changes wait, so that they do not grow without bound.
+        """
         self._changes += changes
-        if any(_URGENT.match(sql) for sql, _ in changes):
+        if self.paused or any(_URGENT.match(sql) for sql, _ in changes):
             self._try(self._flush)
         elif self._failure is not None:
             raise LedgerError(self._failure)
@@ -237,8 +237,9 @@ class Backup:
                         shutil.copyfileobj(read, to)
                         to.flush()
                         os.fsync(to.fileno())
+                        if copied is None:
+                            sync_path(target)
                         self._copied[number] = to.tell()
-        sync_path(target)
         self._newest = max(existing, default=0)
         return [number for number in self._copied if number not in existing]
 
@@ -272,7 +273,10 @@ class Backup:
                     self._failure = str(error)
                 except (OSError, sqlite3.Error) as error:
                     if not self._wait_for_space(error):
-                        self._failure = self._describe(error)
+                        code = getattr(error, "sqlite_errorname", None)
+                        code = code or errno.errorcode.get(getattr(error, "errno", None) or 0, "")
+                        kind = f"{type(error).__name__} {code}".strip()
+                        self._failure = f"the backup in {self._folder} cannot be written: {kind}"
             if self.paused:
                 self.paused_until = time.monotonic()
             self._since = self._full = None
@@ -290,18 +294,6 @@ class Backup:
                 log.warning("there is space again on the disk of %s", self._folder)
                 return True
         return False
-
-    def _describe(self, error: Exception) -> str:
-        """Name the folder and the error, or the broker that has removed this copy."""
-        code = getattr(error, "sqlite_errorname", None)
-        code = code or errno.errorcode.get(getattr(error, "errno", None) or 0, "")
-        if self._current is not None:
-            try:
-                self._check_current()
-            except LedgerError as superseded:
-                return str(superseded)
-        kind = f"{type(error).__name__} {code}".strip()
-        return f"the backup in {self._folder} cannot be written: {kind}"
 
 
 def check_backup(run: Path, folder: Path) -> None:
