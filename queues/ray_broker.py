@@ -51,6 +51,10 @@ MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 LEAST_BYTES_PER_SECOND = 5e6
 """Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
+START_SECONDS = 120.0
+"""Time for the broker's process to start, beyond that for its ledger."""
+RESTART_FACTOR = 20.0
+"""Deadlines of a call in which a broker that is made again answers at all."""
 REPEAT_SECONDS = 0.2
 """Wait before a call is repeated whose broker is being made again."""
 SPACE_SECONDS = 1.0
@@ -72,7 +76,7 @@ def create_broker(
     config: QueuesConfig,
     spec: RunSpec,
     session: str | None = None,
-    start_seconds: float = 120.0,
+    start_seconds: float = START_SECONDS,
 ) -> "BrokerClient":
     """Start the broker of a run on this node; for the arguments see `Broker`.
 
@@ -102,7 +106,7 @@ def create_broker(
         except RayError as error:
             raise _translate(error) from error
         else:
-            return BrokerClient(actor)
+            return BrokerClient(actor, directory=directory)
 
 
 class BrokerActor(Broker):
@@ -194,15 +198,23 @@ class BrokerClient:
     """The calls of `queues.protocols`, over Ray; can be sent to other Ray actors.
 
     Every method raises what the broker raised, or BrokerLostError if the broker is gone for good or
-    does not answer within `answer_seconds` (long polls: beyond their own timeout). While the broker
+    does not answer within `answer_seconds` (long polls: beyond their own timeout), although it
+    answers others, or answers nothing for RESTART_FACTOR times as long. While the broker
     pauses (`Broker.paused`), calls that need its disk wait as long as it does. While Ray makes the
     broker again, they wait too, and are repeated then; each may be repeated without harm.
 
     A call that is given up may still take effect: a lease whose answer nobody received expires.
     """
 
-    def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS, epoch: int = 0) -> None:
-        self.handle = handle
+    def __init__(
+        self,
+        handle: Any,
+        answer_seconds: float = ANSWER_SECONDS,
+        epoch: int = 0,
+        *,
+        directory: Path | None = None,
+    ) -> None:
+        self.handle, self._directory = handle, directory
         self.epoch = epoch
         """That of the learner which uses this client."""
         self._answer_seconds = answer_seconds
@@ -279,8 +291,13 @@ class BrokerClient:
         return batch and replace(batch, payloads=[memoryview(x) for x in batch.payloads])
 
     async def start(self, *, again: bool = False) -> None:
-        """Wait until the broker works, for the first time or `again`; raise why it cannot."""
-        await self._opened()
+        """Wait until the broker works, for the first time or `again`; raise why it cannot.
+
+        Raises TimeoutError if it takes longer than START_SECONDS and the time for its ledger.
+        """
+        reading = reading_seconds(self._directory) if self._directory is not None else 0.0
+        async with asyncio.timeout(START_SECONDS + reading):
+            await self._opened()
 
     async def live(self) -> None:
         """Wait for the death of the process, which Ray restarts; raise RayError then."""
@@ -317,18 +334,23 @@ class BrokerClient:
                 done, _ = await asyncio.wait([call], timeout=seconds)
                 if done:
                     return call.result()
-                if not await self._is_paused():
+                if not await self._is_paused() and not call.done():
                     raise BrokerLostError(f"{name}: the broker did not answer within {seconds:g} s")
         finally:
             call.cancel()
 
     async def _is_paused(self) -> bool:
-        """Return True if the broker lives, and has a reason to answer late: its disk is full."""
+        """Return True if the broker has a reason to answer late: its disk, or its own restart.
+
+        While its constructor runs again, Ray keeps calls until it can answer them.
+        """
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(self._answer_seconds):
-                return await self.handle.paused.remote() is not None
+            async with asyncio.timeout(RESTART_FACTOR * self._answer_seconds):
+                paused = await self.handle.paused.remote()
         except TimeoutError:
             return False
+        return paused is not None or time.monotonic() - began > self._answer_seconds
 
     async def _send(self) -> None:
         """Send the outbox, message after message, until it is empty."""

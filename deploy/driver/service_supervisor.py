@@ -103,8 +103,10 @@ class ServiceSupervisor:
                     self.client.stop(again=True)  # it may hang
             except TimeoutError:
                 self.client.stop(again=True)
-                silent = SILENT_SECONDS
-                reason = f"it did not answer within {silent:g} s"
+                reason = "it did not start in time"
+                if began is not None:
+                    silent = SILENT_SECONDS
+                    reason = f"it did not answer within {silent:g} s"
             else:
                 raise RunFailed(f"{self.name} ended without a reason")
             worked = 0.0 if began is None else self._clock.monotonic() - began
