@@ -249,8 +249,8 @@ def test_segments_that_the_broker_before_appended_later_are_not_taken_for_new_on
         with (journal / newest.name).open("ab") as file:
             file.write(b"late")
         again = begin(tmp_path, "elsewhere", max_staleness=2)
+        assert await work(again, 4)
         await train(again)
-        await work(again, 4)
         await again.close()
         for copy in journal.iterdir():
             assert copy.read_bytes() == (lost / JOURNAL_NAME / copy.name).read_bytes()
