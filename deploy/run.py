@@ -60,7 +60,12 @@ class Run:
         )
         self.starting = {"the run"}
         """Processes that have not started yet, and the run itself until its loop begins."""
-        metrics = RunMetrics(context.record, directory.path, lambda: self.watchdog.overdue)
+        metrics = RunMetrics(
+            context.record,
+            directory.path,
+            lambda: self.watchdog.overdue,
+            processes=self.processes.names,
+        )
         self.exporter: Exporter | None = None
         if config.deploy.metrics:
             reachable, node = self.targets.reachable, ray.util.get_node_ip_address()
@@ -123,7 +128,8 @@ class Run:
 
     async def train(self) -> None:
         """Do the work of the run, watched from its beginning."""
-        meanwhile = [named("watchdog", self.watchdog.follow())]
+        meanwhile = [named(service.name, service.run()) for service in self.processes.services]
+        meanwhile.append(named("watchdog", self.watchdog.follow()))
         if self.exporter is not None:
             meanwhile.append(named("exporter", self.exporter.follow()))
         await all_or_first_error([named("run", self.work())], meanwhile=meanwhile)
@@ -156,7 +162,6 @@ class Run:
                     named("learner", processes.learner.remain()),
                     named("recorder", self.recorder.follow()),
                     named("drift", self.recorder.drift.follow()),
-                    *(named(service.name, service.run()) for service in processes.services),
                 ],
             )
 
@@ -169,11 +174,13 @@ class Run:
         config, console = self.context.config, self.context.console
         model_path = self.context.inputs.model_path
         console.say(f"the learner and {config.actors.count} actor(s) load {model_path}")
-        # Engines first: one that shares a GPU takes memory by what is free while it starts.
+        broker, broadcaster, *reward_models = self.processes.services
+        # Engines before others: one that shares a GPU takes memory by what is free as it starts.
         loading = {
+            **{service.name: service.start for service in (broker, broadcaster)},
             **{actor.name: actor.start for actor in self.processes.actors},
             "learner": self.processes.learner.start,
-            **{service.name: service.start for service in self.processes.services},
+            **{service.name: service.start for service in reward_models},
         }
         shared = any(0 < role.gpus < 1 for role in (config.actors, config.learner))
         turn = asyncio.Lock() if shared else nullcontext()

@@ -11,6 +11,7 @@ from deploy.config.run_config import RunConfig
 from deploy.driver.restart_policy import note_restart
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
+from deploy.preflight.disk_space import backup_warning
 from deploy.preflight.inputs import Inputs
 from deploy.preflight.provenance import environment
 from deploy.report.report import draw
@@ -47,6 +48,8 @@ def run(
     checkpoint = find_checkpoint(directory, console.say)
     record = restore(config, directory, now=clock.process_started(), say=console.say)
     config = learner_on_cores(config, usable_cores())
+    if warning := backup_warning(directory.path, directory.backup):
+        console.say(warning)
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
     if (process := session_process.session) is not None and process.crash is not None:

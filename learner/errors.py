@@ -30,5 +30,7 @@ class RankFailed(LearnerError):
 
     died: bool = False
     """True if the process is gone, whatever ended it."""
+    silent_seconds: float = 0.0
+    """Seconds for which the process had not answered."""
     is_root_cause: bool = True
     """False for a lost connection, which the death of another rank may have caused."""

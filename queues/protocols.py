@@ -7,7 +7,7 @@ After the broker is closed every call raises QueueClosed, and after a failed com
 only `cursor`, which reads memory, still answers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from queues.records import Batch, Evaluation, Lease, Prompt, Purpose, PutStatus
@@ -89,12 +89,13 @@ class WorkQueue(Protocol):
         """
 
     async def heartbeat(
-        self, engine_id: str, held: Sequence[tuple[str, int]]
+        self, engine_id: str, held: Collection[tuple[str, int]]
     ) -> list[tuple[str, int]]:
         """Renew leases, given as (group id, attempt); return those that are lost: abort them.
 
-        They are all that the engine holds. A broker that was made again takes back what else it had
-        leased to the engine before, since the answer to that lease was lost.
+        They are all that the engine holds, read again if the call is repeated. A broker that was
+        made again takes back what else it had leased to the engine before, since the answer to that
+        lease was lost.
         """
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:

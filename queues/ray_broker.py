@@ -8,9 +8,11 @@ leases go on. A supervisor ends one that hangs, and counts.
 import asyncio
 import functools
 import inspect
+import logging
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
@@ -31,11 +33,13 @@ from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
 from queues.records import Batch, Prompt, PutStatus
+from queues.runtime.disk_space import full_disk_message, has_space
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
 from queues.storage.ledger_schema import FILE_NAME
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -47,8 +51,14 @@ MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 LEAST_BYTES_PER_SECOND = 5e6
 """Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
+START_SECONDS = 120.0
+"""Time for the broker's process to start, beyond that for its ledger."""
+RESTART_FACTOR = 20.0
+"""Deadlines of a call in which a broker that is made again answers at all."""
 REPEAT_SECONDS = 0.2
 """Wait before a call is repeated whose broker is being made again."""
+SPACE_SECONDS = 1.0
+"""Interval between probes of a disk that is full when the broker is made again."""
 SCRAPE_SECONDS = 5.0
 """Deadline of a scrape's question to the broker."""
 
@@ -66,7 +76,7 @@ def create_broker(
     config: QueuesConfig,
     spec: RunSpec,
     session: str | None = None,
-    start_seconds: float = 120.0,
+    start_seconds: float = START_SECONDS,
 ) -> "BrokerClient":
     """Start the broker of a run on this node; for the arguments see `Broker`.
 
@@ -81,17 +91,22 @@ def create_broker(
         .options(**options, scheduling_strategy=here)
         .remote(directory, config=config, spec=spec, session=session, owner=uuid.uuid4().hex)
     )
-    try:
-        ray.get(actor.opened.remote(), timeout=start_seconds)
-    except GetTimeoutError as error:
-        ray.kill(actor)
-        raise BrokerLostError(
-            f"create_broker: the broker did not start within {start_seconds:.0f} s, the size of"
-            f" {directory / FILE_NAME} allowed for"
-        ) from error
-    except RayError as error:
-        raise _translate(error) from error
-    return BrokerClient(actor)
+    deadline = time.monotonic() + start_seconds
+    while True:
+        try:
+            ray.get(actor.opened.remote(), timeout=max(0.0, deadline - time.monotonic()))
+        except ActorUnavailableError:  # its process died, and is started again
+            time.sleep(REPEAT_SECONDS)
+        except GetTimeoutError as error:
+            ray.kill(actor)
+            raise BrokerLostError(
+                f"create_broker: the broker did not start within {start_seconds:.0f} s, the size of"
+                f" {directory / FILE_NAME} allowed for"
+            ) from error
+        except RayError as error:
+            raise _translate(error) from error
+        else:
+            return BrokerClient(actor, directory=directory)
 
 
 class BrokerActor(Broker):
@@ -102,10 +117,14 @@ class BrokerActor(Broker):
 
     _error: QueuesError | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         keep_logs_small()
+        if ray.get_runtime_context().was_current_actor_reconstructed and not has_space(directory):
+            log.warning("paused: %s", full_disk_message(directory))
+            while not has_space(directory):  # callers wait for the constructor meanwhile
+                time.sleep(SPACE_SECONDS)
         try:
-            super().__init__(*args, **options)
+            super().__init__(directory, **options)
         except QueuesError as error:
             self._error = error
 
@@ -179,15 +198,23 @@ class BrokerClient:
     """The calls of `queues.protocols`, over Ray; can be sent to other Ray actors.
 
     Every method raises what the broker raised, or BrokerLostError if the broker is gone for good or
-    does not answer within `answer_seconds` (long polls: beyond their own timeout). While the broker
+    does not answer within `answer_seconds` (long polls: beyond their own timeout), although it
+    answers others, or answers nothing for RESTART_FACTOR times as long. While the broker
     pauses (`Broker.paused`), calls that need its disk wait as long as it does. While Ray makes the
     broker again, they wait too, and are repeated then; each may be repeated without harm.
 
     A call that is given up may still take effect: a lease whose answer nobody received expires.
     """
 
-    def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS, epoch: int = 0) -> None:
-        self.handle = handle
+    def __init__(
+        self,
+        handle: Any,
+        answer_seconds: float = ANSWER_SECONDS,
+        epoch: int = 0,
+        *,
+        directory: Path | None = None,
+    ) -> None:
+        self.handle, self._directory = handle, directory
         self.epoch = epoch
         """That of the learner which uses this client."""
         self._answer_seconds = answer_seconds
@@ -208,7 +235,6 @@ class BrokerClient:
 
     serving = _remote(Broker.serving)
     lease = _remote(Broker.lease)
-    heartbeat = _remote(Broker.heartbeat)
     save = _remote(Broker.save)
     fail = _remote(Broker.fail)
     release = _remote(Broker.release)
@@ -248,14 +274,30 @@ class BrokerClient:
             self._sending = asyncio.create_task(self._send())
         return await answer
 
+    async def heartbeat(
+        self, engine_id: str, held: Collection[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
+        """Implement `WorkQueue.heartbeat`; `held` is read again if the call is repeated."""
+
+        def send() -> Any:
+            return self.handle.heartbeat.remote(engine_id, [*held])
+
+        lost: list[tuple[str, int]] = await self.answer("heartbeat", send, 0.0)
+        return lost
+
     async def take(self, version: int, timeout: float) -> Batch | None:
         """Implement `BatchQueue.take`; the payloads are read where Ray keeps them."""
         batch = await self._take(version, timeout)
         return batch and replace(batch, payloads=[memoryview(x) for x in batch.payloads])
 
     async def start(self, *, again: bool = False) -> None:
-        """Wait until the broker works, for the first time or `again`; raise why it cannot."""
-        await self._opened()
+        """Wait until the broker works, for the first time or `again`; raise why it cannot.
+
+        Raises TimeoutError if it takes longer than START_SECONDS and the time for its ledger.
+        """
+        reading = reading_seconds(self._directory) if self._directory is not None else 0.0
+        async with asyncio.timeout(START_SECONDS + reading):
+            await self._opened()
 
     async def live(self) -> None:
         """Wait for the death of the process, which Ray restarts; raise RayError then."""
@@ -292,18 +334,23 @@ class BrokerClient:
                 done, _ = await asyncio.wait([call], timeout=seconds)
                 if done:
                     return call.result()
-                if not await self._is_paused():
+                if not await self._is_paused() and not call.done():
                     raise BrokerLostError(f"{name}: the broker did not answer within {seconds:g} s")
         finally:
             call.cancel()
 
     async def _is_paused(self) -> bool:
-        """Return True if the broker lives, and has a reason to answer late: its disk is full."""
+        """Return True if the broker has a reason to answer late: its disk, or its own restart.
+
+        While its constructor runs again, Ray keeps calls until it can answer them.
+        """
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(self._answer_seconds):
-                return await self.handle.paused.remote() is not None
+            async with asyncio.timeout(RESTART_FACTOR * self._answer_seconds):
+                paused = await self.handle.paused.remote()
         except TimeoutError:
             return False
+        return paused is not None or time.monotonic() - began > self._answer_seconds
 
     async def _send(self) -> None:
         """Send the outbox, message after message, until it is empty."""

@@ -287,7 +287,7 @@ class RolloutWorker:
         """Renew the leases, save finished rollouts, and abort the groups whose lease is lost."""
         while True:
             await asyncio.sleep(self.heartbeat_seconds)
-            for lost in await self.work.heartbeat(self._engine_id, list(self.held)):
+            for lost in await self.work.heartbeat(self._engine_id, self.held.keys()):
                 if (task := self.held.get(lost)) is not None:
                     task.cancel()
             for partial in [*self._partial_groups.values()]:

@@ -59,8 +59,8 @@ def resume(
 
     terminal = Terminal()
     if (Path(run) / CURRENT).exists():
-        directory = from_backup(Path(run), runs_dir)
-        terminal.say(f"{directory.path} is made anew from its backup {run}")
+        directory = from_backup(Path(run), runs_dir, terminal.say)
+        _goes_on(directory)
     else:
         directory = RunDirectory.open(run, runs_dir)
     with directory.held(end_leftovers):
@@ -68,9 +68,11 @@ def resume(
 
 
 def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal") -> None:
+    from deploy.storage.recovery import named_backup
     from deploy.storage.sessions import resumed_recipe
 
-    config, changes = resumed_recipe(directory, overrides)
+    with named_backup(directory):
+        config, changes = resumed_recipe(directory, overrides)
     _allow_restarts(config)
     asks_for_more = any(change.name == "steps" for change in changes)
     if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
@@ -98,6 +100,11 @@ def _allow_restarts(config: "RunConfig") -> None:
         session_process.session.allow(config.deploy.max_restarts)
 
 
+def _goes_on(directory: "RunDirectory") -> None:
+    if session_process.session is not None:
+        session_process.session.goes_on(directory.path)
+
+
 def _trained_when_done(directory: "RunDirectory") -> int | None:
     """Return the number of batches of a run that is done; None if it is not, or cannot be said."""
     try:
@@ -116,8 +123,7 @@ def _train(
         from deploy.runtime.console import log_to
         from queues.runtime.disk_space import is_full
         from weight_sync.transports.filesystem import claim
-    if session_process.session is not None:
-        session_process.session.goes_on(directory.path)
+    _goes_on(directory)
     directory.logs.mkdir(exist_ok=True)
     try:
         with log_to(directory.logs / "driver.log"):

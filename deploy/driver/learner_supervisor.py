@@ -166,7 +166,8 @@ class LearnerSupervisor:
             self._group.kill()
             if self._stopping:
                 return
-            await self._restarts.allow(reason, worked=worked)
+            silent = error.silent_seconds if isinstance(error, RankFailed) else 0.0
+            await self._restarts.allow(reason, worked=worked, silent=silent)
             self._epoch, worked = self._epoch + 1, 0.0
             try:
                 await self._restarts.await_start(self._load_again())

@@ -20,7 +20,8 @@ from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.observability.exporter import metrics_access, show_process
-from deploy.storage.run_record import BROADCASTER, BROKER, REWARD_MODEL
+from deploy.runtime.session_process import DRIVER
+from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL
 from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import LearnerGroup, create_learner
 from learner.ranks.spec import LearnerSpec
@@ -99,6 +100,11 @@ class Processes:
     def actors(self) -> list[ActorSupervisor]:
         """The supervisors of all rollout actors that there ever were; the list grows."""
         return self.fleet.actors
+
+    def names(self) -> list[str]:
+        """Return the names under which restarts are counted."""
+        names = *(x.name for x in self.services), *(x.name for x in self.actors)
+        return [DRIVER, LEARNER, *names]
 
     def handles(self) -> dict[str, Any]:
         """Return the Ray handles of all present processes by name."""

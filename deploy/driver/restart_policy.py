@@ -39,14 +39,16 @@ class Restarts:
         self._died_at: float | None = None
         """Monotonic seconds since when the process is away; None while it works or first starts."""
 
-    async def allow(self, reason: str, *, worked: float) -> None:
+    async def allow(self, reason: str, *, worked: float, silent: float = 0.0) -> None:
         """Wait until a process that died after `worked` seconds may be restarted.
+
+        It had not answered for `silent` seconds, which count as lost.
 
         Raises:
             RunFailed: The process died more often in a row than deploy.max_restarts.
         """
         if self._died_at is None:
-            self._died_at = self._clock.monotonic()
+            self._died_at = self._clock.monotonic() - silent
         wait = self._budget.next_wait(settled=worked >= SETTLED_SECONDS)
         if wait is None:
             raise RunFailed(self._budget.exhausted(self._name, reason))

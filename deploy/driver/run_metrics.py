@@ -3,7 +3,7 @@
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client.core import (
@@ -24,7 +24,8 @@ class RunMetrics(Collector):
     """Collects metrics from the record of a run, in a scrape's thread while the driver appends.
 
     Also those of the disk of the run's `folder`, whose answer a scrape waits for `disk_seconds`,
-    and of the waits that `overdue` returns.
+    and of the waits that `overdue` returns. `processes` names those whose restarts are counted from
+    0 on: Prometheus sees no increase in a series that begins at 1.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class RunMetrics(Collector):
         folder: Path,
         overdue: Callable[[], Sequence[Wait]],
         *,
+        processes: Callable[[], Iterable[str]] = tuple,
         disk_seconds: float = 1.0,
     ) -> None:
         self._record, self._folder, self._overdue = record, folder, overdue
-        self._disk_seconds = disk_seconds
+        self._processes, self._disk_seconds = processes, disk_seconds
         self._one_scrape = threading.Lock()
         self._free: int | None = None
         self._asking: threading.Thread | None = None
@@ -73,8 +75,8 @@ class RunMetrics(Collector):
             family = CounterMetricFamily(
                 f"headway_{name}", text, labels=["restarted", "restarted_role"]
             )
-            for process, figure in list(figures.items()):
-                family.add_metric([process, role(process)], figure)
+            for process in dict.fromkeys([*self._processes(), *figures]):
+                family.add_metric([process, role(process)], figures.get(process, 0))
             yield family
         drifts = GaugeMetricFamily(
             "headway_engine_drift",

@@ -63,45 +63,56 @@ class ServiceSupervisor:
         self.metrics: str | None = None
         """Address of its metrics, as host:port; None while there is none."""
         self._on_restart = on_restart
+        self._wanted, self._works = asyncio.Event(), asyncio.Event()
         self._restarts = Restarts(context, name, clock)
 
-    async def start(self, *, again: bool = False) -> None:
-        """Wait for the process, for the first time or `again`; the caller sets the deadline.
-
-        Raises:
-            RayError: The process died, or could not start.
-        """
-        await self.client.start(again=again)
-        if self._serve is not None:
-            self.metrics = await self._serve()
+    async def start(self) -> None:
+        """Have `run` start the process for the first time; the caller sets the deadline."""
+        self._wanted.set()
+        await self._works.wait()
 
     async def run(self) -> None:
-        """Restart the process whenever it dies, until cancelled; to be called after `start`.
+        """Keep the process at work from `start` on, until cancelled: restart it whenever it dies.
 
         Raises:
             RunFailed: It died more often in a row than deploy.max_restarts, or started too slowly.
             RayError: It cannot be started any more.
         """
+        await self._wanted.wait()
         again = False
         while True:
             began: float | None = None
+            silent = 0.0
             try:
                 if again:
-                    await self._restarts.await_start(self.start(again=True))
+                    await self._restarts.await_start(self._start(again=True))
                     if self._on_restart is not None:
                         await self._on_restart()
+                else:
+                    await self._start()
+                self._works.set()
                 began = self._clock.monotonic()
                 await self._live()
             except (RayActorError, BroadcasterDied, BrokerLostError) as error:
                 reason = f"its process died: {first_line(error)}"
+                if began is None and not isinstance(error, RayActorError):
+                    self.client.stop(again=True)  # it may hang
             except TimeoutError:
                 self.client.stop(again=True)
-                reason = f"it did not answer within {SILENT_SECONDS:g} s"
+                reason = "it did not start in time"
+                if began is not None:
+                    silent = SILENT_SECONDS
+                    reason = f"it did not answer within {silent:g} s"
             else:
                 raise RunFailed(f"{self.name} ended without a reason")
             worked = 0.0 if began is None else self._clock.monotonic() - began
-            await self._restarts.allow(reason, worked=worked)
+            await self._restarts.allow(reason, worked=worked, silent=silent)
             again = True
+
+    async def _start(self, *, again: bool = False) -> None:
+        await self.client.start(again=again)
+        if self._serve is not None:
+            self.metrics = await self._serve()
 
     async def _live(self) -> None:
         """Wait until the process dies, and raise RayActorError, or TimeoutError if it hangs."""

@@ -155,7 +155,7 @@ def troubles(now: Moment) -> list[str]:
     """List problems that need attention."""
     problems = [f"{name} does not answer" for name, seen in now.processes.items() if seen is None]
     if now.value("headway_paused"):
-        problems.append("paused: the broker's disk is full")
+        problems.append("paused: the broker waits for its disk or its backup")
     lag, bound = now.value("headway_max_lag"), now.value("headway_max_staleness")
     if lag is not None and bound is not None and lag > bound:
         problems.append(f"a token of lag {lag:g} was trained, above max_staleness = {bound:g}")

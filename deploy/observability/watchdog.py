@@ -186,7 +186,7 @@ class Watchdog:
             self._learner_epoch = self._newest.learner[0]
         if (paused is None) != (self._paused is None):
             self._screen.say(
-                f"paused: {paused}" if paused else "the disk has space again; the run goes on"
+                f"paused: {paused}" if paused else "the pause is over; the run goes on"
             )
         self._paused = paused
         times = (batch.times for batch in self._record.batches)

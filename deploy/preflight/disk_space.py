@@ -1,8 +1,8 @@
 """Checks that the folder of runs can be written and has space for what a run will write.
 
 The check is a lower bound: the checkpoints that are kept and one more, since a new one is written
-before an old one is deleted, and the rollouts between two of them. For a resumed run, it is what
-the remaining steps add to the checkpoints that are there.
+before an old one is deleted, and the rollouts between two of them, which a backup has too. For a
+resumed run, it is what the remaining steps add to the checkpoints that are there.
 """
 
 import math
@@ -50,14 +50,20 @@ def file_system(folder: Path) -> str:
     return max(above, key=lambda mount: len(mount.mountpoint)).fstype if above else ""
 
 
-def check_checkpoint_dir(config: RunConfig) -> Path | None:
-    """Return the folder of checkpoints if it is not the run's, as `check_runs_dir` does."""
+def check_other_dirs(config: RunConfig) -> dict[str, Path]:
+    """Return the other folders of [deploy] that are set, by key, as `check_runs_dir` does."""
     folders = {
         "checkpoint_dir": config.deploy.checkpoint_dir,
         "backup_dir": config.deploy.backup_dir,
     }
-    apart = [_existing(f"deploy.{key}", folder) for key, folder in folders.items() if folder]
-    return apart[0] if apart else None
+    return {key: _existing(f"deploy.{key}", path) for key, path in folders.items() if path}
+
+
+def backup_warning(run: Path, backup: Path) -> str | None:
+    """Return a warning if a run and its backup, which may not exist, are on the same disk."""
+    if not backup.exists() or run.stat().st_dev != backup.stat().st_dev:
+        return None
+    return f"{backup.resolve()} is on the disk of {run}, whose loss it does not outlive"
 
 
 def _existing(key: str, folder: Path) -> Path:
@@ -81,9 +87,13 @@ def check_free_space(
     Raises:
         InputError: Too little is free; names how much is needed for what.
     """
-    folder, apart = check_runs_dir(config), check_checkpoint_dir(config)
-    if resumed is not None:
-        apart = resumed.resolve() if resumed.is_symlink() else None
+    folders = {"runs_dir": check_runs_dir(config), **check_other_dirs(config)}
+    saved_in = next((key for key in ("checkpoint_dir", "backup_dir") if key in folders), "runs_dir")
+    if resumed is not None and not resumed.is_symlink():
+        saved_in = "runs_dir"
+    elif resumed is not None:
+        saved_in = saved_in.replace("runs_dir", "checkpoint_dir")
+        folders[saved_in] = resumed.resolve()
     parameters = sum(math.prod(shape) for shape in shapes.values())
     checkpoint = parameter_bytes(config.learner) * parameters
     every, keep = config.learner.checkpoint_every, config.learner.keep_checkpoints
@@ -104,11 +114,11 @@ def check_free_space(
     )
     rollouts_between = f"{decimal(journal)} of rollouts between two"
     growth = max(0, checkpoints * checkpoint - stored)
-    if apart is None:
-        _require(folder, growth + journal, f"{saved}, and {rollouts_between}", "runs_dir")
-    else:
-        _require(folder, journal, rollouts_between, "runs_dir")
-        _require(apart, growth, saved, "checkpoint_dir")
+    for key, folder in folders.items():
+        parts = {saved: growth} if key == saved_in else {}
+        if key != "checkpoint_dir":
+            parts[rollouts_between] = journal
+        _require(folder, sum(parts.values()), ", and ".join(parts), key)
 
 
 def _require(folder: Path, needed: int, what: str, key: str) -> None:

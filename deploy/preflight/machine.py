@@ -10,7 +10,7 @@ from deploy.config.weight_transport_rules import check_devices
 from deploy.errors import InputError
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
-from deploy.preflight.disk_space import check_checkpoint_dir, check_runs_dir
+from deploy.preflight.disk_space import check_other_dirs, check_runs_dir
 from queues.runtime.cpu_affinity import parse_cores
 
 DESCRIPTORS = 256
@@ -25,7 +25,7 @@ def check_machine(config: RunConfig) -> None:
     """Check the folder of runs, open files, cores, devices, addresses and trackers."""
     deploy = config.deploy
     check_runs_dir(config)
-    check_checkpoint_dir(config)
+    check_other_dirs(config)
     check_descriptors(config)
     _check_cores(config)
     check_gpus(config, visible_gpus())

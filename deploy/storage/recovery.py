@@ -7,6 +7,7 @@ newest committed checkpoint ─ damaged? ─▶ the one before ─▶ … ─▶
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import recorded_checkpoints
 from queues.readers.lost_groups import lost_groups
 from queues.runtime.folder_checksums import damage_of
-from queues.storage.backup import restore
+from queues.storage.backup import check_backup, read_current, restore
 from queues.storage.ledger_schema import JOURNAL_NAME
 from queues.storage.salvage import forget_checkpoints
 
@@ -75,13 +76,14 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
         LedgerError: The ledger is missing or damaged, or ends before the newest checkpoint does.
         JournalError: A group that is needed from there on cannot be read from the journal.
     """
-    if not check_ledger(directory):
-        return None
-    chosen, damaged = _newest_whole(directory)
-    for text in give_up(directory, damaged):
-        say(f"{text}; the one before is taken")
-    _require_groups(directory, chosen[0] if chosen else 0)
-    return chosen
+    with named_backup(directory):
+        if not check_ledger(directory):
+            return None
+        chosen, damaged = _newest_whole(directory)
+        for text in give_up(directory, damaged):
+            say(f"{text}; the one before is taken")
+        _require_groups(directory, chosen[0] if chosen else 0)
+        return chosen
 
 
 def find_checkpoint_of_live(directory: RunDirectory, say: Say) -> tuple[int, Path] | None:
@@ -122,32 +124,57 @@ def _require_groups(directory: RunDirectory, since: int) -> None:
         )
 
 
-def from_backup(backup: Path, runs_dir: Path) -> RunDirectory:
+def from_backup(backup: Path, runs_dir: Path, say: Say) -> RunDirectory:
     """Make the folder of a run anew from its backup, in `runs_dir`, and return it.
 
     Raises:
-        InputError: There is a folder of that name.
+        InputError: There is a folder of that name, or another command makes it.
         LedgerError: It is no backup, or cannot be copied.
     """
-    partial = RunDirectory((runs_dir / f".{backup.absolute().name}.restored").absolute())
-    shutil.rmtree(partial.path, ignore_errors=True)
-    partial.logs.mkdir(mode=0o700, parents=True)
-    partial.path.chmod(0o700)
-    partial.checkpoints.symlink_to(restore(backup, partial.path))
-    partial.backup.symlink_to(backup.resolve())
-    recipe = last_recipe(partial)
-    if recipe is None:
-        raise LedgerError(f"{backup} was made before a session of its run began")
-    partial.store_recipe(recipe)
-    directory = RunDirectory.of(recipe)
+    directory = RunDirectory((runs_dir / read_current(backup)["name"]).absolute())
+    partial = RunDirectory(directory.path.with_name(f".{directory.path.name}.restored"))
     try:
-        partial.path.rename(directory.path)
-    except OSError:
-        raise InputError(
-            f"{directory.path} exists: go on with `headway resume {directory.path}`, or move it "
-            "away so that the run is made anew from its backup"
-        ) from None
+        with directory.named():
+            if directory.path.exists():
+                raise InputError(
+                    f"{directory.path} exists: go on with `headway resume {directory.path}`, or "
+                    "move it away so that the run is made anew from its backup"
+                )
+            say(f"{directory.path} is made anew from its backup {backup}")
+            shutil.rmtree(partial.path, ignore_errors=True)
+            for folder in (partial.path, partial.logs):
+                folder.mkdir(backup.stat().st_mode & 0o777)
+            partial.backup.symlink_to(backup.resolve())
+            partial.checkpoints.symlink_to(restore(backup, partial.path))
+            recipe = last_recipe(partial)
+            if recipe is None:
+                raise LedgerError(f"{backup} was made before a session of its run began")
+            partial.store_recipe(recipe)
+            partial.path.rename(directory.path)
+    except BlockingIOError:
+        raise InputError(f"another command makes {directory.path}; wait for its end") from None
     return directory
+
+
+@contextmanager
+def named_backup(directory: RunDirectory) -> Iterator[None]:
+    """Refuse a run that went on elsewhere; errors of damage in the block name its backup.
+
+    Raises:
+        LedgerError: The run went on elsewhere, or what the block raises.
+        JournalError: What the block raises.
+    """
+    backup = directory.backup.resolve() if directory.backup.is_symlink() else None
+    if backup is not None:
+        check_backup(directory.path, backup)
+    try:
+        yield
+    except (LedgerError, JournalError) as error:
+        if backup is None:
+            raise
+        raise type(error)(
+            f"{error}; or move {directory.path} away, and `headway resume {backup}` makes it anew"
+        ) from error
 
 
 def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:

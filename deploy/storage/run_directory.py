@@ -7,7 +7,7 @@ checkpoints/      v000060/ …, or a link        recoveries.jsonl  their time aw
                                                waits.jsonl     overdue waits
 summary.json      figures of the run           drift.jsonl     engines that drift
 scalings.jsonl    changes of actors            sessions.jsonl  recipe, program, machine
-backup            link to the copy, if any
+backup            link to the copy, if any     backup.claim    of a run made from its copy
 logs/             output of every process      report.html     the figures as a page of plots
 """
 
@@ -29,12 +29,14 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, exit_code_of
 from deploy.runtime.session_process import PARENT_LOCK
 from deploy.runtime.signals import deferred
+from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
 from queues.runtime.atomic_file import atomic_file, sync_path
 from queues.runtime.clean_text import without_secrets_in
 from queues.runtime.file_lock import is_at, is_held, locked
 from queues.runtime.nearest_name import nearest
+from queues.storage.backup import is_taken_over
 
 CHECKSUM = "checksum"
 """Key of `summary.json` with the checksum of the others."""
@@ -107,7 +109,7 @@ class RunDirectory:
         partial = RunDirectory(self.path.with_name(f".{self.path.name}.partial"))
         with ExitStack() as free:
             try:
-                free.enter_context(self._named())
+                free.enter_context(self.named())
                 self._restore()  # after a kill
                 if self.path.exists():
                     self._check_replaceable(free, replace=replace)
@@ -149,7 +151,7 @@ class RunDirectory:
         if self._replaced.exists() and not self.path.exists():
             self._replaced.rename(self.path)
 
-    def _named(self) -> AbstractContextManager[int]:
+    def named(self) -> AbstractContextManager[int]:
         """Return a lock without which no folder of this name is made, replaced or deleted."""
         file = self.path.with_name(f".{self.path.name}.lock")
         return locked(file, passing=True, parents=True, seconds=NAMING_SECONDS)
@@ -170,7 +172,7 @@ class RunDirectory:
         """Delete the folder whose lock is open, if it is still here; restore what it replaced."""
         doomed = self.path.with_name(f".{self.path.name}.discarded")
         with deferred():
-            with self._named():
+            with self.named():
                 if not is_at(descriptor, self._lock):
                     return
                 _delete(doomed)
@@ -365,8 +367,13 @@ def _checksum(summary: Mapping[str, Any]) -> str:
 
 
 def _delete(folder: Path) -> None:
-    """Delete the folder of a run, and its checkpoints and its backup where they are elsewhere."""
-    for link in (folder / "checkpoints", folder / "backup"):
-        if link.is_symlink():
-            shutil.rmtree(link.resolve(), ignore_errors=True)
+    """Delete the folder of a run, and its checkpoints and its backup where they are elsewhere.
+
+    These stay if the run went on elsewhere, or if that cannot be read.
+    """
+    links = [link for link in (folder / "checkpoints", folder / "backup") if link.is_symlink()]
+    with suppress(LedgerError, OSError):
+        if not is_taken_over(folder, folder / "backup"):
+            for target in [link.resolve() for link in links]:
+                shutil.rmtree(target, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from deploy.errors import InputError
 from deploy.storage.mending import Say, mend_rows, set_aside
-from deploy.storage.recovery import examine, give_up, unknown_checkpoints
+from deploy.storage.recovery import examine, give_up, named_backup, unknown_checkpoints
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
 from queues.errors import LedgerError
@@ -30,7 +30,7 @@ def salvage(directory: RunDirectory, say: Say) -> None:
         InputError: Another command works on the run.
         LedgerError: The ledger itself is damaged; names a checkpoint that is whole.
     """
-    with directory.held():
+    with directory.held(), named_backup(directory):
         _salvage_recipe(directory, say)
         try:
             trained = len(read_batches(directory.path))

@@ -98,7 +98,7 @@ class LearnerGroup:
                 late = 0
                 await asyncio.sleep(self._ping_seconds)
         failed = RankFailed(f"rank {number} hangs: no answer in {self._silent_seconds:g} s")
-        failed.died = True
+        failed.died, failed.silent_seconds = True, self._silent_seconds
         raise failed
 
     async def serve_metrics(self, access: MetricsAccess) -> str:

@@ -70,19 +70,23 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         probe_seconds: float = 1.0,
     ) -> None:
         state = BrokerState(config=config, spec=spec)
+        if spec.backup is not None:
+            check_backup(directory, spec.backup)
         lock_seconds = TEST_SECONDS if owner is None else PREDECESSOR_SECONDS
         ledger = Ledger(directory, synchronous=config.synchronous, lock_seconds=lock_seconds)
         try:
             goes_on = recover(ledger, state, owner=owner)
-            if spec.backup is not None:
-                check_backup(directory, spec.backup, ledger.database)
             if session is not None and not goes_on:
                 ledger.begin_session(session)
             ledger.note(OWNER, owner or "")
             journal = Journal(directory / JOURNAL_NAME, segment_bytes=config.segment_bytes)
             if spec.backup is not None:
                 ledger.backup = Backup(
-                    directory, spec.backup, ledger.database, seconds=spec.backup_seconds
+                    directory,
+                    spec.backup,
+                    ledger.database,
+                    seconds=spec.backup_seconds,
+                    probe_seconds=probe_seconds,
                 )
         except BaseException:
             ledger.close()

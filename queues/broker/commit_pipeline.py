@@ -57,12 +57,14 @@ class CommitPipeline:
     @property
     def paused(self) -> str | None:
         """Reason why nothing is made durable for now; None normally."""
-        return self._ledger_writer.paused or self._journal_writer.paused
+        paused = self._ledger_writer.paused or self._journal_writer.paused
+        return paused or (self.ledger.backup.paused if self.ledger.backup else None)
 
     @property
     def paused_until(self) -> float:
         """End of the last pause in monotonic seconds; minus infinity before the first pause."""
-        until = max(self._ledger_writer.paused_until, self._journal_writer.paused_until)
+        writers = (self._ledger_writer, self._journal_writer, self.ledger.backup)
+        until = max(writer.paused_until for writer in writers if writer is not None)
         return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:
@@ -111,6 +113,8 @@ class CommitPipeline:
         """End every long poll with QueueClosed, then commit what was submitted and close."""
         self._closed = True
         self._wake_all()
+        if self.ledger.backup is not None:
+            self.ledger.backup.closing.set()
         await self._journal_writer.close()
         await self._ledger_writer.close()
 

@@ -35,7 +35,7 @@ class BrokerMetrics(Collector):
         yield Gauge("headway_staleness_window", text, status.staleness_window)
         text = "Live groups whose deadline has passed."
         yield Gauge("headway_overdue_groups", text, status.overdue)
-        text = "1 while the broker's disk is full."
+        text = "1 while the broker waits for its disk or its backup."
         yield Gauge("headway_paused", text, status.paused is not None)
         text = "Longest time that a ready group has waited."
         yield Gauge("headway_ready_oldest_seconds", text, status.oldest_ready_seconds)

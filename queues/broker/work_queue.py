@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -83,8 +83,9 @@ class BrokerWorkQueue(WorkQueue):
         return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
 
     async def heartbeat(
-        self, engine_id: str, held: Sequence[tuple[str, int]]
+        self, engine_id: str, held: Collection[tuple[str, int]]
     ) -> list[tuple[str, int]]:
+        held = [*held]
         self.commits.check_open()
         self._watch_leases()
         if unclaimed := self.commits.state.groups.claim(engine_id, held):

@@ -4,33 +4,41 @@
     journal ─frames─▶ copy of the journal   always before the rows that refer to them
 
 All else follows within some seconds. The copy is a whole run at every moment, and a broker begins
-it with a copy of all that there is. `current.json` names the broker whose copy counts, so that one
-on a node which was thought lost refuses to go on once another has taken the run over.
+it with a copy of all that there is. `current.json` names the broker whose copy counts, and the
+folder that the run goes on in, so that a broker on a node which was thought lost answers no more
+once another has taken the run over, and its folder is refused.
 """
 
 import errno
 import json
 import logging
+import math
 import os
 import re
 import secrets
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from queues.errors import LedgerError
 from queues.runtime.atomic_file import atomic_file, sync_path
-from queues.storage.journal import segments
-from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME, sessions_of
+from queues.runtime.disk_space import full_disk_message, has_space, is_full
+from queues.storage.journal import segment_path, segments
+from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from queues.storage.row_checksums import register
 
 log = logging.getLogger(__name__)
 CURRENT = "current.json"
-"""Names the newest ledger of a backup, the number of its sessions, and the checkpoints."""
+"""Names the newest ledger of a backup, the run, its checkpoints, and who has taken it over last."""
+CLAIM = "backup.claim"
+"""File of a run that was made anew from its backup: what CURRENT says of who has taken it over."""
+STALLED_PROBES = 5
+"""A write that takes longer than so many probes of full storage are apart is a pause."""
 _CHANGE = re.compile(r"INSERT|UPDATE|DELETE")
 _URGENT = re.compile(r"(INSERT (OR REPLACE )?INTO|UPDATE) (batches|checkpoints)\b")
 """Takes, acknowledgements and checkpoints."""
@@ -82,19 +90,35 @@ class Backup:
         folder: That of the copy, which exists.
         database: The run's ledger, whose changes are copied from now on.
         seconds: Time within which every change is in the copy.
+        probe_seconds: Interval between probes of full storage.
 
     Raises:
-        LedgerError: The copy cannot be written, or is of a later session than the run's folder.
+        LedgerError: The copy cannot be written.
     """
 
     def __init__(
-        self, run: Path, folder: Path, database: ChangesConnection, *, seconds: float
+        self,
+        run: Path,
+        folder: Path,
+        database: ChangesConnection,
+        *,
+        seconds: float,
+        probe_seconds: float,
     ) -> None:
         self._run, self._folder = run, folder
+        self._probe_seconds = probe_seconds
         self._name = f"ledger-{secrets.token_hex(4)}.sqlite"
+        self._changes: list[Change] = []
+        """Those that are not in the copy yet."""
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self.closing = threading.Event()
+        """Set when nothing waits for space any more."""
         self._failure: str | None = None
+        self._full: str | None = None
+        self._since: float | None = None
+        """Monotonic seconds at which the present write began."""
+        self.paused_until = -math.inf
+        """Monotonic seconds of the end of the last pause; minus infinity before the first."""
         self._try(lambda: self._begin(database))
         database.committed = self._add
         self._thread = threading.Thread(
@@ -102,9 +126,18 @@ class Backup:
         )
         self._thread.start()
 
+    @property
+    def paused(self) -> str | None:
+        """Reason why calls that need the copy are answered late, for now; None normally."""
+        since = self._since
+        if since is None or self._full is not None:
+            return self._full
+        stalled = time.monotonic() - since > STALLED_PROBES * self._probe_seconds
+        return f"the backup in {self._folder} does not answer" if stalled else None
+
     def close(self) -> None:
         """Bring the copy up to date for the last time."""
-        self._closing.set()
+        self.closing.set()
         self._thread.join()
         try:
             self._try(self._flush)
@@ -114,8 +147,12 @@ class Backup:
 
     def _begin(self, database: ChangesConnection) -> None:
         """Copy all that there is, and then declare this copy the newest."""
-        (self._folder / JOURNAL_NAME).mkdir(exist_ok=True)
-        self._copy_journal()
+        journal = self._folder / JOURNAL_NAME
+        journal.mkdir(exist_ok=True)
+        self._newest = 0
+        self._copied = {x: segment_path(journal, x).stat().st_size for x in segments(journal)}
+        """Bytes of each segment in the copy; those before the newest are complete."""
+        unneeded = self._copy_journal()
         file = self._folder / self._name
         copy = sqlite3.connect(file)
         database.backup(copy)
@@ -134,123 +171,179 @@ class Backup:
         self._copy.execute("PRAGMA journal_mode = TRUNCATE")
         self._copy.execute("PRAGMA synchronous = FULL")
         register(self._copy)
-        self._copy.execute("BEGIN IMMEDIATE")
-        content = {
+        self._current = {
             "ledger": self._name,
-            "sessions": len(sessions_of(database)),
+            "name": self._run.name,
             "checkpoints": str((self._run / "checkpoints").resolve()),
+            "claim": _claim_of(self._run),
         }
-        with atomic_file(self._folder / CURRENT, durable=True) as opened:
-            opened.write(json.dumps(content).encode())
+        _write_current(self._folder, self._current)
+        self._remove(unneeded)  # also what another broker has appended since this run was restored
         for other in self._folder.glob("ledger-*"):
             if not other.name.startswith(self._name):
                 other.unlink(missing_ok=True)
 
     def _add(self, changes: list[Change]) -> None:
-        """Add the changes of a transaction; urgent changes are durable when this returns."""
+        """Add the changes of a transaction; urgent changes are durable when this returns.
 
-        def apply() -> None:
-            for sql, values in changes:
-                self._copy.executemany(sql, values)
-
-        self._try(apply)
-        if any(_URGENT.match(sql) for sql, _ in changes):
+        During a pause all changes wait, so that they do not grow without bound.
+        """
+        self._changes += changes
+        if self.paused or any(_URGENT.match(sql) for sql, _ in changes):
             self._try(self._flush)
+        elif self._failure is not None:
+            raise LedgerError(self._failure)
 
     def _flush(self) -> None:
         """Make all changes so far durable, and what they refer to."""
-        if superseded := self._superseded():
-            raise LedgerError(superseded)
+        self._check_current()
+        changes = [*self._changes]  # before the journal is copied, which then has their groups
         unneeded = self._copy_journal()
-        self._copy.execute("COMMIT")
+        if self._copy.in_transaction:  # that of a try before
+            self._copy.execute("ROLLBACK")
         self._copy.execute("BEGIN IMMEDIATE")
-        for path in unneeded:
-            path.unlink(missing_ok=True)
+        for sql, values in changes:
+            self._copy.executemany(sql, values)
+        self._copy.execute("COMMIT")
+        del self._changes[: len(changes)]
+        self._remove(unneeded)
+        self._check_current()  # another broker copies what was there before it took the run over
 
-    def _superseded(self) -> str | None:
-        """Return that another broker has taken the run over, or None."""
-        if read_current(self._folder)["ledger"] == self._name:
-            return None
-        return f"another broker goes on with this run, from {self._folder}"
+    def _check_current(self) -> None:
+        """Raise LedgerError if another broker has taken the run over."""
+        if read_current(self._folder) != self._current:
+            raise LedgerError(f"another broker goes on with this run, from {self._folder}")
 
-    def _copy_journal(self) -> list[Path]:
+    def _copy_journal(self) -> list[int]:
         """Append what the segments have got since; return those that the run has no more."""
         source, target = self._run / JOURNAL_NAME, self._folder / JOURNAL_NAME
         existing = segments(source)
-        for path in (source / f"{number:08d}.segment" for number in existing):
-            copy, size = target / path.name, path.stat().st_size
-            copied = copy.stat().st_size if copy.exists() else -1
-            if copied == size:
+        for number in existing:
+            copied = self._copied.get(number)
+            if copied is not None and number < self._newest:
                 continue
-            with path.open("rb") as read, copy.open("ab") as write:
-                if copied > size:  # frames that were taken back
-                    write.truncate(0)
-                read.seek(max(0, copied) if copied < size else 0)
-                shutil.copyfileobj(read, write)
-                write.flush()
-                os.fsync(write.fileno())
-        sync_path(target)
-        return [target / f"{x:08d}.segment" for x in segments(target) if x not in existing]
+            try:
+                read = segment_path(source, number).open("rb")
+            except FileNotFoundError:  # removed meanwhile, since nothing refers to it
+                continue
+            with read:
+                size = os.fstat(read.fileno()).st_size
+                if copied != size:
+                    with segment_path(target, number).open("wb" if copied is None else "r+b") as to:
+                        start = copied if copied and copied < size else 0
+                        to.truncate(start)  # frames may have been taken back
+                        to.seek(start)
+                        read.seek(start)
+                        shutil.copyfileobj(read, to)
+                        to.flush()
+                        os.fsync(to.fileno())
+                        if copied is None:
+                            sync_path(target)
+                        self._copied[number] = to.tell()
+        self._newest = max(existing, default=0)
+        return [number for number in self._copied if number not in existing]
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        """Remove segments from the copy."""
+        for number in numbers:
+            segment_path(self._folder / JOURNAL_NAME, number).unlink(missing_ok=True)
+            del self._copied[number]
 
     def _follow(self, pause: float) -> None:
         """Bring the copy up to date at intervals; the next change raises what fails here."""
-        while not self._closing.wait(pause):
+        while not self.closing.wait(pause):
             try:
                 self._try(self._flush)
             except LedgerError:
                 return
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Call `work`, one call at a time; after an error nothing more is done.
+        """Call `work`, one call at a time, again once full storage has space.
 
-        The changes are in the ledger already: the error must not be taken for that of a full disk,
-        after which they would be made once more.
+        After any other error nothing more is done. The changes are in the ledger already: the error
+        must not be taken for that of a full disk, after which they would be made once more.
         """
         with self._lock:
-            if self._failure is None:
+            self._since = time.monotonic()
+            while self._failure is None:
                 try:
                     work()
+                    break
                 except LedgerError as error:
                     self._failure = str(error)
                 except (OSError, sqlite3.Error) as error:
-                    code = getattr(error, "sqlite_errorname", None)
-                    code = code or errno.errorcode.get(getattr(error, "errno", None) or 0, "")
-                    kind = f"{type(error).__name__} {code}".strip()
-                    self._failure = f"the backup in {self._folder} cannot be written: {kind}"
-                    with suppress(LedgerError):
-                        self._failure = self._superseded() or self._failure
+                    if not self._wait_for_space(error):
+                        code = getattr(error, "sqlite_errorname", None)
+                        code = code or errno.errorcode.get(getattr(error, "errno", None) or 0, "")
+                        kind = f"{type(error).__name__} {code}".strip()
+                        self._failure = f"the backup in {self._folder} cannot be written: {kind}"
+            if self.paused:
+                self.paused_until = time.monotonic()
+            self._since = self._full = None
         if self._failure is not None:
             raise LedgerError(self._failure)
 
+    def _wait_for_space(self, error: Exception) -> bool:
+        """Return True once full storage has space again, False after any other error."""
+        if not is_full(error, self._folder):
+            return False
+        self._full = full_disk_message(self._folder)
+        log.warning("paused: %s (%r)", self._full, error)
+        while not self.closing.wait(self._probe_seconds):
+            if has_space(self._folder):
+                log.warning("there is space again on the disk of %s", self._folder)
+                return True
+        return False
 
-def check_backup(run: Path, folder: Path, database: sqlite3.Connection) -> None:
-    """Raise LedgerError if a backup is of a later session than the ledger of the run's folder."""
-    if (folder / CURRENT).exists() and (
-        read_current(folder)["sessions"] > len(sessions_of(database))
-    ):
+
+def check_backup(run: Path, folder: Path) -> None:
+    """Raise LedgerError if a run went on elsewhere, from its backup."""
+    if is_taken_over(run, folder):
         raise LedgerError(
             f"{run} is older than its backup, from which the run went on elsewhere: delete it, and"
             f" go on with `headway resume {folder}`"
         )
 
 
-def read_current(folder: Path) -> dict[str, Any]:
-    """Return the content of CURRENT; LedgerError if there is none."""
+def is_taken_over(run: Path, folder: Path) -> bool:
+    """Return True if a backup is that of another folder by now; LedgerError if it is damaged."""
+    return (folder / CURRENT).exists() and read_current(folder)["claim"] != _claim_of(run)
+
+
+def _claim_of(run: Path) -> str:
+    """Return by what a run has taken its backup over; "" for the first folder of a run."""
+    return (run / CLAIM).read_text() if (run / CLAIM).exists() else ""
+
+
+def read_current(folder: Path) -> dict[str, str]:
+    """Return the content of CURRENT; LedgerError if there is none, or it is damaged."""
     try:
-        content: dict[str, Any] = json.loads((folder / CURRENT).read_bytes())
-    except (OSError, ValueError) as error:
-        raise LedgerError(f"{folder} is not the backup of a run: {error}") from error
-    return content
+        content = json.loads((folder / CURRENT).read_bytes())
+        return {key: str(content[key]) for key in ("ledger", "name", "checkpoints", "claim")}
+    except OSError as error:
+        raise LedgerError(f"the backup in {folder} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{folder / CURRENT} is damaged: {error!r}") from error
+
+
+def _write_current(folder: Path, content: dict[str, str]) -> None:
+    with atomic_file(folder / CURRENT, durable=True) as file:
+        file.write(json.dumps(content).encode())
 
 
 def restore(folder: Path, run: Path) -> Path:
-    """Make ledger and journal of a run anew from a backup; return the path of its checkpoints."""
-    current = read_current(folder)
+    """Take a backup over, and make ledger and journal of a run from it; return its checkpoints."""
+    current = {**read_current(folder), "claim": secrets.token_hex(4)}
+    file = run / FILE_NAME
     try:
+        (run / CLAIM).write_text(current["claim"])
+        _write_current(folder, current)  # from now on no other broker answers
+        for end in ("-journal", ""):
+            if (copy := folder / f"{current['ledger']}{end}").exists():
+                shutil.copyfile(copy, run / f"{FILE_NAME}{end}")
         shutil.copytree(folder / JOURNAL_NAME, run / JOURNAL_NAME)
-        for end in ("-journal", ""):  # with its journal SQLite takes back what was half written
-            if (file := folder / f"{current['ledger']}{end}").exists():
-                shutil.copyfile(file, run / f"{FILE_NAME}{end}")
-    except OSError as error:
+        with closing(sqlite3.connect(file)) as database:  # takes back what was half written
+            database.execute("SELECT count(*) FROM meta").fetchone()
+    except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"{folder} cannot be copied to {run}: {error}") from error
     return Path(current["checkpoints"])

@@ -92,7 +92,7 @@ class Journal:
         """
         if self._file is None:
             return
-        path = _path(self.directory, self._segment)
+        path = segment_path(self.directory, self._segment)
         with suppress(OSError):  # closing flushes the buffer
             self._file.close()
         self._file, self._dirty = None, False
@@ -112,13 +112,13 @@ class Journal:
     def _begin_segment(self) -> None:
         self.close()
         self._segment, self._synced = self._segment + 1, 0
-        self._file = _path(self.directory, self._segment).open("xb")
+        self._file = segment_path(self.directory, self._segment).open("xb")
         sync_path(self.directory)
 
 
 def read_group(directory: Path, location: Location) -> bytes:
     """Return the verified payload of one frame; JournalError if it is missing or damaged."""
-    path = _path(directory, location.segment)
+    path = segment_path(directory, location.segment)
     length, checksum = location.length, location.checksum
     try:
         with path.open("rb") as file:
@@ -145,12 +145,13 @@ def segments(directory: Path) -> list[int]:
 
 def remove_segment(directory: Path, segment: int) -> None:
     """Remove a segment; a failure is logged."""
-    path = _path(directory, segment)
+    path = segment_path(directory, segment)
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         log.warning("%s cannot be removed: %s", path, error)
 
 
-def _path(directory: Path, segment: int) -> Path:
+def segment_path(directory: Path, segment: int) -> Path:
+    """Return the file of a segment."""
     return directory / f"{segment:08d}.segment"

@@ -25,10 +25,11 @@ def save(root, version, weights_checksum, *, parts=("model.safetensors",), text=
     )  # fmt: skip
 
 
-def train(directory, rows, *, session=None, saved=()):
+def train(directory, rows, *, first=0, session=None, saved=()):
     """Train a batch of one group for each row of statistics, in a session if it is given.
 
-    Checkpoints of the versions `saved` are committed. Each group has its own journal segment.
+    The `first` batch is that of the run's version. Checkpoints of the versions `saved` are
+    committed. Each group has its own journal segment.
     """
     sizes = {"steps": 9, "groups_per_batch": 1, "segment_bytes": 1}
     if directory.backup.is_symlink():
@@ -36,7 +37,7 @@ def train(directory, rows, *, session=None, saved=()):
 
     async def main():
         broker = make_broker(directory.path, session=session, **sizes)
-        for version, row in enumerate(rows):
+        for version, row in enumerate(rows, start=first):
             await broker.serving("a", version)
             await broker.issue(make_prompts(1, version), cursor=str(version + 1))
             [lease] = await broker.lease("a", 2, 5.0)

@@ -8,10 +8,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.errors import InputError
 from deploy.driver.restart_policy import Clock
-from deploy.driver.service_supervisor import ServiceSupervisor
+from deploy.driver.service_supervisor import SILENT_SECONDS, ServiceSupervisor
 from deploy.errors import RunFailed
-from queues.errors import LedgerError
+from queues.errors import BrokerLostError, LedgerError
 from tests.deploy.driver.contexts import make_context, output
+from weight_sync.errors import BroadcasterDied
 
 HUNG = 5.5
 """Seconds of a life that ends by no answer."""
@@ -75,12 +76,13 @@ class Stage:
 
     def play(self):
         async def scenario():
-            await self.supervisor.start()
             running = asyncio.create_task(self.supervisor.run())
+            starting = asyncio.create_task(self.supervisor.start())
             settled = asyncio.create_task(self.settled.wait())
             await asyncio.wait({running, settled}, return_when=asyncio.FIRST_COMPLETED)
             running.cancel()
             settled.cancel()
+            starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
 
@@ -95,6 +97,7 @@ def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
     assert stage.process.ended == 1, "one that hangs is ended, one that died is not"
     assert stage.waits == [1.0, 2.0]
     assert stage.record.restarts == {"reward-model": 2}
+    assert stage.record.away == {"reward-model": SILENT_SECONDS}, "it hung before that was noticed"
     rows = stage.context.directory.rows("restarts.jsonl")
     assert [(row["actor"], row["in_a_row"]) for row in rows] == [
         ("reward-model", 1),
@@ -104,6 +107,20 @@ def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
         output(stage.context)
     )
     assert "(2 of 5 in a row): it did not answer within 20 s" in output(stage.context)
+
+
+def test_one_that_dies_while_it_starts_for_the_first_time_is_restarted_too(tmp_path):
+    stage = Stage(tmp_path, RayActorError())
+    stage.play()
+    assert (stage.process.starts, stage.restarted, stage.process.ended) == (2, 1, 0)
+    assert stage.record.restarts == {"reward-model": 1}
+
+
+@pytest.mark.parametrize("error", [BrokerLostError, BroadcasterDied, TimeoutError])
+def test_one_that_hangs_while_it_starts_again_is_ended(tmp_path, error):
+    stage = Stage(tmp_path, 5.0, error("no answer within 30 s"))
+    stage.play()
+    assert (stage.process.starts, stage.process.ended) == (3, 1)
 
 
 def test_one_that_keeps_dying_ends_the_run_with_one_message(tmp_path):

@@ -42,7 +42,9 @@ class Started(Run):
         self.processes = SimpleNamespace(
             actors=[Starting(f"actor-{index}", self.events) for index in range(2)],
             learner=Starting("learner", self.events),
-            services=[Starting("broadcaster", self.events)],
+            services=[
+                Starting(name, self.events) for name in ("broker", "broadcaster", "reward-model")
+            ],
             handles=dict,
         )
 
@@ -51,7 +53,7 @@ class Started(Run):
 def test_on_a_shared_gpu_one_starts_after_the_other_and_the_engines_first(shares):
     run = Started(*shares)
     asyncio.run(run.start())
-    names = ("actor-0", "actor-1", "learner", "broadcaster")
+    names = ("broker", "broadcaster", "actor-0", "actor-1", "learner", "reward-model")
     assert run.events == [f"{name} {event}" for name in names for event in ("begins", "ends")]
     assert run.starting == {"the run"}
 
@@ -60,13 +62,13 @@ def test_on_a_shared_gpu_one_starts_after_the_other_and_the_engines_first(shares
 def test_elsewhere_all_start_at_once(gpus):
     run = Started(f"learner.gpus={gpus}", f"actors.gpus={gpus}")
     asyncio.run(run.start())
-    assert [event.split()[1] for event in run.events] == ["begins"] * 4 + ["ends"] * 4
+    assert [event.split()[1] for event in run.events] == ["begins"] * 6 + ["ends"] * 6
 
 
 def test_those_that_wait_for_their_turn_are_named_with_the_one_that_does_not_start():
     run = Started("deploy.start_timeout_seconds=0.2")
     run.processes.actors[1].turns = 10**9
-    with pytest.raises(RunFailed, match=r"^actor-1, learner, broadcaster did not start within"):
+    with pytest.raises(RunFailed, match=r"^actor-1, learner, reward-model did not start within"):
         asyncio.run(run.start())
 
 

@@ -86,3 +86,16 @@ def test_an_engine_that_drifts_is_named_and_others_are_not(tmp_path):
     assert firing(tmp_path, "HeadwayEngineDrifts", given)
     assert not firing(tmp_path, "HeadwayEngineDrifts", given[:1])
     assert not firing(tmp_path, "HeadwayEngineDrifts", given, at="5m")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+def test_the_first_restart_of_every_process_counts(tmp_path):
+    restarts = [
+        series(
+            "headway_restarts_total", "0x10 1x50", run="r", restarted=f"actor-{index}",
+            restarted_role="actor",
+        )
+        for index in range(4)
+    ]  # fmt: skip
+    assert firing(tmp_path, "HeadwayRestartsOften", restarts)
+    assert not firing(tmp_path, "HeadwayRestartsOften", restarts[:3])

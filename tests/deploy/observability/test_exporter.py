@@ -135,6 +135,17 @@ def test_two_scrapes_at_once_count_an_update_once(tmp_path):
     assert [sample.value for sample in failed.samples] == [4]
 
 
+def test_restarts_and_lost_seconds_begin_at_0_for_every_process(tmp_path):
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record.restarts["actor-0"], record.away["actor-0"] = 2, 1.5
+    metrics = RunMetrics(record, tmp_path, list, processes=lambda: ["broker", "actor-0"])
+    samples = {x.name: x.samples for x in metrics.collect()}
+    for name, figure in (("headway_restarts", 2), ("headway_lost_seconds", 1.5)):
+        figures = {x.labels["restarted"]: x.value for x in samples[name]}
+        assert figures == {"broker": 0, "actor-0": figure}
+    assert record.restarts == {"actor-0": 2}
+
+
 def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, monkeypatch):
     hung = threading.Event()
     usage = shutil.disk_usage

@@ -297,7 +297,7 @@ def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learn
 
     asyncio.run(play())
     assert stage.output.getvalue().count("paused: ") == 1
-    assert stage.output.getvalue().count("the disk has space again") == 1
+    assert stage.output.getvalue().count("the pause is over") == 1
 
 
 def test_while_the_learner_loads_nobody_waits_for_it_and_nothing_has_to_move(tmp_path):

@@ -9,7 +9,12 @@ from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight import disk_space as disk
-from deploy.preflight.disk_space import check_free_space, check_runs_dir, parameter_bytes
+from deploy.preflight.disk_space import (
+    backup_warning,
+    check_free_space,
+    check_runs_dir,
+    parameter_bytes,
+)
 from deploy.preflight.machine import check_machine
 
 SHAPES = {"weight": (1000, 1000)}
@@ -111,6 +116,37 @@ def test_checkpoints_on_another_disk_need_its_space_and_the_journal_that_of_the_
                          resumed=tmp_path / "run")  # fmt: skip
 
 
+def test_a_backup_needs_space_for_the_journal_and_for_checkpoints_that_are_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart, shared = tmp_path / "apart", tmp_path / "shared"
+    keys = {"runs_dir": tmp_path, "checkpoint_dir": apart, "backup_dir": shared}
+    for folder in (apart, shared):
+        folder.mkdir()
+    config = load_recipe("demo", [f"deploy.{key}={folder}" for key, folder in keys.items()])
+    free = dict.fromkeys(keys.values(), 10**12)
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(total=1, free=free[path]))
+    monkeypatch.setattr(disk, "shutil", usage)
+    free[shared] = 1000
+    with pytest.raises(InputError, match=r"shared has.*: [\d.]+ .B of rollouts.*deploy.backup_dir"):
+        check_free_space(config, SHAPES)
+    free[shared], free[apart] = 10**12, 1000
+    with pytest.raises(InputError, match=r"apart has.*checkpoint_every; .*deploy.checkpoint_dir"):
+        check_free_space(config, SHAPES)
+    config = config.updated(deploy={"checkpoint_dir": None})
+    free[shared] = 1000
+    with pytest.raises(InputError, match=r"checkpoint_every, and .* of rollouts.*backup_dir"):
+        check_free_space(config, SHAPES)
+
+
+def test_a_backup_on_the_disk_of_the_run_is_said(tmp_path: Path) -> None:
+    assert backup_warning(tmp_path, tmp_path / "none") is None
+    assert backup_warning(tmp_path, Path("/proc")) is None
+    warning = backup_warning(tmp_path, tmp_path)
+    assert warning is not None
+    assert "is on the disk of" in warning
+
+
 def test_a_run_is_refused_on_a_network_file_system_and_its_checkpoints_are_not(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,10 +158,8 @@ def test_a_run_is_refused_on_a_network_file_system_and_its_checkpoints_are_not(
     mounted("nfs4")
     with pytest.raises(InputError, match=r"deploy\.runs_dir = .* is on nfs4, .* a local disk"):
         check_runs_dir(config)
-    assert (
-        disk.check_checkpoint_dir(load_recipe("demo", [f"deploy.checkpoint_dir={tmp_path}"]))
-        == tmp_path
-    )
+    apart = load_recipe("demo", [f"deploy.checkpoint_dir={tmp_path}"])
+    assert disk.check_other_dirs(apart) == {"checkpoint_dir": tmp_path}
     mounted("xfs")
     assert check_runs_dir(config) == tmp_path
 

@@ -7,9 +7,11 @@ import psutil
 import pytest
 
 from learner.diagnostics.trained_log import VARIABLE
+from queues.runtime import clock
 from tests.deploy.runs.test_broker_dies import rows
 from tests.deploy.runs.test_learner_dies import Going
 
+BACKUP_SECONDS = 2.0
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 
 
@@ -34,7 +36,8 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
 ):
     shared = headway.folder / "shared"
     settings = (
-        "steps=40", "heldout.every=40", f"deploy.backup_dir={shared}", "deploy.backup_seconds=2",
+        "steps=40", "heldout.every=40", f"deploy.backup_dir={shared}",
+        f"deploy.backup_seconds={BACKUP_SECONDS}",
         "weight_sync.transport=object_store",
         'deploy.placement.learner={labels={pool="learn"}}',
         'deploy.placement.actors={labels={pool="generate"}}',
@@ -49,6 +52,7 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
             going.trains(13)
             raylet = cluster.head_node.all_processes["raylet"][0].process
             command, node = psutil.Process(going.process.pid), psutil.Process(raylet.pid)
+            killed_at = clock.now()
             for process in (command, *command.children(), *node.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -69,5 +73,6 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
     trained = {row[0] for row in rows(lost, "SELECT group_id FROM batch_groups")}
     print(f"{len(before)} groups were accepted before, {len(before - after)} of them had to be "
           f"generated again; {again} batches were trained again")  # fmt: skip
+    assert {row for row in before if row[1] < killed_at - BACKUP_SECONDS} <= after
     assert trained <= {group for group, _ in after}, "every batch is the recorded one"
     shutil.rmtree(lost)

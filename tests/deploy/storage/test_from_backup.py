@@ -8,9 +8,11 @@ from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.storage.recovery import find_checkpoint, from_backup
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.salvage import salvage
 from deploy.storage.sessions import begin_session, resumed_recipe
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
+from queues.storage.backup import CURRENT
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
 
@@ -39,7 +41,7 @@ def test_a_run_whose_folder_is_lost_is_made_anew_with_its_recipe_and_checkpoints
     directory, backup = begin(tmp_path, *settings)
     recipe, accounts = directory.config(), read_accounting(directory.path)
     shutil.rmtree(directory.path)
-    made = from_backup(backup, tmp_path / "other")
+    made = from_backup(backup, tmp_path / "other", print)
     assert made.path == tmp_path / "other" / "mine"
     assert made.config().model_dump(exclude={"deploy": {"runs_dir"}}) == recipe.model_dump(
         exclude={"deploy": {"runs_dir"}}
@@ -57,13 +59,73 @@ def test_a_run_whose_folder_is_lost_is_made_anew_with_its_recipe_and_checkpoints
 def test_a_folder_that_exists_stays_and_is_named(run, tmp_path):
     directory, backup = run
     with pytest.raises(InputError, match="exists: go on with `headway resume"):
-        from_backup(backup, tmp_path / "runs_dir")
-    assert directory.config().name == "mine"
+        from_backup(backup, tmp_path / "runs_dir", print)
+    assert find_checkpoint(directory, print) is not None, "it has not been taken over"
 
 
 def test_what_is_no_backup_is_named(tmp_path):
-    with pytest.raises(LedgerError, match="is not the backup of a run"):
-        from_backup(tmp_path, tmp_path / "runs")
+    with pytest.raises(LedgerError, match=r"cannot be read.*No such file"):
+        from_backup(tmp_path, tmp_path / "runs", print)
+    (tmp_path / CURRENT).write_text('{"ledger": "ledger-1.sqlite"}')
+    with pytest.raises(LedgerError, match=r"current\.json is damaged: KeyError\('name'\)"):
+        from_backup(tmp_path, tmp_path / "runs", print)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_folder_made_anew_is_as_private_as_it_was(tmp_path, private):
+    directory, backup = begin(tmp_path, f"deploy.private={str(private).lower()}")
+    made = from_backup(backup, tmp_path / "other", print)
+    for name in (".", "logs"):
+        modes = {(run.path / name).stat().st_mode for run in (directory, made)}
+        assert len(modes) == 1
+
+
+def test_of_two_commands_that_make_one_folder_anew_the_second_is_refused(run, tmp_path):
+    _, backup = run
+    elsewhere = RunDirectory(tmp_path / "other" / "mine")
+    with elsewhere.named(), pytest.raises(InputError, match="another command makes"):
+        from_backup(backup, tmp_path / "other", print)
+    assert from_backup(backup, tmp_path / "other", print).path == elsewhere.path
+
+
+@pytest.fixture
+def lost_and_found(run, tmp_path):
+    """Provide a folder whose run went on in another, which saved the next checkpoint."""
+    directory, backup = run
+    made = from_backup(backup, tmp_path / "other", print)
+    with made.held():
+        row = begin_session(made, made.config(), {}, version=3)
+        train(made, [{"loss": 0.5}], first=3, session=row, saved=(4,))
+    return directory, made
+
+
+def is_whole(made):
+    version, folder = find_checkpoint(made, print)
+    return (version, (folder / "model.safetensors").read_text()) == (4, "weights 4")
+
+
+@pytest.mark.parametrize("command", [find_checkpoint, salvage])
+def test_a_folder_that_comes_back_is_refused_and_changes_nothing(lost_and_found, command):
+    directory, made = lost_and_found
+    with pytest.raises(LedgerError, match="is older than its backup, from which the run went on"):
+        command(directory, print)
+    assert is_whole(made)
+
+
+def test_a_folder_that_comes_back_is_replaced_alone(lost_and_found):
+    directory, made = lost_and_found
+    config = directory.config()
+    with directory.created(config, replace=True):
+        pass
+    assert is_whole(made)
+
+
+@pytest.mark.parametrize("command", [find_checkpoint, salvage])
+def test_damage_names_the_backup_that_has_what_is_lost(run, command):
+    directory, backup = run
+    directory.ledger.write_bytes(b"no ledger" * 1000)
+    with pytest.raises(LedgerError, match=rf"move .*mine away, and `headway resume {backup}`"):
+        command(directory, print)
 
 
 def test_a_run_that_is_replaced_takes_its_backup_with_it(run, tmp_path):

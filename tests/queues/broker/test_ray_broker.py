@@ -5,9 +5,11 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, InputError, LedgerError
@@ -99,6 +101,52 @@ def test_a_broker_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
+def test_a_heartbeat_that_is_repeated_has_what_is_held_by_then() -> None:
+    from queues.ray_broker import BrokerClient
+
+    held = [("first", 1)]
+    seen = []
+
+    class Handle:
+        @property
+        def heartbeat(self) -> "Handle":
+            return self
+
+        async def remote(self, engine_id: str, leases: list[tuple[str, int]]) -> list[Any]:
+            seen.append(leases)
+            if len(seen) == 1:
+                held.append(("second", 1))
+                raise ActorUnavailableError("it is made again", None)
+            return []
+
+    assert asyncio.run(BrokerClient(Handle()).heartbeat("a", held)) == []
+    assert seen == [[("first", 1)], [("first", 1), ("second", 1)]]
+
+
+def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time() -> None:
+    from queues.ray_broker import BrokerClient
+
+    constructed = asyncio.Event()
+
+    class Handle:
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=getattr(self, f"_{name}"))
+
+        async def _paused(self) -> None:
+            await constructed.wait()
+
+        async def _cursor(self) -> str:
+            await constructed.wait()
+            await asyncio.sleep(0.05)
+            return "here"
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0.5, constructed.set)
+        assert await BrokerClient(Handle(), answer_seconds=0.1).cursor() == "here"
+
+    asyncio.run(main())
+
+
 def test_a_broker_that_does_not_answer_is_lost() -> None:
     import ray
 
@@ -106,16 +154,16 @@ def test_a_broker_that_does_not_answer_is_lost() -> None:
 
     @ray.remote
     class Mute:
-        """Answers late, also why, and its cursor at once."""
+        """Answers late, and never why, but its cursor at once."""
 
         async def paused(self) -> None:
-            await asyncio.sleep(1.5)
+            await asyncio.Event().wait()
 
         async def take(self, version: int, timeout: float) -> None:
-            await asyncio.sleep(timeout + 1.5)
+            await asyncio.sleep(timeout + 3.0)
 
         async def ack(self, version: int, statistics: dict[str, float]) -> None:
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3.0)
 
         async def cursor(self) -> str:
             return "here"
@@ -123,10 +171,10 @@ def test_a_broker_that_does_not_answer_is_lost() -> None:
     async def main() -> None:
         handle = Mute.options(max_concurrency=9, num_cpus=0).remote()
         assert await BrokerClient(handle).cursor() == "here"
-        client = BrokerClient(handle, answer_seconds=0.5)
-        with pytest.raises(BrokerLostError, match=r"take: the broker did not answer within 0\.8 s"):
-            await client.take(0, 0.3)
-        with pytest.raises(BrokerLostError, match=r"ack: the broker did not answer within 0\.5 s"):
+        client = BrokerClient(handle, answer_seconds=0.1)
+        with pytest.raises(BrokerLostError, match=r"take: the broker did not answer within 1\.1 s"):
+            await client.take(0, 1.0)
+        with pytest.raises(BrokerLostError, match=r"ack: the broker did not answer within 0\.1 s"):
             await client.ack(0, {})
         await asyncio.sleep(2.0)
         assert await client.cursor() == "here", "late answers disturb nobody"
