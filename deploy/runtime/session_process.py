@@ -34,7 +34,7 @@ LAUNCHER = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 MARK = "HEADWAY_RUN"
 """Environment variable of everything that a session starts: the folder of its run."""
 INTERRUPTED = 130
-STOPPED_SECONDS = 20.0
+STOPPED_SECONDS = 15.0
 """A session that is stopped for so long, by a signal to it alone, is killed."""
 FIRST_LIMIT = 5
 """Restarts in a row before the recipe is read: the default of `deploy.max_restarts`."""

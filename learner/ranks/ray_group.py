@@ -27,7 +27,7 @@ GRACE_SECONDS = 5.0
 """Time that a lost connection waits for the death that explains it."""
 ANSWER_SECONDS = 5.0
 """Deadline of a rank's answer about itself."""
-SILENT_SECONDS = 20.0
+SILENT_SECONDS = 15.0
 """A process that does not answer for so long hangs; a rank answers in a thread of its own while it
 computes, so that a collective operation that hangs is left to the watchdog."""
 PING_SECONDS = 2.0
