@@ -25,7 +25,6 @@ from pathlib import Path
 
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
-from queues.runtime.file_lock import MAKE, take
 
 INHERITED = "HEADWAY_SESSION"
 """Environment variable by which a session tells its next parent what the last one knew."""
@@ -230,6 +229,9 @@ class Parent:
                 os.write(2, f"headway: {self._budget.exhausted(DRIVER, crash)}\n".encode())
             os._exit(1)
         if self._is_resumed and not self._is_held:
+            # Not before it is known that no folder of the user shadows the package.
+            from queues.runtime.file_lock import MAKE, take
+
             with suppress(OSError):
                 take(os.open(Path(self._again[-1]) / PARENT_LOCK, MAKE, 0o666))
                 self._is_held = True
