@@ -44,6 +44,9 @@ class CommitPipeline:
         self._journal_writer = GroupCommit(
             journal, name="journal-writer", interval=interval, probe_seconds=probe_seconds
         )
+        # The ledger's writer waits for the backup, which therefore comes first.
+        self._pauses = [ledger.backup.pause] if ledger.backup is not None else []
+        self._pauses += [self._ledger_writer.pause, self._journal_writer.pause]
         self._closed = False
         self._failure: LedgerError | None = None
         self.lease_polls = LongPolls(self.check_open)
@@ -57,14 +60,12 @@ class CommitPipeline:
     @property
     def paused(self) -> str | None:
         """Reason why nothing is made durable for now; None normally."""
-        paused = self._ledger_writer.paused or self._journal_writer.paused
-        return paused or (self.ledger.backup.paused if self.ledger.backup else None)
+        return next((one.reason for one in self._pauses if one.reason is not None), None)
 
     @property
     def paused_until(self) -> float:
         """End of the last pause in monotonic seconds; minus infinity before the first pause."""
-        writers = (self._ledger_writer, self._journal_writer, self.ledger.backup)
-        until = max(writer.paused_until for writer in writers if writer is not None)
+        until = max(one.until for one in self._pauses)
         return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:

@@ -12,14 +12,12 @@ once another has taken the run over, and its folder is refused.
 import errno
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +28,7 @@ from queues.runtime.atomic_file import atomic_file, sync_path
 from queues.runtime.disk_space import full_disk_message, has_space, is_full
 from queues.storage.journal import segment_path, segments
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
+from queues.storage.pause import Pause
 from queues.storage.row_checksums import register
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,6 @@ CURRENT = "current.json"
 """Names the newest ledger of a backup, the run, its checkpoints, and who has taken it over last."""
 CLAIM = "backup.claim"
 """File of a run that was made anew from its backup: what CURRENT says of who has taken it over."""
-STALLED_PROBES = 5
-"""A write that takes longer than so many probes of full storage are apart is a pause."""
 _CHANGE = re.compile(r"INSERT|UPDATE|DELETE")
 _URGENT = re.compile(r"(INSERT (OR REPLACE )?INTO|UPDATE) (batches|checkpoints)\b")
 """Takes, acknowledgements and checkpoints."""
@@ -114,26 +111,13 @@ class Backup:
         self.closing = threading.Event()
         """Set when nothing waits for space any more."""
         self._failure: str | None = None
-        self._full: str | None = None
-        self._since: float | None = None
-        """Monotonic seconds at which the present write began."""
-        self.paused_until = -math.inf
-        """Monotonic seconds of the end of the last pause; minus infinity before the first."""
+        self.pause = Pause(f"the backup in {folder}", probe_seconds)
         self._try(lambda: self._begin(database))
         database.committed = self._add
         self._thread = threading.Thread(
             target=self._follow, args=(seconds / 2,), name="backup", daemon=True
         )
         self._thread.start()
-
-    @property
-    def paused(self) -> str | None:
-        """Reason why calls that need the copy are answered late, for now; None normally."""
-        since = self._since
-        if since is None or self._full is not None:
-            return self._full
-        stalled = time.monotonic() - since > STALLED_PROBES * self._probe_seconds
-        return f"the backup in {self._folder} does not answer" if stalled else None
 
     def close(self) -> None:
         """Bring the copy up to date for the last time."""
@@ -189,7 +173,7 @@ class Backup:
         During a pause all changes wait, so that they do not grow without bound.
         """
         self._changes += changes
-        if self.paused or any(_URGENT.match(sql) for sql, _ in changes):
+        if self.pause.reason or any(_URGENT.match(sql) for sql, _ in changes):
             self._try(self._flush)
         elif self._failure is not None:
             raise LedgerError(self._failure)
@@ -263,8 +247,7 @@ class Backup:
         After any other error nothing more is done. The changes are in the ledger already: the error
         must not be taken for that of a full disk, after which they would be made once more.
         """
-        with self._lock:
-            self._since = time.monotonic()
+        with self._lock, self.pause.writing():
             while self._failure is None:
                 try:
                     work()
@@ -277,9 +260,6 @@ class Backup:
                         code = code or errno.errorcode.get(getattr(error, "errno", None) or 0, "")
                         kind = f"{type(error).__name__} {code}".strip()
                         self._failure = f"the backup in {self._folder} cannot be written: {kind}"
-            if self.paused:
-                self.paused_until = time.monotonic()
-            self._since = self._full = None
         if self._failure is not None:
             raise LedgerError(self._failure)
 
@@ -287,8 +267,8 @@ class Backup:
         """Return True once full storage has space again, False after any other error."""
         if not is_full(error, self._folder):
             return False
-        self._full = full_disk_message(self._folder)
-        log.warning("paused: %s (%r)", self._full, error)
+        self.pause.full = full_disk_message(self._folder)
+        log.warning("paused: %s (%r)", self.pause.full, error)
         while not self.closing.wait(self._probe_seconds):
             if has_space(self._folder):
                 log.warning("there is space again on the disk of %s", self._folder)

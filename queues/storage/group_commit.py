@@ -12,7 +12,6 @@ broker has to be started again from what is on disk.
 import asyncio
 import contextlib
 import logging
-import math
 import queue
 import threading
 import time
@@ -23,6 +22,7 @@ from queues.errors import LedgerError, QueueClosed
 from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
+from queues.storage.pause import Pause
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,10 +43,7 @@ class GroupCommit:
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Event()
-        self.paused: str | None = None
-        """Reason why nothing is committed for now; set in the thread."""
-        self.paused_until = -math.inf
-        """Monotonic seconds of the last probe of a full disk; minus infinity before the first."""
+        self.pause = Pause(f"the disk of {store.directory}", probe_seconds)
         self.failure: LedgerError | None = None
         """Error after which nothing more is committed; set in the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -75,7 +72,8 @@ class GroupCommit:
         while is_open:
             changes, is_open = self._gather()
             if changes:
-                self._commit(changes)
+                with self.pause.writing():
+                    self._commit(changes)
         with contextlib.suppress(OSError):  # after a failed commit the disk may refuse this too
             self._store.close()
 
@@ -130,13 +128,11 @@ class GroupCommit:
         folder = self._store.directory
         if self.failure is not None or not is_full(error, folder):
             return False
-        self.paused = full_disk_message(folder)
-        log.warning("paused: %s (%r)", self.paused, error)
+        self.pause.full = full_disk_message(folder)
+        log.warning("paused: %s (%r)", self.pause.full, error)
         while not self._closing.wait(self._probe_seconds):
-            self.paused_until = time.monotonic()
             if has_space(folder, size):
                 log.warning("there is space again on the disk of %s", folder)
-                self.paused = None
                 return True
         return False
 
