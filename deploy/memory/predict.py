@@ -6,7 +6,7 @@ recipe ─▶ measure (the only part that needs torch) ─▶ processes ─▶ n
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -169,6 +169,14 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
                     f"{gib(needed)}: {described(process.device)}",
                     needed - capacity.gpu,
                 )
+            elif process.limit is not None and (needed := total(process.least)) > process.limit:
+                yield Lack(
+                    process.role,
+                    f"an engine may take {gib(process.limit)} GiB of each GPU "
+                    f"(actors.gpu_memory_utilization), and needs {gib(needed)}: "
+                    f"{described(process.least)}",
+                    needed - process.limit,
+                )
         sharing = [one for one in node.processes if 0 < one.gpus < 1]
         needed = sum(total(one.device) for one in sharing)
         if len(sharing) > 1 and needed > capacity.gpu:
@@ -197,6 +205,7 @@ def remedies(
     """Yield settings that lower the memory of a role, the cheapest first, each with the recipe."""
     learner, actors = config.learner, config.actors
     half, workers = learner.microbatch_tokens // 2, 2 * actors.tensor_parallel_size
+    share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
     shards = learner.zero_stage > 0 and learner.optimizer == "adamw"
     options: dict[str, list[tuple[bool, str, dict[str, Any]]]] = {
         "learner": [
@@ -212,13 +221,20 @@ def remedies(
                 "learner",
                 {"offload_optimizer": not learner.offload_optimizer},
             ),
-            (
-                0 < learner.gpus < 1,
-                "actors",
-                {"gpu_memory_utilization": round(actors.gpu_memory_share / 2, 3)},
+            *(
+                (0 < learner.gpus < 1, "actors", {"gpu_memory_utilization": round(less, 3)})
+                for less in (0.75 * share, 0.5 * share)
             ),
         ],
         "actor": [
+            *(
+                (
+                    actors.gpus > 0 and share < more <= most,
+                    "actors",
+                    {"gpu_memory_utilization": round(more, 3)},
+                )
+                for more in (most, 2 * share, 1.5 * share, 1.25 * share)
+            ),
             (actors.gpus > 0, "actors", {"tensor_parallel_size": workers, "gpus": float(workers)}),
             (not actors.gpus, "actors", {"kv_cache_gib": 1.0}),
             (actors.count > 1, "actors", {"count": actors.count // 2}),
@@ -229,6 +245,10 @@ def remedies(
             changed = getattr(config, section).model_copy(update=settings)
             named = {f"{section}.{name}": value for name, value in settings.items()}
             yield named, config.model_copy(update={section: changed})
+
+
+def _excess(lacks: Sequence[Lack]) -> float:
+    return sum(lack.excess for lack in lacks)
 
 
 def refuse(
@@ -256,10 +276,11 @@ def refuse(
             (more, changed, predict(changed, measure(changed), capacity).lacks)
             for more, changed in remedies(config, role, longest)
         ]
-        enough = [option for option in tried if role not in {lack.role for lack in option[2]}]
-        if not tried:
+        others = {lack.role for lack in lacks} - {role}
+        enough = [option for option in tried if {lack.role for lack in option[2]} <= others]
+        best = min(tried, key=lambda option: _excess(option[2]), default=None)
+        if best is None or (not enough and _excess(best[2]) >= _excess(lacks)):
             break
-        best = min(tried, key=lambda option: sum(lack.excess for lack in option[2]))
         more, config, lacks = enough[0] if enough else best
         settings |= more
         if not lacks:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
@@ -233,6 +235,41 @@ def test_more_gpus_than_a_node_has_are_refused():
 def test_an_engine_needs_the_cache_of_one_rollout():
     [text] = lacks(recipe("learner.gpus=0"), gpu=2.0 * GIB)
     assert "a GPU of the actor has 2.0 GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "overrides", "mended"),
+    [
+        ("qwen2.5-7b", "gsm8k_qwen7b_lora_1gpu", {"gpu_memory_utilization": 0.15}, 0.45),
+        ("qwen2.5-1.5b", "gsm8k_qwen_8gpu", {"gpu_memory_utilization": 0.03}, 0.9),
+        ("qwen2.5-7b", "gsm8k_qwen7b_8gpu", {"gpu_memory_utilization": 0.05, "count": 1,
+         "tensor_parallel_size": 4, "gpus": 4}, 0.9),
+    ],
+)  # fmt: skip
+def test_a_share_that_does_not_hold_an_engine_is_refused(model, recipe, overrides, mended):
+    settings = [f"actors.{key}={value}" for key, value in overrides.items()]
+    with pytest.raises(InputError, match=r"an engine may take .* weights") as no:
+        checked(shipped(recipe, model, *settings))
+    help_ = f"set actors.gpu_memory_utilization = {mended}, with which it fits"
+    assert str(no.value).splitlines()[-1] == help_
+    checked(shipped(recipe, model, *settings, f"actors.gpu_memory_utilization={mended}"))
+
+
+@given(share=st.floats(0.01, 1), card=st.floats(1, 200), workers=st.sampled_from([1, 2, 4]))
+def test_an_engine_is_accepted_exactly_if_its_share_holds_weights_work_and_a_rollout(
+    share, card, workers
+):
+    config = recipe().updated(
+        actors={
+            "gpu_memory_utilization": share, "tensor_parallel_size": workers, "gpus": workers,
+        }
+    )  # fmt: skip
+    prediction = predict(config, SIZES, Capacity(gpu=card * GIB))
+    actor = prediction.processes[1]
+    holds = share * card * GIB >= total(actor.least)
+    refused = any(lack.role == "actor" for lack in prediction.lacks)
+    assert refused or holds
+    assert not refused or not holds or total(actor.device) > card * GIB
 
 
 def refused(config, **capacity):
