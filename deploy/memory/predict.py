@@ -26,6 +26,8 @@ from deploy.memory.processes import (
 )
 from deploy.preflight.disk_space import TOKEN_BYTES, parameter_bytes, stepped_bytes
 
+EPSILON = 1e-6
+"""Rounding of shares of a GPU."""
 MOST_CHANGES = 8
 """Settings that are changed one after the other before it is given up."""
 
@@ -177,15 +179,33 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
                     f"{described(process.least)}",
                     needed - process.limit,
                 )
-        sharing = [one for one in node.processes if 0 < one.gpus < 1]
-        needed = sum(total(one.device) for one in sharing)
-        if len(sharing) > 1 and needed > capacity.gpu:
-            roles = " and ".join(one.role for one in sharing)
-            yield Lack(
-                sharing[0].role,
-                f"{roles} share a GPU of {gib(capacity.gpu)} GiB, and need {gib(needed)}",
-                needed - capacity.gpu,
-            )
+        for sharing in on_one_gpu(node.processes):
+            needed = sum(one.count * total(one.device) for one in sharing)
+            if sum(one.count for one in sharing) > 1 and needed > capacity.gpu:
+                roles = " and ".join(
+                    one.role if one.count == 1 else f"{one.count} × {one.role}" for one in sharing
+                )
+                yield Lack(
+                    sharing[0].role,
+                    f"{roles} share a GPU of {gib(capacity.gpu)} GiB, and need {gib(needed)}",
+                    needed - capacity.gpu,
+                )
+
+
+def on_one_gpu(processes: tuple[Process, ...]) -> Iterator[list[Process]]:
+    """Yield the processes that share a GPU of a node, with their number on it as `count`.
+
+    The learner's GPU has as many engines as its rest holds; others share GPUs of their own.
+    """
+    learners = [one for one in processes if one.role == "learner" and 0 < one.gpus < 1]
+    for engine_ in (one for one in processes if one.role == "actor" and 0 < one.gpus < 1):
+        left = engine_.count
+        for others in [learners, []] if learners else [[]]:
+            free = 1 - sum(one.gpus for one in others)
+            beside = min(left, int((free + EPSILON) / engine_.gpus))
+            left -= beside
+            if beside:
+                yield [*others, replace(engine_, count=beside)]
 
 
 def gib(size: float) -> str:
@@ -207,6 +227,10 @@ def remedies(
     half, workers = learner.microbatch_tokens // 2, 2 * actors.tensor_parallel_size
     share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
     shards = learner.zero_stage > 0 and learner.optimizer == "adamw"
+    less = [
+        (actors.gpus > 0, "actors", {"gpu_memory_utilization": round(part * share, 3)})
+        for part in (0.75, 0.5)
+    ]
     options: dict[str, list[tuple[bool, str, dict[str, Any]]]] = {
         "learner": [
             (not learner.activation_checkpointing, "learner", {"activation_checkpointing": True}),
@@ -221,10 +245,7 @@ def remedies(
                 "learner",
                 {"offload_optimizer": not learner.offload_optimizer},
             ),
-            *(
-                (0 < learner.gpus < 1, "actors", {"gpu_memory_utilization": round(less, 3)})
-                for less in (0.75 * share, 0.5 * share)
-            ),
+            *less,
         ],
         "actor": [
             *(
@@ -235,6 +256,7 @@ def remedies(
                 )
                 for more in (most, 2 * share, 1.5 * share, 1.25 * share)
             ),
+            *less,
             (actors.gpus > 0, "actors", {"tensor_parallel_size": workers, "gpus": float(workers)}),
             (not actors.gpus, "actors", {"kv_cache_gib": 1.0}),
             (actors.count > 1, "actors", {"count": actors.count // 2}),

@@ -281,7 +281,7 @@ def engine(
         if fit < actors.max_concurrent_rollouts:
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
         notes.insert(0, note)
-    device["KV cache"] = cache
+    device |= {"KV cache": cache, "CUDA": float(CONTEXT)}
     return Process(
         "actor",
         actors.count,

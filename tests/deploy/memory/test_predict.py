@@ -12,7 +12,7 @@ from rich.console import Console
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.memory.command import check_memory
-from deploy.memory.predict import Capacity, Sizes, predict, refuse, remedies
+from deploy.memory.predict import Capacity, Sizes, on_one_gpu, predict, refuse, remedies
 from deploy.memory.processes import (
     CONTEXT,
     DRIVER_BASE,
@@ -22,6 +22,7 @@ from deploy.memory.processes import (
     LEARNER_BASE,
     EngineSizes,
     ModelSizes,
+    Process,
     total,
 )
 
@@ -52,13 +53,13 @@ def checked(config):
 @pytest.mark.parametrize(
     ("name", "model", "learner", "actor", "node"),
     [
-        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 7.7, 19.8),
-        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 39.5, 51.6),
-        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.9, 74.0, 79.8),
-        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 69.5, 294.7),
-        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 69.5, 305.2),
+        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 8.7, 19.8),
+        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 40.5, 51.6),
+        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.9, 75.0, 79.8),
+        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 70.5, 294.7),
+        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 70.5, 305.2),
         pytest.param(
-            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 71.1, 494.5), marks=pytest.mark.slow
+            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 72.1, 494.5), marks=pytest.mark.slow
         ),
     ],
 )
@@ -225,6 +226,33 @@ def test_two_processes_that_share_a_gpu_are_added_up():
     assert not lacks(shared, gpu=45.0 * GIB)
     [text] = lacks(shared, gpu=38.0 * GIB)
     assert "learner and actor share a GPU of 38.0 GiB" in text
+
+
+def test_every_engine_that_a_shared_gpu_holds_is_added_up():
+    many = ("actors.count=2", "actors.gpus=0.25", "learner.microbatch_tokens=32768",
+            "actors.gpu_memory_utilization=0.25", "deploy.node.gpu_gib=20")  # fmt: skip
+    with pytest.raises(InputError, match="learner and 2 × actor share a GPU of 20"):
+        checked(shipped("gsm8k_qwen_1gpu", "qwen2.5-0.5b", *many))
+    checked(shipped("gsm8k_qwen_1gpu", "qwen2.5-0.5b", *many, "deploy.node.gpu_gib=36"))
+
+
+@pytest.mark.parametrize(
+    ("learner", "engine", "count", "shared"),
+    [
+        (0.5, 0.5, 1, [(1, 1)]),
+        (0.5, 0.25, 2, [(1, 2)]),
+        (0.5, 0.25, 1, [(1, 1)]),
+        (0.7, 0.1, 8, [(1, 3), (0, 5)]),
+        (0.9, 0.5, 3, [(0, 2)]),
+        (1, 0.25, 6, [(0, 4)]),
+        (0.5, 1, 2, []),
+        (0.5, 0.3, 2, [(1, 1), (0, 1)]),
+    ],
+)
+def test_a_gpu_is_shared_by_as_many_engines_as_it_holds(learner, engine, count, shared):
+    roles = Process("learner", 1, {}, {}, learner), Process("actor", count, {}, {}, engine)
+    numbers = [{one.role: one.count for one in sharing} for sharing in on_one_gpu(roles)]
+    assert [(n.get("learner", 0), n.get("actor", 0)) for n in numbers] == shared
 
 
 def test_more_gpus_than_a_node_has_are_refused():
