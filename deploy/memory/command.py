@@ -9,6 +9,7 @@ from rich.console import Console
 from actors.engines.model_folder import (
     context_length,
     kv_bytes_per_token,
+    parallel_sizes,
     served_dtype,
     vocabulary_size,
 )
@@ -20,7 +21,7 @@ from deploy.errors import exit_code_of
 from deploy.memory.measure import Microbatch, measure
 from deploy.memory.predict import Capacity, Prediction, Sizes, described, gib, predict, refuse
 from deploy.memory.processes import GIB, EngineSizes, total
-from deploy.preflight.models import find_model, model_path
+from deploy.preflight.models import check_workers, find_model, model_path
 from learner.model.logprobs import LogprobOptions
 
 
@@ -52,6 +53,7 @@ def check_memory(config: RunConfig, console: Console) -> Predicted | None:
             raise
         console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
         return None
+    check_workers(config, path)
     prediction = predict(config, sizes, capacity)
     refuse(config, prediction, lambda changed: _measure(changed, path, longest), capacity, longest)
     predicted = Predicted(prediction, capacity)
@@ -122,6 +124,7 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
         served=EngineSizes(
             itemsize=4 if dtype == "float32" else 2,
             kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
+            workers=parallel_sizes(path),
             vocabulary=vocabulary_size(path) or 0,
             context=context,
             cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),

@@ -220,11 +220,14 @@ def described(parts: Any) -> str:
 
 
 def remedies(
-    config: RunConfig, role: str, longest: int
+    config: RunConfig, role: str, longest: int, workers: Sequence[int]
 ) -> Iterator[tuple[dict[str, Any], RunConfig]]:
-    """Yield settings that lower the memory of a role, the cheapest first, each with the recipe."""
+    """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
+
+    `workers` are the values that `actors.tensor_parallel_size` may have.
+    """
     learner, actors = config.learner, config.actors
-    half, workers = learner.microbatch_tokens // 2, 2 * actors.tensor_parallel_size
+    half = learner.microbatch_tokens // 2
     share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
     shards = learner.zero_stage > 0 and learner.optimizer == "adamw"
     less = [
@@ -257,7 +260,11 @@ def remedies(
                 for more in (most, 2 * share, 1.5 * share, 1.25 * share)
             ),
             *less,
-            (actors.gpus > 0, "actors", {"tensor_parallel_size": workers, "gpus": float(workers)}),
+            *(
+                (actors.gpus > 0, "actors", {"tensor_parallel_size": size, "gpus": float(size)})
+                for size in workers
+                if size != actors.gpus
+            ),
             (not actors.gpus, "actors", {"kv_cache_gib": 1.0}),
             (actors.count > 1, "actors", {"count": actors.count // 2}),
         ],
@@ -296,7 +303,7 @@ def refuse(
         role = lacks[0].role
         tried = [
             (more, changed, predict(changed, measure(changed), capacity).lacks)
-            for more, changed in remedies(config, role, longest)
+            for more, changed in remedies(config, role, longest, measure(config).served.workers)
         ]
         others = {lack.role for lack in lacks} - {role}
         enough = [option for option in tried if {lack.role for lack in option[2]} <= others]

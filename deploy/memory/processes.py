@@ -101,6 +101,8 @@ class EngineSizes:
     """Bytes of a weight that it serves."""
     kv_token: int
     """Bytes of KV cache of one token, over all of its workers."""
+    workers: tuple[int, ...]
+    """Values of `actors.tensor_parallel_size` by which its weights can be divided."""
     vocabulary: int
     context: int
     """Longest rollout in tokens."""

@@ -36,7 +36,9 @@ MODEL = ModelSizes(
     activations=4 * GIB,
     passing=GIB,
 )
-SERVED = EngineSizes(itemsize=2, kv_token=10_000, vocabulary=1000, context=2048, cpu_cache=GIB)
+SERVED = EngineSizes(
+    itemsize=2, kv_token=10_000, workers=(1, 2, 4), vocabulary=1000, context=2048, cpu_cache=GIB
+)
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
 
 
@@ -283,6 +285,23 @@ def test_a_share_that_does_not_hold_an_engine_is_refused(model, recipe, override
     checked(shipped(recipe, model, *settings, f"actors.gpu_memory_utilization={mended}"))
 
 
+def test_a_number_of_workers_that_does_not_divide_the_heads_is_refused():
+    three = ("actors.tensor_parallel_size=3", "actors.gpus=3", "actors.count=1")
+    with pytest.raises(InputError, match=r"28 attention heads .* allowed are 1, 2, 4, 28$"):
+        checked(shipped("gsm8k_qwen7b_8gpu", "qwen2.5-7b", *three))
+
+
+@pytest.mark.parametrize(("workers", "helps"), [((1, 2, 4), 2), ((1, 7), 7), ((1,), None)])
+def test_only_numbers_of_workers_that_divide_the_heads_are_named(workers, helps):
+    sizes = replace(SIZES, served=replace(SERVED, workers=workers))
+    config = recipe("actors.count=1", "learner.gpus=0", "actors.gpu_memory_utilization=0.75")
+    text = refused(config, sizes=sizes, gpu=4.0 * GIB)
+    if helps is None:
+        assert text.startswith("no setting that was tried helps")
+    else:
+        assert f"actors.tensor_parallel_size = {helps}, actors.gpus = {helps}" in text
+
+
 @given(share=st.floats(0.01, 1), card=st.floats(1, 200), workers=st.sampled_from([1, 2, 4]))
 def test_an_engine_is_accepted_exactly_if_its_share_holds_weights_work_and_a_rollout(
     share, card, workers
@@ -300,11 +319,11 @@ def test_an_engine_is_accepted_exactly_if_its_share_holds_weights_work_and_a_rol
     assert not refused or not holds or total(actor.device) > card * GIB
 
 
-def refused(config, **capacity):
+def refused(config, *, sizes=SIZES, **capacity):
     capacity = Capacity(**capacity)
-    prediction = predict(config, SIZES, capacity)
+    prediction = predict(config, sizes, capacity)
     with pytest.raises(InputError) as no:
-        refuse(config, prediction, lambda _: SIZES, capacity, 2048)
+        refuse(config, prediction, lambda _: sizes, capacity, 2048)
     return str(no.value).splitlines()[-1]
 
 
@@ -320,7 +339,7 @@ def test_every_remedy_is_a_valid_recipe():
     for name in ("gsm8k_qwen_8gpu", "gsm8k_qwen_1gpu", "demo"):
         config = load_recipe(name)
         for role in ("learner", "actor"):
-            for _, changed in remedies(config, role, 256):
+            for _, changed in remedies(config, role, 256, (1, 2, 4)):
                 type(config).model_validate(changed.model_dump())
 
 
