@@ -7,6 +7,7 @@ import psutil
 from rich.console import Console
 
 from actors.engines.model_folder import (
+    attention_heads,
     context_length,
     kv_bytes_per_token,
     parallel_sizes,
@@ -124,6 +125,7 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
         served=EngineSizes(
             itemsize=4 if dtype == "float32" else 2,
             kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
+            kv_heads=attention_heads(path)[1],
             workers=parallel_sizes(path),
             vocabulary=vocabulary_size(path) or 0,
             context=context,

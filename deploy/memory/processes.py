@@ -100,7 +100,9 @@ class EngineSizes:
     itemsize: int
     """Bytes of a weight that it serves."""
     kv_token: int
-    """Bytes of KV cache of one token, over all of its workers."""
+    """Bytes of KV cache of one token, of all heads."""
+    kv_heads: int
+    """Heads with keys and values of their own, of which a worker holds one at least."""
     workers: tuple[int, ...]
     """Values of `actors.tensor_parallel_size` by which its weights can be divided."""
     vocabulary: int
@@ -260,8 +262,8 @@ def engine(
         host["KV cache"] = float(served.cpu_cache)
         return Process("actor", actors.count, host, {}, 0, mapped=mapped)
     workers = actors.tensor_parallel_size
-    rollout = served.kv_token * served.context / workers
-    logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
+    rollout = served.kv_token * served.context / min(workers, served.kv_heads)
+    logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary  # gathered on each worker
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
     least = device | {"KV cache of one rollout": rollout}
     limit = None if card is None else actors.gpu_memory_share * card

@@ -37,7 +37,13 @@ MODEL = ModelSizes(
     passing=GIB,
 )
 SERVED = EngineSizes(
-    itemsize=2, kv_token=10_000, workers=(1, 2, 4), vocabulary=1000, context=2048, cpu_cache=GIB
+    itemsize=2,
+    kv_token=10_000,
+    kv_heads=2,
+    workers=(1, 2, 4),
+    vocabulary=1000,
+    context=2048,
+    cpu_cache=GIB,
 )
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
 
@@ -283,6 +289,17 @@ def test_a_share_that_does_not_hold_an_engine_is_refused(model, recipe, override
     help_ = f"set actors.gpu_memory_utilization = {mended}, with which it fits"
     assert str(no.value).splitlines()[-1] == help_
     checked(shipped(recipe, model, *settings, f"actors.gpu_memory_utilization={mended}"))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "workers", "share"), [(4, 1, 1), (4, 2, 2), (4, 4, 4), (4, 8, 4), (1, 8, 1)]
+)
+def test_a_worker_holds_at_least_one_head_of_the_cache_and_all_logits(kv_heads, workers, share):
+    served = replace(SERVED, kv_heads=kv_heads)
+    config = recipe().updated(actors={"tensor_parallel_size": workers, "gpus": float(workers)})
+    actor = predict(config, replace(SIZES, served=served), Capacity()).processes[1]
+    assert actor.device["KV cache"] == 10_000 * 2048 / share
+    assert actor.device["work"] == 2 * GIB + 12 * config.actors.max_concurrent_rollouts * 1000
 
 
 def test_a_number_of_workers_that_does_not_divide_the_heads_is_refused():
