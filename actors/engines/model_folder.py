@@ -186,14 +186,17 @@ def parallel_sizes(model_path: str) -> tuple[int, ...]:
 def kv_bytes_per_token(model_path: str, dtype: str) -> int:
     """Return the bytes of KV cache for one token in all layers, if each is full attention.
 
-    `dtype` is that of `actors.dtype`.
+    MLA keeps one compressed vector in place of the keys and values of all heads. `dtype` is that of
+    `actors.dtype`.
     """
     config = configuration(model_path).get_text_config()
+    itemsize = 4 if served_dtype(model_path, dtype) == "float32" else 2
+    if compressed := getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers * (compressed + config.qk_rope_head_dim) * itemsize)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    wide = served_dtype(model_path, dtype) == "float32"
-    return int(2 * config.num_hidden_layers * kv_heads * width * (4 if wide else 2))
+    return int(2 * config.num_hidden_layers * kv_heads * width * itemsize)
 
 
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
