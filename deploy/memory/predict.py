@@ -19,6 +19,7 @@ from deploy.memory.processes import (
     EngineSizes,
     ModelSizes,
     Process,
+    counted,
     engine,
     learner_rank,
     total,
@@ -158,7 +159,7 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
             most = max(node.processes, key=lambda one: one.count * one.gpus)
             yield Lack(
                 most.role,
-                f"the {node.name} has {capacity.gpus} GPUs, and needs {gpus:g}",
+                f"the {node.name} has {counted(capacity.gpus, 'GPU')}, and needs {gpus:g}",
                 (gpus - capacity.gpus) * (capacity.gpu or GIB),
             )
         if capacity.gpu is None:
@@ -220,14 +221,14 @@ def described(parts: Any) -> str:
 
 
 def remedies(
-    config: RunConfig, role: str, longest: int, workers: Sequence[int]
+    config: RunConfig, role: str, longest: int, workers: Sequence[int], gpus: int = 0
 ) -> Iterator[tuple[dict[str, Any], RunConfig]]:
     """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
 
-    `workers` are the values that `actors.tensor_parallel_size` may have.
+    `workers` are the values that `actors.tensor_parallel_size` may have, `gpus` the number of a
+    node's.
     """
     learner, actors = config.learner, config.actors
-    half = learner.microbatch_tokens // 2
     share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
     shards = learner.zero_stage > 0 and learner.optimizer == "adamw"
     less = [
@@ -237,11 +238,18 @@ def remedies(
     options: dict[str, list[tuple[bool, str, dict[str, Any]]]] = {
         "learner": [
             (not learner.activation_checkpointing, "learner", {"activation_checkpointing": True}),
-            (half >= longest, "learner", {"microbatch_tokens": half}),
+            *(
+                (tokens >= longest, "learner", {"microbatch_tokens": tokens})
+                for tokens in (learner.microbatch_tokens // part for part in (2, 4, 8))
+            ),
             (
                 shards and learner.ranks > 1 and learner.zero_stage < 3,
                 "learner",
                 {"zero_stage": learner.zero_stage + 1},
+            ),
+            *(
+                (shards and learner.gpus == 1 and ranks <= gpus, "learner", {"ranks": ranks})
+                for ranks in (2 * learner.ranks, 4 * learner.ranks)
             ),
             (
                 shards and learner.gpus > 0,
@@ -303,7 +311,9 @@ def refuse(
         role = lacks[0].role
         tried = [
             (more, changed, predict(changed, measure(changed), capacity).lacks)
-            for more, changed in remedies(config, role, longest, measure(config).served.workers)
+            for more, changed in remedies(
+                config, role, longest, measure(config).served.workers, capacity.gpus or 0
+            )
         ]
         others = {lack.role for lack in lacks} - {role}
         enough = [option for option in tried if {lack.role for lack in option[2]} <= others]

@@ -117,6 +117,11 @@ def total(parts: Parts) -> float:
     return sum(parts.values())
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 GPU" or "2 GPUs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
     """Return the ranks; the first publishes, and has two versions in turn for that.
 
@@ -281,7 +286,7 @@ def engine(
         own = device["weights"] + device["work"]
         cache = max(rollout, limit - own)
         fit = int(cache / rollout)
-        note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
+        note = f"KV cache for {counted(fit, 'rollout')} of {served.context:,} tokens"
         if fit < actors.max_concurrent_rollouts:
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
         notes.insert(0, note)

@@ -352,11 +352,33 @@ def test_settings_are_named_alone_or_together_and_none_if_none_helps():
     assert both == "set actors.count = 2, with which it fits"
 
 
+def test_one_worker_is_named_where_nodes_have_one_gpu():
+    two = ("actors.tensor_parallel_size=2", "actors.gpus=2", "actors.count=1", "learner.ranks=1",
+           "learner.offload_optimizer=true", "deploy.node.gpus=1")  # fmt: skip
+    with pytest.raises(InputError, match="node has 1 GPU, and needs 2") as no:
+        checked(shipped("gsm8k_qwen7b_2nodes", "qwen2.5-7b", *two))
+    help_ = "set actors.tensor_parallel_size = 1, actors.gpus = 1.0, with which it fits"
+    assert str(no.value).splitlines()[-1] == help_
+
+
+def test_smaller_microbatches_and_more_ranks_are_tried_before_the_optimizer_is_offloaded():
+    config = recipe("learner.microbatch_tokens=8192", "learner.activation_checkpointing=true")
+    tried = [
+        tuple(*named.items())
+        for named, _ in remedies(config, "learner", 2048, (1,), 4)
+        if all(name.startswith("learner") for name in named)
+    ]
+    assert tried == [
+        ("learner.microbatch_tokens", 4096), ("learner.microbatch_tokens", 2048),
+        ("learner.zero_stage", 3), ("learner.ranks", 4), ("learner.offload_optimizer", True),
+    ]  # fmt: skip
+
+
 def test_every_remedy_is_a_valid_recipe():
     for name in ("gsm8k_qwen_8gpu", "gsm8k_qwen_1gpu", "demo"):
         config = load_recipe(name)
         for role in ("learner", "actor"):
-            for _, changed in remedies(config, role, 256, (1, 2, 4)):
+            for _, changed in remedies(config, role, 256, (1, 2, 4), 8):
                 type(config).model_validate(changed.model_dump())
 
 
