@@ -18,7 +18,7 @@ from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import kv_cache_bytes
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
-from deploy.errors import exit_code_of
+from deploy.errors import InputError, exit_code_of
 from deploy.memory.measure import Microbatch, measure
 from deploy.memory.predict import Capacity, Prediction, Sizes, described, gib, predict, refuse
 from deploy.memory.processes import GIB, EngineSizes, total
@@ -72,9 +72,7 @@ def capacity_of(config: RunConfig) -> Capacity:
     if config.deploy.ray_address != "local" or needed > here:
         return Capacity(gpus=gpus, gpu=gpu, host=host)
     if needed:
-        import torch
-
-        own = float(torch.cuda.get_device_properties(0).total_memory)
+        own = memory_of_gpu()
         gpu = own if gpu is None else min(gpu, own)
     memory = psutil.virtual_memory().total
     return Capacity(
@@ -82,6 +80,24 @@ def capacity_of(config: RunConfig) -> Capacity:
         gpu=gpu,
         host=memory if host is None else min(host, memory),
     )
+
+
+def memory_of_gpu() -> float:
+    """Return the bytes of memory of the first GPU of this machine.
+
+    Raises:
+        InputError: torch cannot use it, as with a driver that is too old.
+    """
+    import torch
+
+    try:
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    except (RuntimeError, AssertionError) as error:  # the latter without CUDA in torch's build
+        raise InputError(
+            f"this machine has {visible_gpus()} GPU(s) that torch {torch.__version__} cannot use: "
+            f"{str(error).strip().splitlines()[0]}; CUDA 13 and a driver of NVIDIA of version 580 "
+            "or newer are needed (nvidia-smi shows it)"
+        ) from error
 
 
 def longest_sequence(config: RunConfig, path: str) -> int:
