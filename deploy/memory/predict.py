@@ -113,6 +113,8 @@ def _nodes(
 ) -> Iterator[Node]:
     """Yield the nodes of a run; actors are on the learner's node where weights cannot leave it.
 
+    Without a placement of their own they may also take the GPUs that the learner leaves there.
+
     Published versions lie in shared memory: two on each node, while one follows another, and a copy
     of the newest in Ray's object store if it travels by that.
     """
@@ -125,6 +127,10 @@ def _nodes(
         yield Node("node", together, driver | _hosts(together) | published)
         return
     learners = (_on_a_node(rank, gpus),)
+    if config.deploy.placement.actors is None and gpus is not None and actor.gpus:
+        free = gpus - learners[0].count * learners[0].gpus
+        if engines := min(actor.count, int((free + EPSILON) / actor.gpus)):
+            learners += (replace(actor, count=engines),)
     yield Node("learner's node", learners, driver | _hosts(learners) | published)
     actors = (_on_a_node(actor, gpus),)
     yield Node("actors' node", actors, _hosts(actors) | published)

@@ -214,6 +214,22 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
 
 
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "engines"),
+    [(8, (), 4), (8, ("actors.count=3",), 3), (6, (), 2), (4, (), 0), (None, (), 0),
+     (8, ("deploy.placement.actors.labels.pool=far",), 0)],
+)  # fmt: skip
+def test_engines_without_a_placement_take_the_gpus_that_the_learner_leaves(
+    gpus, overrides, engines
+):
+    cluster = ("deploy.ray_address=auto", "weight_sync.transport=object_store")
+    config = recipe("learner.ranks=4", "actors.count=8", *cluster, *overrides)
+    node = predict(config, SIZES, Capacity(gpus=gpus)).nodes[0]
+    actors = [one for one in node.processes if one.role == "actor"]
+    assert sum(one.count for one in actors) == engines
+    assert (f"{engines} × actor" in node.parts) == (engines > 0)
+
+
 def lacks(config, **capacity):
     return [lack.text for lack in predict(config, SIZES, Capacity(**capacity)).lacks]
 
