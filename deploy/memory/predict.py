@@ -126,7 +126,7 @@ def _nodes(
         together = (rank, actor)
         yield Node("node", together, driver | _hosts(together) | published)
         return
-    learners = (_on_a_node(rank, gpus),)
+    learners: tuple[Process, ...] = (_on_a_node(rank, gpus),)
     if config.deploy.placement.actors is None and gpus is not None and actor.gpus:
         free = gpus - learners[0].count * learners[0].gpus
         if engines := min(actor.count, int((free + EPSILON) / actor.gpus)):
