@@ -67,7 +67,7 @@ def checked(config):
         ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 70.5, 294.7),
         ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 70.5, 305.2),
         pytest.param(
-            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 72.1, 494.5), marks=pytest.mark.slow
+            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 71.6, 494.5), marks=pytest.mark.slow
         ),
     ],
 )
