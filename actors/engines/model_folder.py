@@ -164,17 +164,39 @@ def stated_dtype(model_path: str) -> str:
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")
 
 
+def attention_heads(model_path: str) -> tuple[int, int]:
+    """Return how many heads attend, and how many have keys and values of their own."""
+    config = configuration(model_path).get_text_config()
+    heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):  # all heads of MLA read the same cache
+        return heads, 1
+    return heads, getattr(config, "num_key_value_heads", None) or heads
+
+
+def parallel_sizes(model_path: str) -> tuple[int, ...]:
+    """Return the values of `actors.tensor_parallel_size` by which vLLM can divide a model."""
+    heads, kv_heads = attention_heads(model_path)
+    return tuple(
+        size
+        for size in range(1, heads + 1)
+        if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0
+    )
+
+
 def kv_bytes_per_token(model_path: str, dtype: str) -> int:
     """Return the bytes of KV cache for one token in all layers, if each is full attention.
 
-    `dtype` is that of `actors.dtype`.
+    MLA keeps one compressed vector in place of the keys and values of all heads. `dtype` is that of
+    `actors.dtype`.
     """
     config = configuration(model_path).get_text_config()
+    itemsize = 4 if served_dtype(model_path, dtype) == "float32" else 2
+    if compressed := getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers * (compressed + config.qk_rope_head_dim) * itemsize)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    wide = served_dtype(model_path, dtype) == "float32"
-    return int(2 * config.num_hidden_layers * kv_heads * width * (4 if wide else 2))
+    return int(2 * config.num_hidden_layers * kv_heads * width * itemsize)
 
 
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:

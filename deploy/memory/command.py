@@ -7,8 +7,10 @@ import psutil
 from rich.console import Console
 
 from actors.engines.model_folder import (
+    attention_heads,
     context_length,
     kv_bytes_per_token,
+    parallel_sizes,
     served_dtype,
     vocabulary_size,
 )
@@ -16,11 +18,11 @@ from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import kv_cache_bytes
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
-from deploy.errors import exit_code_of
+from deploy.errors import InputError, exit_code_of
 from deploy.memory.measure import Microbatch, measure
 from deploy.memory.predict import Capacity, Prediction, Sizes, described, gib, predict, refuse
 from deploy.memory.processes import GIB, EngineSizes, total
-from deploy.preflight.models import find_model, model_path
+from deploy.preflight.models import check_workers, find_model, model_path
 from learner.model.logprobs import LogprobOptions
 
 
@@ -52,6 +54,7 @@ def check_memory(config: RunConfig, console: Console) -> Predicted | None:
             raise
         console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
         return None
+    check_workers(config, path)
     prediction = predict(config, sizes, capacity)
     refuse(config, prediction, lambda changed: _measure(changed, path, longest), capacity, longest)
     predicted = Predicted(prediction, capacity)
@@ -69,9 +72,7 @@ def capacity_of(config: RunConfig) -> Capacity:
     if config.deploy.ray_address != "local" or needed > here:
         return Capacity(gpus=gpus, gpu=gpu, host=host)
     if needed:
-        import torch
-
-        own = float(torch.cuda.get_device_properties(0).total_memory)
+        own = memory_of_gpu()
         gpu = own if gpu is None else min(gpu, own)
     memory = psutil.virtual_memory().total
     return Capacity(
@@ -79,6 +80,24 @@ def capacity_of(config: RunConfig) -> Capacity:
         gpu=gpu,
         host=memory if host is None else min(host, memory),
     )
+
+
+def memory_of_gpu() -> float:
+    """Return the bytes of memory of the first GPU of this machine.
+
+    Raises:
+        InputError: torch cannot use it, as with a driver that is too old.
+    """
+    import torch
+
+    try:
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    except (RuntimeError, AssertionError) as error:  # the latter without CUDA in torch's build
+        raise InputError(
+            f"this machine has {visible_gpus()} GPU(s) that torch {torch.__version__} cannot use: "
+            f"{str(error).strip().splitlines()[0]}; CUDA 13 and a driver of NVIDIA of version 580 "
+            "or newer are needed (nvidia-smi shows it)"
+        ) from error
 
 
 def longest_sequence(config: RunConfig, path: str) -> int:
@@ -122,6 +141,8 @@ def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
         served=EngineSizes(
             itemsize=4 if dtype == "float32" else 2,
             kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
+            kv_heads=attention_heads(path)[1],
+            workers=parallel_sizes(path),
             vocabulary=vocabulary_size(path) or 0,
             context=context,
             cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),

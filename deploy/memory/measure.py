@@ -132,16 +132,18 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend as `packed_attention` does, or with a mask over the row, and keep as much.
 
-    On the meta device torch itself would choose an attention that keeps all scores.
+    On the meta device torch itself would choose an attention that keeps all scores. The one here
+    returns the width of queries, where that of values may be another.
     """
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if attention_mask is not None:
         bias = attention_mask.to(query.dtype)
         output = fused(query, key, value, is_causal=False, attn_mask=bias)[0]
-        return output.transpose(1, 2).contiguous(), None
+        return output[..., : value.shape[-1]].transpose(1, 2).contiguous(), None
     columns = (torch.split(column, lengths, dim=2) for column in (query, key, value))
     outputs = [fused(*part, is_causal=True)[0] for part in zip(*columns, strict=True)]
-    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
+    joined = torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
+    return joined[..., : value.shape[-1]], None
 
 
 def _mask(*, tokens: int, local_size: int | None = None, **_: Any) -> Tensor | None:

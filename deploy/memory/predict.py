@@ -6,7 +6,7 @@ recipe ─▶ measure (the only part that needs torch) ─▶ processes ─▶ n
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from deploy.memory.processes import (
     EngineSizes,
     ModelSizes,
     Process,
+    counted,
     engine,
     learner_rank,
     total,
@@ -26,6 +27,8 @@ from deploy.memory.processes import (
 )
 from deploy.preflight.disk_space import TOKEN_BYTES, parameter_bytes, stepped_bytes
 
+EPSILON = 1e-6
+"""Rounding of shares of a GPU."""
 MOST_CHANGES = 8
 """Settings that are changed one after the other before it is given up."""
 
@@ -110,6 +113,8 @@ def _nodes(
 ) -> Iterator[Node]:
     """Yield the nodes of a run; actors are on the learner's node where weights cannot leave it.
 
+    Without a placement of their own they may also take the GPUs that the learner leaves there.
+
     Published versions lie in shared memory: two on each node, while one follows another, and a copy
     of the newest in Ray's object store if it travels by that.
     """
@@ -121,7 +126,11 @@ def _nodes(
         together = (rank, actor)
         yield Node("node", together, driver | _hosts(together) | published)
         return
-    learners = (_on_a_node(rank, gpus),)
+    learners: tuple[Process, ...] = (_on_a_node(rank, gpus),)
+    if config.deploy.placement.actors is None and gpus is not None and actor.gpus:
+        free = gpus - learners[0].count * learners[0].gpus
+        if engines := min(actor.count, int((free + EPSILON) / actor.gpus)):
+            learners += (replace(actor, count=engines),)
     yield Node("learner's node", learners, driver | _hosts(learners) | published)
     actors = (_on_a_node(actor, gpus),)
     yield Node("actors' node", actors, _hosts(actors) | published)
@@ -156,7 +165,7 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
             most = max(node.processes, key=lambda one: one.count * one.gpus)
             yield Lack(
                 most.role,
-                f"the {node.name} has {capacity.gpus} GPUs, and needs {gpus:g}",
+                f"the {node.name} has {counted(capacity.gpus, 'GPU')}, and needs {gpus:g}",
                 (gpus - capacity.gpus) * (capacity.gpu or GIB),
             )
         if capacity.gpu is None:
@@ -169,15 +178,41 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
                     f"{gib(needed)}: {described(process.device)}",
                     needed - capacity.gpu,
                 )
-        sharing = [one for one in node.processes if 0 < one.gpus < 1]
-        needed = sum(total(one.device) for one in sharing)
-        if len(sharing) > 1 and needed > capacity.gpu:
-            roles = " and ".join(one.role for one in sharing)
-            yield Lack(
-                sharing[0].role,
-                f"{roles} share a GPU of {gib(capacity.gpu)} GiB, and need {gib(needed)}",
-                needed - capacity.gpu,
-            )
+            elif process.limit is not None and (needed := total(process.least)) > process.limit:
+                yield Lack(
+                    process.role,
+                    f"an engine may take {gib(process.limit)} GiB of each GPU "
+                    f"(actors.gpu_memory_utilization), and needs {gib(needed)}: "
+                    f"{described(process.least)}",
+                    needed - process.limit,
+                )
+        for sharing in on_one_gpu(node.processes):
+            needed = sum(one.count * total(one.device) for one in sharing)
+            if sum(one.count for one in sharing) > 1 and needed > capacity.gpu:
+                roles = " and ".join(
+                    one.role if one.count == 1 else f"{one.count} × {one.role}" for one in sharing
+                )
+                yield Lack(
+                    sharing[0].role,
+                    f"{roles} share a GPU of {gib(capacity.gpu)} GiB, and need {gib(needed)}",
+                    needed - capacity.gpu,
+                )
+
+
+def on_one_gpu(processes: tuple[Process, ...]) -> Iterator[list[Process]]:
+    """Yield the processes that share a GPU of a node, with their number on it as `count`.
+
+    The learner's GPU has as many engines as its rest holds; others share GPUs of their own.
+    """
+    learners = [one for one in processes if one.role == "learner" and 0 < one.gpus < 1]
+    for engine_ in (one for one in processes if one.role == "actor" and 0 < one.gpus < 1):
+        left = engine_.count
+        for others in [learners, []] if learners else [[]]:
+            free = 1 - sum(one.gpus for one in others)
+            beside = min(left, int((free + EPSILON) / engine_.gpus))
+            left -= beside
+            if beside:
+                yield [*others, replace(engine_, count=beside)]
 
 
 def gib(size: float) -> str:
@@ -192,34 +227,58 @@ def described(parts: Any) -> str:
 
 
 def remedies(
-    config: RunConfig, role: str, longest: int
+    config: RunConfig, role: str, longest: int, workers: Sequence[int], gpus: int = 0
 ) -> Iterator[tuple[dict[str, Any], RunConfig]]:
-    """Yield settings that lower the memory of a role, the cheapest first, each with the recipe."""
+    """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
+
+    `workers` are the values that `actors.tensor_parallel_size` may have, `gpus` the number of a
+    node's.
+    """
     learner, actors = config.learner, config.actors
-    half, workers = learner.microbatch_tokens // 2, 2 * actors.tensor_parallel_size
+    share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
     shards = learner.zero_stage > 0 and learner.optimizer == "adamw"
+    less = [
+        (actors.gpus > 0, "actors", {"gpu_memory_utilization": round(part * share, 3)})
+        for part in (0.75, 0.5)
+    ]
     options: dict[str, list[tuple[bool, str, dict[str, Any]]]] = {
         "learner": [
             (not learner.activation_checkpointing, "learner", {"activation_checkpointing": True}),
-            (half >= longest, "learner", {"microbatch_tokens": half}),
+            *(
+                (tokens >= longest, "learner", {"microbatch_tokens": tokens})
+                for tokens in (learner.microbatch_tokens // part for part in (2, 4, 8))
+            ),
             (
                 shards and learner.ranks > 1 and learner.zero_stage < 3,
                 "learner",
                 {"zero_stage": learner.zero_stage + 1},
+            ),
+            *(
+                (shards and learner.gpus == 1 and ranks <= gpus, "learner", {"ranks": ranks})
+                for ranks in (2 * learner.ranks, 4 * learner.ranks)
             ),
             (
                 shards and learner.gpus > 0,
                 "learner",
                 {"offload_optimizer": not learner.offload_optimizer},
             ),
-            (
-                0 < learner.gpus < 1,
-                "actors",
-                {"gpu_memory_utilization": round(actors.gpu_memory_share / 2, 3)},
-            ),
+            *less,
         ],
         "actor": [
-            (actors.gpus > 0, "actors", {"tensor_parallel_size": workers, "gpus": float(workers)}),
+            *(
+                (
+                    actors.gpus > 0 and share < more <= most,
+                    "actors",
+                    {"gpu_memory_utilization": round(more, 3)},
+                )
+                for more in (most, 2 * share, 1.5 * share, 1.25 * share)
+            ),
+            *less,
+            *(
+                (actors.gpus > 0, "actors", {"tensor_parallel_size": size, "gpus": float(size)})
+                for size in workers
+                if size != actors.gpus
+            ),
             (not actors.gpus, "actors", {"kv_cache_gib": 1.0}),
             (actors.count > 1, "actors", {"count": actors.count // 2}),
         ],
@@ -229,6 +288,10 @@ def remedies(
             changed = getattr(config, section).model_copy(update=settings)
             named = {f"{section}.{name}": value for name, value in settings.items()}
             yield named, config.model_copy(update={section: changed})
+
+
+def _excess(lacks: Sequence[Lack]) -> float:
+    return sum(lack.excess for lack in lacks)
 
 
 def refuse(
@@ -254,12 +317,15 @@ def refuse(
         role = lacks[0].role
         tried = [
             (more, changed, predict(changed, measure(changed), capacity).lacks)
-            for more, changed in remedies(config, role, longest)
+            for more, changed in remedies(
+                config, role, longest, measure(config).served.workers, capacity.gpus or 0
+            )
         ]
-        enough = [option for option in tried if role not in {lack.role for lack in option[2]}]
-        if not tried:
+        others = {lack.role for lack in lacks} - {role}
+        enough = [option for option in tried if {lack.role for lack in option[2]} <= others]
+        best = min(tried, key=lambda option: _excess(option[2]), default=None)
+        if best is None or (not enough and _excess(best[2]) >= _excess(lacks)):
             break
-        best = min(tried, key=lambda option: sum(lack.excess for lack in option[2]))
         more, config, lacks = enough[0] if enough else best
         settings |= more
         if not lacks:

@@ -82,6 +82,10 @@ class Process:
     """Bytes that it maps: of published versions, which are counted once for its node, and of the
     model folder that adapters are merged into, which the system can drop."""
     note: str = ""
+    limit: float | None = None
+    """Bytes of each of its GPUs that its engine may take for weights, work and KV cache."""
+    least: Parts = field(default_factory=dict)
+    """Bytes of a GPU that count for the limit when the KV cache holds a single rollout."""
 
     @property
     def resident(self) -> Parts:
@@ -96,7 +100,11 @@ class EngineSizes:
     itemsize: int
     """Bytes of a weight that it serves."""
     kv_token: int
-    """Bytes of KV cache of one token, over all of its workers."""
+    """Bytes of KV cache of one token, of all heads."""
+    kv_heads: int
+    """Heads with keys and values of their own, of which a worker holds one at least."""
+    workers: tuple[int, ...]
+    """Values of `actors.tensor_parallel_size` by which its weights can be divided."""
     vocabulary: int
     context: int
     """Longest rollout in tokens."""
@@ -107,6 +115,11 @@ class EngineSizes:
 def total(parts: Parts) -> float:
     """Return the sum of the parts."""
     return sum(parts.values())
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 GPU" or "2 GPUs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
@@ -254,10 +267,12 @@ def engine(
         host["KV cache"] = float(served.cpu_cache)
         return Process("actor", actors.count, host, {}, 0, mapped=mapped)
     workers = actors.tensor_parallel_size
-    rollout = served.kv_token * served.context / workers
-    logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary / workers
+    rollout = served.kv_token * served.context / min(workers, served.kv_heads)
+    logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary  # gathered on each worker
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
-    left, notes = 0.0 if card is None else card * (1 - actors.gpu_memory_share) - CONTEXT, []
+    least = device | {"KV cache of one rollout": rollout}
+    limit = None if card is None else actors.gpu_memory_share * card
+    left, notes = 0.0 if card is None or limit is None else card - limit - CONTEXT, []
     if config.weight_sync.staged:
         host["next version"] = weights
         # As `weight_sync.vllm.device_memory` does, which others of the GPU may forestall.
@@ -267,14 +282,23 @@ def engine(
             host["staged weights"] = weights
             notes.append("updates come from host memory")
     cache = rollout
-    if card is not None:
+    if limit is not None:
         own = device["weights"] + device["work"]
-        cache = max(rollout, actors.gpu_memory_share * card - own)
+        cache = max(rollout, limit - own)
         fit = int(cache / rollout)
-        note = f"KV cache for {fit:,} rollouts of {served.context:,} tokens"
+        note = f"KV cache for {counted(fit, 'rollout')} of {served.context:,} tokens"
         if fit < actors.max_concurrent_rollouts:
             note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
         notes.insert(0, note)
-    device["KV cache"] = cache
-    note = "; ".join(notes)
-    return Process("actor", actors.count, host, device, actors.gpus, mapped=mapped, note=note)
+    device |= {"KV cache": cache, "CUDA": float(CONTEXT)}
+    return Process(
+        "actor",
+        actors.count,
+        host,
+        device,
+        actors.gpus,
+        mapped=mapped,
+        note="; ".join(notes),
+        limit=limit,
+        least=least,
+    )

@@ -88,6 +88,11 @@ def plan(
     splits = most_actors(config, devices)
     rates, notes, itself = _rates(config, run, given, bounds)
     notes += hardly_trains(config)
+    if 0 < config.learner.gpus < 1 or 0 < config.actors.gpus < 1:
+        notes.append(
+            "learner.gpus, actors.gpus: shares of a GPU count as devices of their own, each at "
+            "its full rate; processes that share one are slower"
+        )
     if config.queues.filter_tied and run is None:
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:

@@ -32,6 +32,7 @@ from deploy.preflight.machine import check_machine
 from deploy.preflight.models import (
     check_adapter,
     check_examples,
+    check_workers,
     find_model,
     model_path,
     reward_model_paths,
@@ -87,6 +88,7 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
     check_machine(config)
     path = model_path(config)
     check_model(path)
+    check_workers(config, path)
     actors, prompts = config.actors, config.prompts
     if actors.engine == "vllm":
         check_sampling(path)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from actors.engines.model_folder import describe, weight_shapes
+from actors.engines.model_folder import attention_heads, describe, parallel_sizes, weight_shapes
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.provenance import (
@@ -142,6 +142,23 @@ def _linear_layers(shapes: Shapes) -> set[str]:
         for parts in split
         if parts[-1] == "weight" and any(map(str.isdigit, parts)) and "experts" not in parts
     }
+
+
+def check_workers(config: RunConfig, path: str) -> None:
+    """Refuse engines of more workers than can share out the attention heads of the model.
+
+    Raises:
+        InputError: They cannot; names the numbers of heads, and what is allowed.
+    """
+    size = config.actors.tensor_parallel_size
+    if config.actors.engine != "vllm" or size == 1 or size in (allowed := parallel_sizes(path)):
+        return
+    heads, kv_heads = attention_heads(path)
+    raise InputError(
+        f"actors.tensor_parallel_size = {size}: the workers of an engine cannot share out the "
+        f"{heads} attention heads of {path!r}, {kv_heads} of them with keys and values; allowed "
+        f"are {', '.join(map(str, allowed))}"
+    )
 
 
 def find_model(path: str, *, setting: str = "model.path") -> str:

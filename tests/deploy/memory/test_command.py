@@ -4,7 +4,10 @@ import json
 import tomllib
 
 import pytest
+import torch
 
+from deploy.errors import InputError
+from deploy.memory.command import memory_of_gpu
 from tests.deploy.conftest import call_main
 
 CONFIG = {
@@ -57,3 +60,15 @@ def test_a_plan_has_the_memory_in_bytes(folder):
     assert roles["actor"]["host"]["KV cache"] == 2**29
     refused = ["plan", "recipe.toml", *RATES, "--set", "deploy.node.memory_gib=1"]
     assert call_main(refused, folder).returncode == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_a_gpu_that_torch_cannot_use_is_named_with_the_driver_that_is_needed(monkeypatch, error):
+    def broken(index):
+        raise error(
+            "The NVIDIA driver on your system is too old (found version 12040).\nUpdate it."
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", broken)
+    with pytest.raises(InputError, match=r"too old \(found version 12040\)\.; .* 580 or newer"):
+        memory_of_gpu()

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from actors.engines.model_folder import attention_heads, kv_bytes_per_token
 from deploy.memory.measure import Allocations, Microbatch, measure
 from learner.config.lora import LoraConfig
 from learner.model.logprobs import LogprobOptions
@@ -16,6 +17,11 @@ SMALL = {
     "vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MLA = {
+    "kv_lora_rank": 24, "head_dim": 8, "q_lora_rank": 32, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 24, "num_key_value_heads": 4,
+    "first_k_dense_replace": 3, "n_routed_experts": 4,
 }  # fmt: skip
 HEAD = LogprobOptions(chunk=64)
 LONGEST, SEQUENCES = 96, 3
@@ -47,9 +53,11 @@ def with_data(folder, *, dtype, checkpointing, lora=None):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "deepseek_v3"])
 def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointing, dtype):
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": kind}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**SMALL, **(MLA if kind == "deepseek_v3" else {}), "model_type": kind})
+    )
     batch = Microbatch(
         tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype=dtype, attention="sdpa",
         activation_checkpointing=checkpointing, head=HEAD,
@@ -58,6 +66,21 @@ def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointin
     kept, peak = with_data(tmp_path, dtype=dtype, checkpointing=checkpointing)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
     assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
+
+
+def test_values_may_be_narrower_than_queries(tmp_path):
+    sizes = {}
+    for width in (8, 24):  # queries have 24
+        (tmp_path / str(width)).mkdir()
+        settings = {**SMALL, **MLA, "v_head_dim": width, "model_type": "deepseek_v3"}
+        (tmp_path / str(width) / "config.json").write_text(json.dumps(settings))
+        batch = Microbatch(
+            tokens=LONGEST, longest=LONGEST, dtype="bfloat16", attention="sdpa",
+            activation_checkpointing=False, head=HEAD,
+        )  # fmt: skip
+        sizes[width] = measure(str(tmp_path / str(width)), batch)
+    assert sizes[8].parameters < sizes[24].parameters
+    assert 0.5 * sizes[24].activations < sizes[8].activations < sizes[24].activations
 
 
 def test_an_adapter_is_measured_as_it_is_trained(tmp_path):
@@ -89,3 +112,19 @@ def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):
 
     assert activations(512) == pytest.approx(2 * activations(256), rel=0.05)
     assert activations(512, checkpointing=True) < 0.2 * activations(512)
+
+
+@pytest.mark.parametrize(
+    ("settings", "heads", "numbers"),
+    [
+        ({"model_type": "llama"}, (4, 2), 2 * 2 * 16),
+        ({"model_type": "deepseek_v3", **MLA}, (4, 1), 24 + 8),
+    ],
+)
+def test_the_cache_of_a_token_has_keys_and_values_of_each_head_or_one_vector_for_all(
+    tmp_path, settings, heads, numbers
+):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **settings}))
+    assert attention_heads(str(tmp_path)) == heads
+    assert kv_bytes_per_token(str(tmp_path), "bfloat16") == 3 * numbers * 2
+    assert kv_bytes_per_token(str(tmp_path), "float32") == 3 * numbers * 4

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.memory.command import check_memory
-from deploy.memory.predict import Capacity, Sizes, predict, refuse, remedies
+from deploy.memory.predict import Capacity, Sizes, on_one_gpu, predict, refuse, remedies
 from deploy.memory.processes import (
     CONTEXT,
     DRIVER_BASE,
@@ -20,6 +22,7 @@ from deploy.memory.processes import (
     LEARNER_BASE,
     EngineSizes,
     ModelSizes,
+    Process,
     total,
 )
 
@@ -33,7 +36,15 @@ MODEL = ModelSizes(
     activations=4 * GIB,
     passing=GIB,
 )
-SERVED = EngineSizes(itemsize=2, kv_token=10_000, vocabulary=1000, context=2048, cpu_cache=GIB)
+SERVED = EngineSizes(
+    itemsize=2,
+    kv_token=10_000,
+    kv_heads=2,
+    workers=(1, 2, 4),
+    vocabulary=1000,
+    context=2048,
+    cpu_cache=GIB,
+)
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
 
 
@@ -50,13 +61,13 @@ def checked(config):
 @pytest.mark.parametrize(
     ("name", "model", "learner", "actor", "node"),
     [
-        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 7.7, 19.8),
-        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 39.5, 51.6),
-        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.9, 74.0, 79.8),
-        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 69.5, 294.7),
-        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 69.5, 305.2),
+        ("gsm8k_qwen_1gpu", "qwen2.5-0.5b", 11.9, 8.7, 19.8),
+        ("gsm8k_qwen7b_lora_1gpu", "qwen2.5-7b", 21.3, 40.5, 51.6),
+        ("gsm8k_qwen_8gpu", "qwen2.5-1.5b", 64.9, 75.0, 79.8),
+        ("gsm8k_qwen7b_8gpu", "qwen2.5-7b", 56.9, 70.5, 294.7),
+        ("gsm8k_qwen7b_2nodes", "qwen2.5-7b", 42.8, 70.5, 305.2),
         pytest.param(
-            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 71.1, 494.5), marks=pytest.mark.slow
+            *("gsm8k_qwen32b_8nodes", "qwen2.5-32b", 41.5, 71.6, 494.5), marks=pytest.mark.slow
         ),
     ],
 )
@@ -203,6 +214,22 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
 
 
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "engines"),
+    [(8, (), 4), (8, ("actors.count=3",), 3), (6, (), 2), (4, (), 0), (None, (), 0),
+     (8, ("deploy.placement.actors.labels.pool=far",), 0)],
+)  # fmt: skip
+def test_engines_without_a_placement_take_the_gpus_that_the_learner_leaves(
+    gpus, overrides, engines
+):
+    cluster = ("deploy.ray_address=auto", "weight_sync.transport=object_store")
+    config = recipe("learner.ranks=4", "actors.count=8", *cluster, *overrides)
+    node = predict(config, SIZES, Capacity(gpus=gpus)).nodes[0]
+    actors = [one for one in node.processes if one.role == "actor"]
+    assert sum(one.count for one in actors) == engines
+    assert (f"{engines} × actor" in node.parts) == (engines > 0)
+
+
 def lacks(config, **capacity):
     return [lack.text for lack in predict(config, SIZES, Capacity(**capacity)).lacks]
 
@@ -225,6 +252,33 @@ def test_two_processes_that_share_a_gpu_are_added_up():
     assert "learner and actor share a GPU of 38.0 GiB" in text
 
 
+def test_every_engine_that_a_shared_gpu_holds_is_added_up():
+    many = ("actors.count=2", "actors.gpus=0.25", "learner.microbatch_tokens=32768",
+            "actors.gpu_memory_utilization=0.25", "deploy.node.gpu_gib=20")  # fmt: skip
+    with pytest.raises(InputError, match="learner and 2 × actor share a GPU of 20"):
+        checked(shipped("gsm8k_qwen_1gpu", "qwen2.5-0.5b", *many))
+    checked(shipped("gsm8k_qwen_1gpu", "qwen2.5-0.5b", *many, "deploy.node.gpu_gib=36"))
+
+
+@pytest.mark.parametrize(
+    ("learner", "engine", "count", "shared"),
+    [
+        (0.5, 0.5, 1, [(1, 1)]),
+        (0.5, 0.25, 2, [(1, 2)]),
+        (0.5, 0.25, 1, [(1, 1)]),
+        (0.7, 0.1, 8, [(1, 3), (0, 5)]),
+        (0.9, 0.5, 3, [(0, 2)]),
+        (1, 0.25, 6, [(0, 4)]),
+        (0.5, 1, 2, []),
+        (0.5, 0.3, 2, [(1, 1), (0, 1)]),
+    ],
+)
+def test_a_gpu_is_shared_by_as_many_engines_as_it_holds(learner, engine, count, shared):
+    roles = Process("learner", 1, {}, {}, learner), Process("actor", count, {}, {}, engine)
+    numbers = [{one.role: one.count for one in sharing} for sharing in on_one_gpu(roles)]
+    assert [(n.get("learner", 0), n.get("actor", 0)) for n in numbers] == shared
+
+
 def test_more_gpus_than_a_node_has_are_refused():
     [text] = lacks(recipe("learner.ranks=5", "actors.count=4"), gpu=80.0 * GIB, gpus=8)
     assert text == "the node has 8 GPUs, and needs 9"
@@ -235,11 +289,74 @@ def test_an_engine_needs_the_cache_of_one_rollout():
     assert "a GPU of the actor has 2.0 GiB" in text
 
 
-def refused(config, **capacity):
+@pytest.mark.parametrize(
+    ("model", "recipe", "overrides", "mended"),
+    [
+        ("qwen2.5-7b", "gsm8k_qwen7b_lora_1gpu", {"gpu_memory_utilization": 0.15}, 0.45),
+        ("qwen2.5-1.5b", "gsm8k_qwen_8gpu", {"gpu_memory_utilization": 0.03}, 0.9),
+        ("qwen2.5-7b", "gsm8k_qwen7b_8gpu", {"gpu_memory_utilization": 0.05, "count": 1,
+         "tensor_parallel_size": 4, "gpus": 4}, 0.9),
+    ],
+)  # fmt: skip
+def test_a_share_that_does_not_hold_an_engine_is_refused(model, recipe, overrides, mended):
+    settings = [f"actors.{key}={value}" for key, value in overrides.items()]
+    with pytest.raises(InputError, match=r"an engine may take .* weights") as no:
+        checked(shipped(recipe, model, *settings))
+    help_ = f"set actors.gpu_memory_utilization = {mended}, with which it fits"
+    assert str(no.value).splitlines()[-1] == help_
+    checked(shipped(recipe, model, *settings, f"actors.gpu_memory_utilization={mended}"))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "workers", "share"), [(4, 1, 1), (4, 2, 2), (4, 4, 4), (4, 8, 4), (1, 8, 1)]
+)
+def test_a_worker_holds_at_least_one_head_of_the_cache_and_all_logits(kv_heads, workers, share):
+    served = replace(SERVED, kv_heads=kv_heads)
+    config = recipe().updated(actors={"tensor_parallel_size": workers, "gpus": float(workers)})
+    actor = predict(config, replace(SIZES, served=served), Capacity()).processes[1]
+    assert actor.device["KV cache"] == 10_000 * 2048 / share
+    assert actor.device["work"] == 2 * GIB + 12 * config.actors.max_concurrent_rollouts * 1000
+
+
+def test_a_number_of_workers_that_does_not_divide_the_heads_is_refused():
+    three = ("actors.tensor_parallel_size=3", "actors.gpus=3", "actors.count=1")
+    with pytest.raises(InputError, match=r"28 attention heads .* allowed are 1, 2, 4, 28$"):
+        checked(shipped("gsm8k_qwen7b_8gpu", "qwen2.5-7b", *three))
+
+
+@pytest.mark.parametrize(("workers", "helps"), [((1, 2, 4), 2), ((1, 7), 7), ((1,), None)])
+def test_only_numbers_of_workers_that_divide_the_heads_are_named(workers, helps):
+    sizes = replace(SIZES, served=replace(SERVED, workers=workers))
+    config = recipe("actors.count=1", "learner.gpus=0", "actors.gpu_memory_utilization=0.75")
+    text = refused(config, sizes=sizes, gpu=4.0 * GIB)
+    if helps is None:
+        assert text.startswith("no setting that was tried helps")
+    else:
+        assert f"actors.tensor_parallel_size = {helps}, actors.gpus = {helps}" in text
+
+
+@given(share=st.floats(0.01, 1), card=st.floats(1, 200), workers=st.sampled_from([1, 2, 4]))
+def test_an_engine_is_accepted_exactly_if_its_share_holds_weights_work_and_a_rollout(
+    share, card, workers
+):
+    config = recipe().updated(
+        actors={
+            "gpu_memory_utilization": share, "tensor_parallel_size": workers, "gpus": workers,
+        }
+    )  # fmt: skip
+    prediction = predict(config, SIZES, Capacity(gpu=card * GIB))
+    actor = prediction.processes[1]
+    holds = share * card * GIB >= total(actor.least)
+    refused = any(lack.role == "actor" for lack in prediction.lacks)
+    assert refused or holds
+    assert not refused or not holds or total(actor.device) > card * GIB
+
+
+def refused(config, *, sizes=SIZES, **capacity):
     capacity = Capacity(**capacity)
-    prediction = predict(config, SIZES, capacity)
+    prediction = predict(config, sizes, capacity)
     with pytest.raises(InputError) as no:
-        refuse(config, prediction, lambda _: SIZES, capacity, 2048)
+        refuse(config, prediction, lambda _: sizes, capacity, 2048)
     return str(no.value).splitlines()[-1]
 
 
@@ -251,11 +368,33 @@ def test_settings_are_named_alone_or_together_and_none_if_none_helps():
     assert both == "set actors.count = 2, with which it fits"
 
 
+def test_one_worker_is_named_where_nodes_have_one_gpu():
+    two = ("actors.tensor_parallel_size=2", "actors.gpus=2", "actors.count=1", "learner.ranks=1",
+           "learner.offload_optimizer=true", "deploy.node.gpus=1")  # fmt: skip
+    with pytest.raises(InputError, match="node has 1 GPU, and needs 2") as no:
+        checked(shipped("gsm8k_qwen7b_2nodes", "qwen2.5-7b", *two))
+    help_ = "set actors.tensor_parallel_size = 1, actors.gpus = 1.0, with which it fits"
+    assert str(no.value).splitlines()[-1] == help_
+
+
+def test_smaller_microbatches_and_more_ranks_are_tried_before_the_optimizer_is_offloaded():
+    config = recipe("learner.microbatch_tokens=8192", "learner.activation_checkpointing=true")
+    tried = [
+        tuple(*named.items())
+        for named, _ in remedies(config, "learner", 2048, (1,), 4)
+        if all(name.startswith("learner") for name in named)
+    ]
+    assert tried == [
+        ("learner.microbatch_tokens", 4096), ("learner.microbatch_tokens", 2048),
+        ("learner.zero_stage", 3), ("learner.ranks", 4), ("learner.offload_optimizer", True),
+    ]  # fmt: skip
+
+
 def test_every_remedy_is_a_valid_recipe():
     for name in ("gsm8k_qwen_8gpu", "gsm8k_qwen_1gpu", "demo"):
         config = load_recipe(name)
         for role in ("learner", "actor"):
-            for _, changed in remedies(config, role, 256):
+            for _, changed in remedies(config, role, 256, (1, 2, 4), 8):
                 type(config).model_validate(changed.model_dump())
 
 

@@ -10,7 +10,7 @@ from actors.engines.model_folder import read_description
 from actors.errors import InputError as ActorsInputError
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.models import check_adapter
+from deploy.preflight.models import check_adapter, check_workers
 from learner.config.lora import LoraConfig
 
 
@@ -79,3 +79,21 @@ def test_an_adapter_folder_in_the_place_of_a_model_is_named(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ActorsInputError, match=r"it is an adapter; .* learner\.lora\.path"):
         read_description(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "allowed"),
+    [(28, 4, {1, 2, 4, 28}), (14, 2, {1, 2, 14}), (32, 8, {1, 2, 4, 8, 16, 32}), (5, 5, {1, 5})],
+)
+def test_workers_must_share_out_the_heads(tmp_path, heads, kv_heads, allowed):
+    sizes = {"model_type": "qwen2", "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    for size in range(1, heads + 2):
+        config = load_recipe("demo").updated(actors={"tensor_parallel_size": size})
+        if size in allowed:
+            check_workers(config, str(tmp_path))
+            continue
+        with pytest.raises(InputError, match=f"= {size}: .* {heads} attention heads .* allowed"):
+            check_workers(config, str(tmp_path))
+    scripted = config.updated(actors={"engine": "scripted"})
+    check_workers(scripted, str(tmp_path))
