@@ -21,6 +21,7 @@ from queues.runtime.cpu_affinity import bind_process
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess, public_address, serve
 from queues.runtime.ray_process_title import keep_title
+from weight_sync.open_files import allow_open_files
 
 if TYPE_CHECKING:
     from learner.learner import Learner
@@ -71,6 +72,7 @@ class RankActor:
             InputError: The model cannot be trained, or the cores do not exist.
         """
         keep_logs_small()
+        allow_open_files()
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
         cores = self._spec.config.cores_of_rank(self._number)
         if cores is not None:
