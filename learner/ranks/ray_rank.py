@@ -88,10 +88,10 @@ class RankActor:
 
         if address is not None:
             store = self._store if self._number == 0 else find_store(address)
-            join(store, self._number, self._spec.config.ranks)
+            ranks = self._spec.config.ranks
+            join(store, self._number, ranks)
+            check_shared(Path(self._spec.checkpoints), store, self._number, ranks)
         self._rank = Rank(self._spec)
-        if address is not None:
-            check_shared(Path(self._spec.checkpoints), self._rank.engine)
 
     async def run(self, followers: list[Any], broker: Any, broadcaster: Any) -> int:
         """Train to the last version or to `stop`, as rank 0; return the version reached.
