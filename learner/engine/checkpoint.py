@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from learner.disk_wait import write_text
 from learner.engine.protocol import TrainEngine, ValueEngine
@@ -91,7 +91,7 @@ def prepare(root: Path, version: int) -> Path:
     return temporary
 
 
-def check_shared(root: Path, store: dist.Store, rank: int, ranks: int) -> None:
+def check_shared(root: Path, store: Store, rank: int, ranks: int) -> None:
     """Require that every rank sees the folder in which rank 0 keeps checkpoints. Collective.
 
     The ranks compare by their store, so that no model needs to be loaded before.
