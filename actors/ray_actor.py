@@ -30,6 +30,7 @@ from queues.runtime.prometheus import MetricsAccess, public_address, serve
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
+from weight_sync.open_files import allow_open_files
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import Receiver, ReceiverOptions
 
@@ -120,6 +121,7 @@ class RolloutActor:
             EngineDied: The engine did not start.
         """
         keep_logs_small()
+        allow_open_files()
         self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
         self._serve_metrics()
         parts = await asyncio.to_thread(self._build)

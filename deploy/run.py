@@ -33,17 +33,35 @@ from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
+from deploy.preflight.disk_space import parameter_bytes
 from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
-from queues.readers.checkpoints import last_save_seconds
+from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
 from queues.runtime import clock
 from weight_sync.errors import WeightSyncError
+from weight_sync.progress import allowance
 
 SAVE_FACTOR = 2.0
 """Time for a checkpoint after an interrupt, for each second that the last one took."""
 CLOSE_SECONDS = 2.0
 """Deadline of an interrupted run's last figures, and of closing the broker of any run."""
+
+
+def save_seconds(context: RunContext) -> float:
+    """Return the time that a checkpoint may take beside the rest of a step.
+
+    Before the first one, it follows from the bytes of the weights that engines took last, by the
+    rate of every deadline that moves bytes.
+    """
+    if took := last_save_seconds(context.directory.path):
+        return SAVE_FACTOR * took
+    if not context.record.swaps:
+        return 0.0
+    config, sent = context.config, context.record.swaps[-1].full_bytes
+    half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
+    nbytes = parameter_bytes(config.learner) * sent // (2 if half else 4)
+    return min(LONGEST_SAVE_SECONDS, allowance(0.0, nbytes))
 
 
 class Run:
@@ -247,7 +265,7 @@ class Run:
             asyncio.create_task((insisted or asyncio.Event()).wait()),
         ]
         seconds = self.context.config.deploy.checkpoint_seconds
-        seconds += SAVE_FACTOR * last_save_seconds(self.context.directory.path)
+        seconds += save_seconds(self.context)
         try:
             await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

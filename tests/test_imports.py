@@ -43,9 +43,9 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "clock errors adapter base_model manifest announcements progress permits broadcaster "
-        "buckets checksum config ray_calls ray_broadcaster transports codecs publish receive "
-        "vllm direct factory"
+        "clock errors open_files adapter base_model manifest announcements progress permits "
+        "broadcaster buckets checksum config ray_calls ray_broadcaster transports codecs publish "
+        "receive vllm direct factory"
     ),
     "learner": (
         "errors registry config disk_wait advantages losses corrections batch diagnostics model "

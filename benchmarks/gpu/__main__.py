@@ -26,15 +26,14 @@ from benchmarks.harness.synthetic_load import SIZES
 
 SECONDS = 590.0
 """Deadline of all parts together."""
-LEARNER = ("torch", "transformers", "numpy", "pydantic")
+LEARNER = ("torch", "transformers", "numpy", "pydantic", "xxhash")
+TRAINING = ("transfers", "attention", "head", "memory", "ipc", "learner", "lag")
 NEEDS = {
     "packing": (),
-    **dict.fromkeys(("transfers", "attention", "head", "memory", "ipc"), (*LEARNER, "xxhash")),
-    **dict.fromkeys(("zero1", "zero2", "zero3"), (*LEARNER, "xxhash", "deepspeed")),
-    "learner": LEARNER,
-    "lag": LEARNER,
+    **dict.fromkeys(TRAINING, LEARNER),
+    **dict.fromkeys(("zero1", "zero2", "zero3"), (*LEARNER, "deepspeed")),
     "generation": ("torch", "transformers", "vllm"),
-    "pause": (*LEARNER, "tokenizers", "safetensors", "xxhash", "zstandard", "vllm"),
+    "pause": (*LEARNER, "tokenizers", "safetensors", "zstandard", "vllm"),
 }
 PLUGIN = "entry point `headway` for vLLM"
 LEAST_SECONDS = 5.0

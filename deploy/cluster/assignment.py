@@ -98,6 +98,7 @@ def _splits(left: Counts, requests: Sequence[ResourceRequest], node: Node) -> It
 
 def _without(node: Node, request: ResourceRequest, count: int) -> Node:
     """Return a node without what some processes take of it."""
-    taken = request.resources
+    taken = dict(request.resources)
+    shares = [taken.pop("GPU")] * count if 0 < taken.get("GPU", 0) < 1 else []
     left = {kind: n - count * taken.get(kind, 0.0) for kind, n in node.resources.items()}
-    return replace(node, resources=left)
+    return replace(node, resources=left, shares=(*node.shares, *shares))

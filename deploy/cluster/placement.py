@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.config.deploy_config import Placement
+from deploy.config.devices import EPSILON, left_on_cards
 from deploy.config.run_config import RunConfig
 
-EPSILON = 1e-6
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives every node, with its id."""
 
@@ -25,6 +25,8 @@ class Node:
     resources: Mapping[str, float]
     """CPU, GPU and custom resources."""
     labels: Mapping[str, str]
+    shares: tuple[float, ...] = ()
+    """Shares of GPUs that processes take, which are not subtracted from the resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +96,35 @@ def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[str]:
 
 
 def fits(node: Node, request: ResourceRequest) -> int:
-    """Return how many processes of a role a node holds if no other role has any there."""
+    """Return how many more processes of a role a node holds."""
     if not request.labels.items() <= node.labels.items():
         return 0
     counts = [
         int((node.resources.get(kind, 0.0) + EPSILON) / amount)
         for kind, amount in request.resources.items()
+        if kind != "GPU"
     ]
-    return min([*counts, request.count])
+    return _on_gpus(node, request.resources.get("GPU", 0.0), min([*counts, request.count]))
+
+
+def _on_gpus(node: Node, amount: float, most: int) -> int:
+    """Return how many processes, at most `most`, get so much of a node's GPUs.
+
+    A share lies on one GPU, and more are whole ones.
+    """
+    if not amount:
+        return most
+    gpus, part = divmod(node.resources.get("GPU", 0.0) + EPSILON, 1.0)
+    if amount >= 1:
+        left = gpus + 1 - len(left_on_cards(node.shares, [part]))
+        return min(most, int((left + EPSILON) / amount))
+    count = 0
+    while (
+        count < most
+        and len(left_on_cards([*node.shares, *[amount] * (count + 1)], [part])) <= gpus + 1
+    ):
+        count += 1
+    return count
 
 
 def _excess(

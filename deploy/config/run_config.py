@@ -134,6 +134,20 @@ class RunConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ranks_share_checkpoints(self) -> Self:
+        deploy, learner = self.deploy, self.learner
+        shared = deploy.checkpoint_dir or deploy.backup_dir or deploy.ray_address == "local"
+        gpus = learner.ranks * learner.gpus
+        if deploy.node.gpus is not None and gpus > deploy.node.gpus and not shared:
+            raise ValueError(
+                f"learner.ranks = {learner.ranks} with learner.gpus = {learner.gpus:g} take "
+                f"{gpus:g} GPUs, more than deploy.node.gpus = {deploy.node.gpus}, and every rank "
+                "writes its part of a checkpoint: set deploy.checkpoint_dir to a folder that the "
+                "learner's nodes share"
+            )
+        return self
+
     @property
     def rollouts_per_group(self) -> int:
         """Number of rollouts that an engine generates for a training group, with its baseline."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from deploy.config.devices import left_on_cards
 from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
@@ -140,7 +141,8 @@ def _on_a_node(process: Process, gpus: int | None) -> Process:
     """Return a process with the number of them that one node has GPUs for."""
     if gpus is None or not process.gpus:
         return process
-    return replace(process, count=min(process.count, max(1, int(gpus / process.gpus))))
+    most = int(gpus / process.gpus) if process.gpus >= 1 else gpus * int(1 / process.gpus)
+    return replace(process, count=min(process.count, max(1, most)))
 
 
 def _hosts(processes: tuple[Process, ...]) -> dict[str, float]:
@@ -160,7 +162,9 @@ def _lacks(nodes: tuple[Node, ...], served: EngineSizes, capacity: Capacity) -> 
                 f"{gib(needed)}: {described(node.parts)}",
                 needed - capacity.host,
             )
-        gpus = sum(one.count * one.gpus for one in node.processes)
+        shares = [one.gpus for one in node.processes if 0 < one.gpus < 1 for _ in range(one.count)]
+        gpus = sum(one.count * one.gpus for one in node.processes if one.gpus >= 1)
+        gpus += len(left_on_cards(shares))
         if capacity.gpus is not None and gpus > capacity.gpus:
             most = max(node.processes, key=lambda one: one.count * one.gpus)
             yield Lack(

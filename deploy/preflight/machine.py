@@ -1,7 +1,6 @@
 """Checks that this machine has the cores, GPUs, open files and addresses that a recipe asks for."""
 
 import os
-import resource
 import socket
 
 from deploy.config.devices import visible_gpus
@@ -12,6 +11,7 @@ from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
 from deploy.preflight.disk_space import check_other_dirs, check_runs_dir
 from queues.runtime.cpu_affinity import parse_cores
+from weight_sync.open_files import RAISE_LIMIT, allow_open_files
 
 DESCRIPTORS = 256
 """Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
@@ -39,23 +39,18 @@ def check_machine(config: RunConfig) -> None:
 
 
 def check_descriptors(config: RunConfig) -> None:
-    """Raise the limit of open files of this process, and so of all that it starts, if it must be.
+    """Raise the limit of open files of this process, and so of all that it starts.
 
     Raises:
         InputError: The run needs more than this user is allowed.
     """
     needed = DESCRIPTORS + DESCRIPTORS_OF_PEER * (config.actors.count + config.learner.ranks)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    if (allowed := allow_open_files()) < needed:
         raise InputError(
-            f"this machine lets a process open {hard} files (ulimit -Hn), and those of the run "
+            f"this machine lets a process open {allowed} files (ulimit -Hn), and those of the run "
             f"need {needed}, by actors.count = {config.actors.count} and learner.ranks = "
-            f"{config.learner.ranks}; raise the limit (LimitNOFILE= of systemd, "
-            "/etc/security/limits.conf, --ulimit nofile= of docker)"
+            f"{config.learner.ranks}; {RAISE_LIMIT}"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _check_address(address: str) -> None:

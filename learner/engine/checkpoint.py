@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._distributed_c10d import Store
 
 from learner.disk_wait import write_text
 from learner.engine.protocol import TrainEngine, ValueEngine
@@ -90,23 +91,27 @@ def prepare(root: Path, version: int) -> Path:
     return temporary
 
 
-def check_shared(root: Path, engine: TrainEngine) -> None:
+def check_shared(root: Path, store: Store, rank: int, ranks: int) -> None:
     """Require that every rank sees the folder in which rank 0 keeps checkpoints. Collective.
+
+    The ranks compare by their store, so that no model needs to be loaded before.
 
     Raises:
         InputError: A rank does not, such as one on another node.
     """
-    number = secrets.randbits(62) if engine.rank == 0 else 0
-    if engine.rank == 0:
+    if rank == 0:
         root.mkdir(parents=True, exist_ok=True)
-        (root / f".seen-{number}").touch()
-    token = root / f".seen-{int(engine.sum_over_ranks(torch.tensor([number])))}"
-    blind = int(engine.sum_over_ranks(torch.tensor([int(not token.exists())])))
-    if engine.rank == 0:
+        name = f".seen-{secrets.token_hex(8)}"
+        (root / name).touch()
+        store.set("checkpoints", name)
+    token = root / store.get("checkpoints").decode()
+    store.set(f"checkpoints/{rank}", "seen" if token.exists() else "missing")
+    blind = [store.get(f"checkpoints/{other}") for other in range(ranks)].count(b"missing")
+    if rank == 0:
         token.unlink()
     if blind:
         raise InputError(
-            f"{blind} of the learner's {engine.ranks} ranks do not see {root}, where checkpoints "
+            f"{blind} of the learner's {ranks} ranks do not see {root}, where checkpoints "
             "are kept: set deploy.checkpoint_dir to a folder that all of its nodes share"
         )
 

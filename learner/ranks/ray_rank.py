@@ -21,6 +21,7 @@ from queues.runtime.cpu_affinity import bind_process
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess, public_address, serve
 from queues.runtime.ray_process_title import keep_title
+from weight_sync.open_files import allow_open_files
 
 if TYPE_CHECKING:
     from learner.learner import Learner
@@ -71,6 +72,7 @@ class RankActor:
             InputError: The model cannot be trained, or the cores do not exist.
         """
         keep_logs_small()
+        allow_open_files()
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
         cores = self._spec.config.cores_of_rank(self._number)
         if cores is not None:
@@ -86,10 +88,10 @@ class RankActor:
 
         if address is not None:
             store = self._store if self._number == 0 else find_store(address)
-            join(store, self._number, self._spec.config.ranks)
+            ranks = self._spec.config.ranks
+            join(store, self._number, ranks)
+            check_shared(Path(self._spec.checkpoints), store, self._number, ranks)
         self._rank = Rank(self._spec)
-        if address is not None:
-            check_shared(Path(self._spec.checkpoints), self._rank.engine)
 
     async def run(self, followers: list[Any], broker: Any, broadcaster: Any) -> int:
         """Train to the last version or to `stop`, as rank 0; return the version reached.

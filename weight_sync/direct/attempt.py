@@ -165,9 +165,11 @@ class Attempt:
                 group = self._groups.get(ready[0])
                 if group is None or set(group.engines) != set(ready):
                     group = Group(ready, self._connect(ready, self._weights, self._transfer))
-                    if self._ended:
-                        group.sender.close()
-                self.group = group
+                with self._changed:
+                    self.group = None if self._ended else group
+                if self.group is None:  # nobody else would close it
+                    group.sender.close()
+                    raise UpdateRefused("this attempt was given up")
                 begin = time.perf_counter()
                 group.sender.send(self._weights, self._transfer)
                 self._note(ready, load_seconds=time.perf_counter() - begin)

@@ -60,8 +60,11 @@ class Gpu:
             weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
 
     def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
-        """Begin a copy on the current stream; return a function that waits for its end."""
-        host.copy_(tensor, non_blocking=True)
+        """Begin a copy on the current stream; return a function that waits for its end.
+
+        The device casts: torch would copy another dtype to fresh memory that is not pinned first.
+        """
+        host.copy_(tensor.to(host.dtype), non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return copied.synchronize

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
+from weight_sync.open_files import allow_open_files
 from weight_sync.progress import STREAMS, allowance, show
 from weight_sync.ray_calls import remote_errors
 from weight_sync.transports.protocol import Transport
@@ -126,6 +127,7 @@ class Uploader:
     """On the publisher's node: puts each bucket into the object store once."""
 
     def __init__(self) -> None:
+        allow_open_files()
         self._objects: _Once[Any] = _Once(lambda _: None)
 
     def put(self, bucket: Bucket, location: _Location) -> list[Any]:
@@ -148,6 +150,7 @@ class Downloader:
     """On a node with engines: pulls each bucket once, into sealed memory."""
 
     def __init__(self, timeout: float) -> None:
+        allow_open_files()
         self._timeout = timeout
         self._fetched: _Once[SealedBucket] = _Once(SealedBucket.close)
         self._uploader = _NodeActor(Uploader, timeout)

@@ -5,6 +5,7 @@ last process that holds it ends, also by SIGKILL. Processes that share buckets n
 and process namespace.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -17,6 +18,7 @@ import xxhash
 from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket
+from weight_sync.open_files import RAISE_LIMIT, allow_open_files
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -53,7 +55,17 @@ class SealedBucket:
 
 def seal(nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
     """Write a bucket to memory of this node and seal it; arguments as of `Transport.write`."""
-    descriptor = os.memfd_create("headway-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        descriptor = os.memfd_create("headway-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OSError(
+            error.errno,
+            f"this process may open {allow_open_files()} files (ulimit -Hn), too few for the "
+            f"buckets of two versions of the weights: {RAISE_LIMIT} on every node, "
+            "before `ray start`",
+        ) from None
     try:
         os.ftruncate(descriptor, nbytes)
         with open(descriptor, "wb", closefd=False) as file:

@@ -1,5 +1,6 @@
 """`python -m benchmarks.gpu`: what runs where, the roofline, and a trial on a CPU."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -33,6 +34,36 @@ def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
         **{part: ["deepspeed"] for part in ZERO},
     }
     assert suite.missing("pause", "cpu") == ["vllm", "GPU"]
+
+
+def imported_modules(module, known):
+    """Add what a module of this program imports as it is loaded, without what functions import."""
+    path = ROOT / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if module in known or not path.exists():
+        return known | {module}
+    known = known | {module}
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            for depth in range(1, len(parts) + 1):
+                known = imported_modules(".".join(parts[:depth]), known)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [("kernels", "transfers"), ("learner", "learner"), ("learner", "lag"), ("kernels", "lag"),
+     ("generation", "generation")],
+)  # fmt: skip
+def test_a_part_names_what_is_imported_before_it_begins(module, part):
+    names = {name.partition(".")[0] for name in imported_modules(f"benchmarks.gpu.{module}", set())}
+    own = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert "torch" in names
+    assert names - own - set(sys.stdlib_module_names) <= set(suite.NEEDS[part])
 
 
 def test_every_part_of_the_plan_fits_into_ten_minutes():

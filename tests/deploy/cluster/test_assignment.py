@@ -78,13 +78,45 @@ REQUESTS = st.lists(
     st.builds(
         lambda count, gpus, label: (count, gpus, label),
         st.integers(1, 3),
-        st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+        st.sampled_from([0.3, 0.5, 0.6, 0.7, 1.0, 2.0, 3.0]),
         st.sampled_from([{}, {"pool": "x"}, HERE]),
     ),
     min_size=1,
     max_size=3,
 )
 NODES = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["x", "y"])), min_size=1, max_size=3)
+
+
+def fit_on_cards(amounts, cards):
+    """Try every card for every share, after whole ones; `cards` has what is left of each."""
+    if not amounts:
+        return True
+    amount, *others = amounts
+    if amount >= 1:
+        return len(cards) >= amount and fit_on_cards(others, cards[int(amount) :])
+    return any(
+        fit_on_cards(others, [*cards[:number], round(left - amount, 6), *cards[number + 1 :]])
+        for number, left in enumerate(cards)
+        if left >= amount
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shares", "fits"),
+    [
+        (2, {"actors": (3, 0.6)}, False),
+        (3, {"actors": (3, 0.6)}, True),
+        (1, {"learner": (1, 0.5), "actors": (1, 0.5)}, True),
+        (2, {"learner": (2, 0.3), "actors": (2, 0.7)}, True),
+        (2, {"learner": (1, 0.5), "actors": (2, 0.6)}, False),
+        (2, {"learner": (1, 0.1), "actors": (1, 2)}, False),
+        (1, {"actors": (3, 0.3)}, True),
+        (1.5, {"learner": (1, 0.5), "actors": (1, 1)}, True),
+    ],
+)
+def test_a_share_of_a_gpu_lies_on_one_card(gpus, shares, fits):
+    wanted = [want(role, count, amount) for role, (count, amount) in shares.items()]
+    assert (lacking(wanted, gpu_nodes(gpus)) == []) is fits
 
 
 @given(REQUESTS, NODES)
@@ -97,12 +129,17 @@ def test_every_placement_that_exists_is_found_and_holds(requests, nodes):
     processes = [(request, n) for request in wanted for n in range(request.count)]
 
     def holds(places):
-        used = Counter()
+        used = {node.node_id: [] for node in there}
         for (request, _), node in zip(processes, places, strict=True):
             if not request.labels.items() <= node.labels.items():
                 return False
-            used[node.node_id] += request.resources["GPU"]
-        return all(used[node.node_id] <= node.resources["GPU"] for node in there)
+            used[node.node_id].append(request.resources["GPU"])
+        return all(
+            fit_on_cards(
+                sorted(used[node.node_id], reverse=True), [1.0] * int(node.resources["GPU"])
+            )
+            for node in there
+        )
 
     chosen = assign(wanted, there)
     if chosen is None:

@@ -1,6 +1,8 @@
 """Recipes: what is composed, what is refused, and how the refusal reads."""
 
+import re
 from codecs import BOM_UTF8
+from contextlib import nullcontext
 
 import pytest
 
@@ -302,3 +304,25 @@ def test_a_pass_rate_cap_is_for_sources_that_come_back_to_their_prompts(tmp_path
 def test_a_batch_has_a_group_for_every_minibatch():
     with pytest.raises(InputError, match=r"learner\.minibatches = 17 must be at most .* = 16"):
         load_recipe("demo", ["learner.minibatches=17", "learner.correction=tis"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        ([], True),
+        (["deploy.checkpoint_dir=/shared/checkpoints"], False),
+        (["deploy.backup_dir=/shared/backup"], False),
+        (["deploy.node.gpus=32"], False),
+        (["learner.ranks=8"], False),
+    ],
+)
+def test_a_learner_of_several_nodes_names_a_folder_that_they_share(tmp_path, overrides, refused):
+    shipped = (SHIPPED_RECIPES / "gsm8k_qwen32b_8nodes.toml").read_text()
+    lines = [line for line in shipped.splitlines() if not line.startswith("checkpoint_dir")]
+    (recipe := tmp_path / "recipe.toml").write_text("\n".join(lines))
+    message = (
+        "learner.ranks = 32 with learner.gpus = 1 take 32 GPUs, more than deploy.node.gpus = 8, and"
+        " every rank writes its part of a checkpoint: set deploy.checkpoint_dir"
+    )
+    with pytest.raises(InputError, match=re.escape(message)) if refused else nullcontext():
+        load_recipe(str(recipe), overrides)

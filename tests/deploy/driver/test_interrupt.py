@@ -1,13 +1,16 @@
 """What an interrupt waits for, with a run of a few lines."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from deploy.run import Run
+from deploy.config.loader import load_recipe
+from deploy.run import SAVE_FACTOR, Run, save_seconds
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
+from weight_sync.announcements import WeightUpdateReport
 
 
 class LiveRun(Run):
@@ -48,3 +51,28 @@ def test_an_interrupt_says_when_no_checkpoint_was_saved_and_waits_for_none_that_
 
     printed = asyncio.run(asyncio.wait_for(scenario(), 10))
     assert ("no checkpoint was saved" in printed) == (not saves)
+
+
+@pytest.mark.parametrize(
+    ("learner", "sent", "seconds"),
+    [
+        ("bfloat16", None, 0.0),  # engines have taken nothing yet
+        ("bfloat16", 10**9, 14 * 5e8 / 25e6),
+        ("float32", 10**9, 16 * 2.5e8 / 25e6),
+        ("bfloat16", 15 * 10**9, 1800.0),  # a model of 7 billion parameters
+    ],
+)
+def test_the_first_checkpoint_gets_the_time_of_its_bytes(tmp_path, learner, sent, seconds):
+    config = load_recipe("demo", [f"learner.dtype={learner}", "learner.zero_stage=2"])
+    context = replace(make_context(tmp_path), config=config)
+    train(context.directory, [{}])
+    if sent is not None:
+        update = WeightUpdateReport(
+            engine_id="a", version=0, published_at=0.0, bytes=1, full_bytes=sent, staged_at=0.0,
+            swap_started_at=0.0,
+        )  # fmt: skip
+        context.record.swaps.append(update)
+    assert save_seconds(context) == pytest.approx(seconds)
+    if sent is not None:
+        train(context.directory, [{}], first=1, saved=(2,))
+        assert 0 < save_seconds(context) < SAVE_FACTOR * 60  # the last one tells

@@ -282,6 +282,13 @@ def test_a_gpu_is_shared_by_as_many_engines_as_it_holds(learner, engine, count, 
 def test_more_gpus_than_a_node_has_are_refused():
     [text] = lacks(recipe("learner.ranks=5", "actors.count=4"), gpu=80.0 * GIB, gpus=8)
     assert text == "the node has 8 GPUs, and needs 9"
+    shares = recipe(
+        "learner.ranks=1", "actors.count=3", "actors.gpus=0.6", "learner.gpus=0.4",
+        "actors.gpu_memory_utilization=0.5",
+    )  # fmt: skip
+    [text] = lacks(shares, gpus=2)
+    assert text == "the node has 2 GPUs, and needs 3"  # each share lies on one
+    assert not lacks(shares, gpus=3)
 
 
 def test_an_engine_needs_the_cache_of_one_rollout():

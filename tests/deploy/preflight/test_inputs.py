@@ -15,6 +15,7 @@ from deploy.preflight.machine import DESCRIPTORS, DESCRIPTORS_OF_PEER, check_des
 from deploy.preflight.models import check_examples, model_path
 from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from weight_sync.open_files import MOST
 
 
 def recipe(tmp_path, *overrides):
@@ -114,10 +115,14 @@ def test_a_limit_of_open_files_is_raised_or_named(tmp_path, monkeypatch):
     needed, raised = DESCRIPTORS + 2 * DESCRIPTORS_OF_PEER, []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     infinite = resource.RLIM_INFINITY
-    for soft, hard in ((needed, needed), (infinite, infinite), (20, needed), (20, infinite)):
+    limits = [
+        (needed, needed), (infinite, infinite), (MOST, infinite), (MOST + 1, infinite),
+        (20, needed), (20, infinite), (needed, MOST + 1),
+    ]  # fmt: skip
+    for soft, hard in limits:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=(soft, hard): limits)
         check_descriptors(config)
-    assert raised == [(needed, needed), (needed, infinite)]
+    assert raised == [(needed, needed), (MOST, infinite), (MOST, MOST + 1)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20, needed - 1))
     with pytest.raises(InputError, match=f"open {needed - 1} files .* need {needed}, by actors.c"):
         load_inputs(config)

@@ -183,6 +183,36 @@ def test_an_engine_that_hangs_is_left_behind_and_its_late_calls_are_not_sent() -
     parts.publisher.close()
 
 
+def test_a_connection_that_opens_after_the_deadline_is_closed_once_and_not_sent_by() -> None:
+    release, closed = threading.Event(), threading.Event()
+
+    class Slow(Sender):
+        def __init__(self, link: Link, faults: dict[str, Callable[[], None]]) -> None:
+            super().__init__(link, faults)
+            assert link.engine_id == "e1" or release.wait(30)
+
+        def send(self, weights: list, transfer: Transfer) -> None:
+            self._link.record("send")
+            super().send(weights, transfer)
+
+        def close(self) -> None:
+            super().close()
+            if self._link.engine_id == "e0":
+                closed.set()
+
+    parts = Parts(Slow, timeout=1.0)
+    parts.send(0)
+    assert [link.serves for link in parts.links] == [None, 0]
+    release.set()
+    assert closed.wait(30)
+    parts.publisher.close()
+    assert [event for event in parts.events if event.startswith("e0")] == [
+        "e0 pause 0",
+        "e0 connect",
+        "e0 close",
+    ]
+
+
 def test_an_engine_that_was_given_up_and_cannot_be_reached_delays_nobody(parts) -> None:
     first, second = parts.links
 

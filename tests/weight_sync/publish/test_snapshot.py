@@ -6,6 +6,7 @@ or, in the order of the stream, for a later one.
 
 import threading
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,6 +69,25 @@ def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
             assert host.is_contiguous()
             assert torch.equal(host, expected[name])
         assert digest() == checksum(expected.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_device_casts_before_it_copies(monkeypatch, dtype) -> None:
+    copied, tensor = [], torch.tensor([1.0, 2.5])
+
+    class Host:
+        def __init__(self) -> None:
+            self.dtype = dtype
+
+        def copy_(self, source: Tensor, *, non_blocking: bool) -> None:
+            assert non_blocking
+            copied.append(source)
+
+    monkeypatch.setattr(torch.cuda, "Event", Mock)
+    Gpu().copy(tensor, Host())()
+    [source] = copied
+    assert torch.equal(source, tensor.to(dtype))
+    assert (source is tensor) == (dtype == torch.float32)
 
 
 def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
