@@ -112,6 +112,7 @@ class ActorSupervisor:
         """
         self.left = True
         await self.stop()
+        await self._ask()  # what it has sampled in the end
         if self.handle is not None:
             ray.kill(self.handle)
 
