@@ -1,4 +1,4 @@
-"""What checkpoints that are written beside training cost the learner, in copies of its state.
+"""The cost to the learner of checkpoints that are written beside training, in copies of its state.
 
     headway bench checkpoint [--size 60m] [--every 10] [--checkpoints 3] [--threads 1]
 
@@ -28,7 +28,7 @@ COPIES = 9
 
 
 def costs(batches: Sequence[Mapping[str, float]], every: int, copy_seconds: float) -> Record:
-    """Return the costs of each checkpoint, from `learner_loop.gaps` with one `every` so many.
+    """Return the costs of each checkpoint, one `every` so many batches of `learner_loop.gaps`.
 
     The row at index i is of the gap after batch i and of batch i + 1.
     """
@@ -120,7 +120,6 @@ def check(options: Options) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-COUNT = number(int, 1)
 STUDY = Study(
     name="checkpoint",
     about=__doc__,
@@ -128,7 +127,7 @@ STUDY = Study(
         option("--size", "60m", "of the model; tiny is for a trial", choices=["tiny", "60m"]),
         option("--every", 10, "batches between two checkpoints", type=number(int, 2)),
         option("--checkpoints", 4, "in all, of which the first is left out", type=number(int, 2)),
-        option("--threads", 1, "of torch", type=COUNT),
+        option("--threads", 1, "of torch", type=number(int, 1)),
     ),
     check=check,
     file="checkpoint.json",

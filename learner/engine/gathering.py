@@ -1,4 +1,4 @@
-"""How much of a model ZeRO 3 gathers at a time."""
+"""Limits of what ZeRO 3 gathers of a model at a time."""
 
 from torch import nn
 

@@ -21,7 +21,7 @@ class Pause:
     def __init__(self, disk: str, probe_seconds: float) -> None:
         self._disk, self._stall_seconds = disk, STALLED_PROBES * probe_seconds
         self.full: str | None = None
-        """What is to be said of a full disk; set by the writer while it waits for space."""
+        """The words for a full disk; set by the writer while it waits for space."""
         self.until = -math.inf
         """Monotonic seconds of the end of the last pause; minus infinity before the first."""
         self._since: float | None = None
@@ -29,7 +29,7 @@ class Pause:
 
     @property
     def reason(self) -> str | None:
-        """What is said of the pause; None while there is none."""
+        """The words for the pause; None while there is none."""
         since = self._since
         if since is None or self.full is not None:
             return self.full
