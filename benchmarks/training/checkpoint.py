@@ -94,10 +94,10 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
 def measure(options: Options) -> Iterator[Record]:
     import torch
 
-    from learner.ranks.spec import KEEP_FREED_MEMORY
+    from learner.ranks.spec import GLIBC_ON_CPU
 
     if not torch.cuda.is_available():
-        os.environ.update(KEEP_FREED_MEMORY)  # as a learner's process does
+        os.environ.update(GLIBC_ON_CPU)  # as a learner's process does
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as process:
         run = process.submit(measure_loop, options.size, options.every, options.checkpoints)

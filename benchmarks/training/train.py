@@ -88,12 +88,12 @@ def measure(options: Options) -> Iterator[Record]:
     import torch
 
     from benchmarks.training import packing
-    from learner.ranks.spec import KEEP_FREED_MEMORY
+    from learner.ranks.spec import GLIBC_ON_CPU
 
     packed = packing.packing_figures()
     print(packing.describe(packed))
     if not torch.cuda.is_available():
-        os.environ.update(KEEP_FREED_MEMORY)  # as a learner's process does
+        os.environ.update(GLIBC_ON_CPU)  # as a learner's process does
     spawn = multiprocessing.get_context("spawn")
     sizes: dict[str, Any] = {}
     for name in options.sizes:

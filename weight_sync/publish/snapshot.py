@@ -70,8 +70,8 @@ class Gpu:
         return copied.synchronize
 
 
-def _ignore(data: object) -> None:
-    """Read nothing of the data."""
+def _ignore(*_: object) -> None:
+    """Do nothing with the data."""
 
 
 class Snapshot:
@@ -102,21 +102,21 @@ class Snapshot:
         """
         self.tensors = []
         digest = xxhash.xxh3_64()
-        update: Callable[[Any], object] = digest.update if checksummed else _ignore
         copies: list[Callable[[], object]] = []
         thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
+        meanwhile: Callable[..., object] = thread.submit if checksummed else _ignore
         try:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
-                thread.submit(update, name.encode())
+                meanwhile(digest.update, name.encode())
                 if self._gpu.holds(tensor):
                     copies.append(self._gpu.copy(tensor, host))
-                    thread.submit(copies[-1])
-                    thread.submit(update, bytes_of(host))
+                    meanwhile(copies[-1])
+                    meanwhile(digest.update, bytes_of(host))
                     continue
-                for piece in _copy(tensor, host):
-                    thread.submit(update, piece)
+                for piece in _copy(tensor, host, whole=not checksummed):
+                    meanwhile(digest.update, piece)
             for wait in copies[-1:]:  # they are in the order of a stream
                 wait()
             return thread.submit(digest.hexdigest).result
@@ -143,15 +143,15 @@ class Snapshot:
         return self._blocks[-1][begin : self._used]
 
 
-def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
-    """Copy a tensor of host memory; yield its bytes as they are copied."""
+def _copy(tensor: Tensor, host: Tensor, *, whole: bool) -> Iterator[memoryview]:
+    """Copy a tensor of host memory, in pieces or `whole`; yield its bytes as they are copied."""
     data = bytes_of(host)
     if not tensor.is_contiguous():
         host.copy_(tensor)
         yield data
         return
     source, target, casts = tensor.view(-1), host.view(-1), tensor.dtype != host.dtype
-    length = CAST_ELEMENTS if casts else PIECE_ELEMENTS
+    length = CAST_ELEMENTS if casts else target.numel() if whole else PIECE_ELEMENTS
     for begin in range(0, target.numel(), length):
         end = begin + length
         piece = data[begin * target.element_size() : end * target.element_size()]
