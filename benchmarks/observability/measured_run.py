@@ -1,4 +1,4 @@
-"""A run that measures the CPU seconds of its own metrics and watchdog."""
+"""A run that measures the CPU seconds of its own metrics, watchdog and pings."""
 
 import asyncio
 import itertools
@@ -42,9 +42,17 @@ class MeasuredRun(Run):
             "idle_cores": idle,
             "scrape": await cost(lambda: asyncio.to_thread(scrape, addresses), idle),
             "look": await cost(self.watchdog.look, idle),
+            "ping": await cost(self.ping_all, idle),
             "note_seconds": note(batches[-1]),
             "step_seconds": step_seconds(batches),
         }
+
+    async def ping_all(self) -> None:
+        """Ping every service and every rank of the learner once."""
+        await asyncio.gather(
+            *(service.client.ping() for service in self.processes.services),
+            *(rank.paused.remote() for rank in self.processes.learner.handles),
+        )
 
 
 async def cost(

@@ -1,10 +1,11 @@
-"""Cost of metrics and watchdog for a run, as a share of its steps.
+"""Cost of metrics, watchdog and pings for a run, as a share of its steps.
 
     headway bench metrics [--steps 24]
 
-Trains the demo; then, with all processes at rest, takes the CPU seconds of scrapes and of looks of
-the watchdog, over their intervals, and of the learner's metrics of a batch, as if nothing ran in
-parallel. Must stay below 1 %. Leaves out `deploy.engine_metrics`.
+Trains the demo; then, with all processes at rest, takes the CPU seconds of scrapes, of looks of the
+watchdog and of pings, by which processes that hang are found, over their intervals, and of the
+learner's metrics of a batch, as if nothing ran in parallel. Must stay below 1 %. Leaves out
+`deploy.engine_metrics`.
 """
 
 import os
@@ -30,6 +31,7 @@ def shares(figures: Record, interval: float) -> dict[str, float]:
     return {
         "scrapes": figures["scrape"]["cpu_seconds"] / interval,
         "watchdog": figures["look"]["cpu_seconds"] / figures["look_seconds"],
+        "pings": figures["ping"]["cpu_seconds"] / figures["ping_seconds"],
         "notes": figures["note_seconds"] / figures["step_seconds"],
     }
 
@@ -41,6 +43,7 @@ def measure(options: Options) -> Iterator[Record]:
     from deploy.preflight.inputs import load_inputs
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
+    from learner.ranks.ray_group import PING_SECONDS
 
     prometheus = yaml.safe_load(PROMETHEUS.read_text())["global"]
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
@@ -58,8 +61,12 @@ def measure(options: Options) -> Iterator[Record]:
         with directory.created(config, replace=False):
             session.run(config, load_inputs(config), directory, Terminal())
     interval = float(prometheus["scrape_interval"].rstrip("s"))
-    about = {"interval_seconds": interval, "look_seconds": LOOK_SECONDS}
-    yield {**about, **MeasuredRun.figures}
+    yield {
+        "interval_seconds": interval,
+        "look_seconds": LOOK_SECONDS,
+        "ping_seconds": PING_SECONDS,
+        **MeasuredRun.figures,
+    }
 
 
 def conclude(record: Record) -> Record:
@@ -74,6 +81,8 @@ def table(record: Record) -> str:
         f"costs {1e3 * record['scrape']['cpu_seconds']:.1f} ms of CPU, every "
         f"{record['interval_seconds']:g} s; a look of the watchdog "
         f"{1e3 * record['look']['cpu_seconds']:.1f} ms, every {record['look_seconds']:g} s; "
+        f"pings of all processes {1e3 * record['ping']['cpu_seconds']:.1f} ms, every "
+        f"{record['ping_seconds']:g} s; "
         f"the metrics of a batch {1e6 * record['note_seconds']:.0f} µs\n"
         f"{parts}: together {record['share']:.3%} of a step, {AIM:.0%} allowed"
     )
@@ -90,5 +99,7 @@ STUDY = Study(
     measure=measure,
     conclude=conclude,
     table=table,
-    misses=lambda record: ["metrics and watchdog cost too much"] if record["share"] > AIM else [],
+    misses=lambda record: (
+        ["metrics, watchdog and pings cost too much"] if record["share"] > AIM else []
+    ),
 )

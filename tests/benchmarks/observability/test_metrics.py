@@ -18,8 +18,10 @@ def test_what_happens_at_intervals_costs_its_seconds_over_the_interval():
         "scrape": {"cpu_seconds": 0.02},
         "look": {"cpu_seconds": 0.02},
         "look_seconds": 2.0,
+        "ping": {"cpu_seconds": 0.004},
+        "ping_seconds": 2.0,
         "note_seconds": 1e-3,
         "step_seconds": 2.0,
     }
-    expected = {"scrapes": 0.002, "watchdog": 0.01, "notes": 5e-4}
+    expected = {"scrapes": 0.002, "watchdog": 0.01, "pings": 0.002, "notes": 5e-4}
     assert shares(found, interval=10.0) == pytest.approx(expected)
