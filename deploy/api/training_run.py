@@ -5,6 +5,7 @@ iteration and `wait` block.
 """
 
 import atexit
+import math
 import os
 import shlex
 import signal
@@ -73,8 +74,8 @@ class TrainingRun(RunResults):
     """A run whose process this one has started.
 
     It is stopped, as by Ctrl-C, when this Python process exits. One that is killed leaves it
-    running: `results` finds it by its name. If the command itself is killed, its session goes on:
-    `stop` reaches it, `status` is that of the folder, and everything else takes the run for ended.
+    running: `results` finds it by its name. If the command itself is killed, its session goes on,
+    and so do the calls here; `status` is that of the folder from then on.
     """
 
     def __init__(self, folder: Path, commands: list[list[str]], replaced: int | None) -> None:
@@ -123,8 +124,8 @@ class TrainingRun(RunResults):
             shown = len(rows)
 
     def _looks(self) -> Iterator[None]:
-        """Yield at intervals until the process has ended, and once more then."""
-        while self._process.poll() is None:
+        """Yield at intervals until the run has ended, and once more then."""
+        while self.status == "running":
             yield
             time.sleep(POLL_SECONDS)
         yield
@@ -143,12 +144,13 @@ class TrainingRun(RunResults):
             InputError: The recipe cannot be trained.
             RunFailed: The run failed.
         """
-        try:
-            code = self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{self.folder.name} goes on after {timeout} s") from None
-        if code == 0 or code in INTERRUPTED:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        for _ in self._looks():
+            if time.monotonic() >= deadline and self.status == "running":
+                raise TimeoutError(f"{self.folder.name} goes on after {timeout} s")
+        if self.status in ("done", "interrupted"):
             return self.summary
+        code = self._process.returncode
         _, printed, message = "\n".join(["", *self.lines()]).rpartition("\nheadway: ")
         if not printed:
             last = message.strip().rpartition("\n")[2] or "it printed nothing"
