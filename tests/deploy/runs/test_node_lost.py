@@ -1,4 +1,4 @@
-"""A run on three nodes that loses the broker's, with its disk, and goes on from its backup."""
+"""Runs on several nodes that lose one: of the broker, with its disk, or of the learner."""
 
 import contextlib
 import shutil
@@ -15,18 +15,28 @@ BACKUP_SECONDS = 2.0
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 
 
+POOLS = (
+    "weight_sync.transport=object_store",
+    'deploy.placement.learner={labels={pool="learn"}}',
+    'deploy.placement.actors={labels={pool="generate"}}',
+)
+
+
 @contextlib.contextmanager
-def three_nodes():
-    """Start three nodes of Ray with the labels head, learn and generate."""
+def nodes_of(**counts):
+    """Start a head, and so many nodes of Ray for each label; yield the cluster and those nodes."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "labels": {"pool": "head"}}
     )
     try:
-        for pool in ("learn", "generate"):
-            cluster.add_node(num_cpus=2, labels={"pool": pool})
-        yield cluster
+        nodes = [
+            cluster.add_node(num_cpus=1, labels={"pool": pool})
+            for pool, count in counts.items()
+            for _ in range(count)
+        ]
+        yield cluster, nodes
     finally:
         cluster.shutdown()
 
@@ -37,16 +47,13 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
     shared = headway.folder / "shared"
     settings = (
         "steps=40", "heldout.every=40", f"deploy.backup_dir={shared}",
-        f"deploy.backup_seconds={BACKUP_SECONDS}",
-        "weight_sync.transport=object_store",
-        'deploy.placement.learner={labels={pool="learn"}}',
-        'deploy.placement.actors={labels={pool="generate"}}',
+        f"deploy.backup_seconds={BACKUP_SECONDS}", *POOLS,
     )  # fmt: skip
     accepted = "SELECT group_id, accepted_at FROM results JOIN groups USING (group_id)"
     accepted += " WHERE purpose = 'train'"
     name = "lost-node"
     monkeypatch.setenv(VARIABLE, str(headway.folder / f"{name}.trained"))  # for all nodes
-    with three_nodes() as cluster:
+    with nodes_of(learn=1, generate=1) as (cluster, _):
         address = f"deploy.ray_address={cluster.address}"
         with Going(headway, name, *settings, address) as going:
             going.trains(13)
@@ -61,7 +68,7 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
     lost = headway.folder / "lost-disk"
     going.folder.rename(lost)
     [backup] = shared.iterdir()
-    with three_nodes() as cluster:
+    with nodes_of(learn=1, generate=1) as (cluster, _):
         address = f"deploy.ray_address={cluster.address}"
         going.process = headway.start_plain("resume", backup, "--set", address)
         try:
@@ -76,3 +83,24 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
     assert {row for row in before if row[1] < killed_at - BACKUP_SECONDS} <= after
     assert trained <= {group for group, _ in after}, "every batch is the recorded one"
     shutil.rmtree(lost)
+
+
+def test_a_run_that_loses_a_node_of_its_learner_goes_on_where_another_joins(headway, monkeypatch):
+    name = "lost-rank-node"
+    settings = ("steps=40", "heldout.every=40", "learner.ranks=2", *POOLS)
+    monkeypatch.setenv(VARIABLE, str(headway.folder / f"{name}.trained"))  # for all nodes
+    with nodes_of(learn=2, generate=1) as (cluster, [leads, *_]):
+        address = f"deploy.ray_address={cluster.address}"
+        with Going(headway, name, *settings, address) as going:
+            going.trains(13)
+            cluster.remove_node(leads, allow_graceful=False)
+            going.until(lambda: "the learner waits for a node" in going.log_of_driver())
+            cluster.add_node(num_cpus=1, labels={"pool": "learn"})
+            run = going.end()
+            again = going.check_accounts(40)
+    assert (run.summary["status"], run.summary["version"]) == ("done", 40)
+    # Ray may notice the loss only after new ranks were to begin there.
+    assert run.summary["restarts"]["learner"] in (1, 2)
+    print(f"the learner was away for {run.summary['lost_seconds']['learner']:.1f} s")
+    assert again >= 2, "batches after the checkpoint are trained again"
+    assert "the learner goes on from version 10" in run.output
