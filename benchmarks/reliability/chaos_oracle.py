@@ -65,11 +65,16 @@ def judge(
 ) -> Verdict:
     """Compare a finished run with the learner's log and the source."""
     problems: list[str] = []
+    newest: dict[int, int] = {}  # by process
     batches: dict[int, list[tuple[str, str, int | None]]] = {}
     for row in log:
         groups = [(prompt, group, oldest) for prompt, group, oldest in row["groups"]]
         if batches.setdefault(row["version"], groups) != groups:
             problems.append(f"batch {row['version']} was trained again with other groups")
+        before = newest.get(row["pid"], row["version"] - 1)
+        if row["version"] != before + 1:
+            problems.append(f"one process trained batch {row['version']} after batch {before}")
+        newest[row["pid"]] = row["version"]
     if sorted(batches) != list(range(steps)):
         missing = sorted(set(range(steps)) ^ set(batches))
         problems.append(f"the log does not hold the batches 0 to {steps - 1} once: {missing[:5]}")
@@ -88,6 +93,9 @@ def judge(
     problems += [f"{group} was trained with a lag of {lag}" for lag, group in above[:5]]
     fates = list(fates)
     left_out, issued, lost = _account(source, {prompt for prompt, _ in trained}, fates)
+    ends = {fate.prompt_id for fate in fates if fate.state == "trained"}
+    unknown = [prompt for prompt, _ in trained if prompt not in ends]
+    problems += [f"prompt {prompt} is trained, but not in the ledger" for prompt in unknown[:5]]
     problems += [f"prompt {prompt} is lost: {what}" for prompt, what in lost[:5]]
     return Verdict(
         steps=steps,

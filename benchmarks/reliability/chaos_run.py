@@ -222,12 +222,12 @@ def until(condition: Callable[[], T], run: ChaosRun, seconds: float, what: str) 
         RunFailed: It was not true in time, which is a result of the benchmark.
     """
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if run.poll() is not None:
-            return None
+    while run.poll() is None:
+        if value := condition():
+            return value
         if time.monotonic() > deadline:
             raise RunFailed(
                 f"{run.name}: {what} did not happen within {seconds:g} s; see {run.output}"
             )
         time.sleep(0.02)
-    return value
+    return None
