@@ -36,6 +36,7 @@ from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.preflight.disk_space import parameter_bytes
 from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
+from deploy.storage.run_record import RECOVERIES
 from queues.errors import QueuesError
 from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
 from queues.runtime import clock
@@ -151,10 +152,9 @@ class Run:
         if self.exporter is not None:
             meanwhile.append(named("exporter", self.exporter.follow()))
         await all_or_first_error([named("run", self.work())], meanwhile=meanwhile)
-        await self.recorder.conclude("done")
 
     async def work(self) -> None:
-        """Start all processes, learn, and score."""
+        """Start all processes, learn, score, and record that all is done."""
         context, processes = self.context, self.processes
         await self.start()
         inputs = context.inputs
@@ -163,7 +163,8 @@ class Run:
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
         if (own := session_process.session) is not None and own.crash is not None:
-            note_recovery(context, session_process.DRIVER, own.age, clock.now())
+            row = note_recovery(context, session_process.DRIVER, own.age, clock.now())
+            context.jsonl.write(RECOVERIES, [row])
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):
             await all_or_first_error(
@@ -182,6 +183,7 @@ class Run:
                     named("drift", self.recorder.drift.follow()),
                 ],
             )
+        await self.recorder.conclude("done")  # while a process that it asks is still replaced
 
     async def start(self) -> None:
         """Load the model in the learner and in every engine, at once or, on a shared GPU, in turn.

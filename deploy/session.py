@@ -23,7 +23,7 @@ from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.recovery import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import restore
+from deploy.storage.run_record import RESTARTS, restore
 from deploy.storage.sessions import begin_session
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
@@ -53,7 +53,9 @@ def run(
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
     if (process := session_process.session) is not None and process.crash is not None:
-        note_restart(context, session_process.DRIVER, process.budget, process.crash, clock.now())
+        driver, budget = session_process.DRIVER, process.budget
+        row = note_restart(context, driver, budget, process.crash, clock.now())
+        jsonl.write(RESTARTS, [row])
     status = "failed"
     try:
         end_killed_session(directory)

@@ -131,8 +131,8 @@ class DeployConfig(BaseModel):
     may lose a prompt now and then. `headway requeue` puts failed prompts back."""
     max_restarts: int = Field(default=5, ge=0)
     """Restarts in a row of an actor, the learner, the command itself or another process that dies,
-    before the run is ended with its last error; one that worked for 10 minutes, and a command that
-    trained a new batch, start counting anew."""
+    before the run is ended with its last error. Each is counted anew once it has worked for 10
+    minutes or made progress: an actor has finished a rollout, by others a new batch was trained."""
 
     @field_validator("runs_dir", "checkpoint_dir", "backup_dir")
     @classmethod

@@ -107,11 +107,19 @@ class ActorFleet:
                 if over or (not self._working and await self._is_over()):
                     over = True
                     looking.cancel()
+                    await self._end_starts()
         finally:
             tasks = {looking, *self._working, *self._leaving}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end_starts(self) -> None:
+        """Have actors leave that would start only to hear that the run is over."""
+        starting = [a for a in self._working.values() if a.health is None and not a.left]
+        if starting and await self._is_over():
+            for actor in starting:
+                self._leave(actor)
 
     async def _is_over(self) -> bool:
         """Ask the broker, which says so to actors that work, whether the run is over."""
@@ -234,7 +242,7 @@ class ActorFleet:
 
     def _join(self, number: int) -> None:
         actor = self._supervisor(number)
-        actor.given_up, actor.joins = False, True
+        actor.join()
         self._context.console.say(f"{actor.name} joins")
         self._begin(actor)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, create_actor
@@ -116,6 +116,11 @@ class ActorSupervisor:
         if self.handle is not None:
             ray.kill(self.handle)
 
+    def join(self) -> None:
+        """Begin anew, as an actor that is added to a live run, after which `run` may be called."""
+        self.given_up, self.joins = False, True
+        self._restarts.forget()
+
     async def start(self) -> bool:
         """Create the process and load the model, again if it dies; return False if it is given up.
 
@@ -123,14 +128,20 @@ class ActorSupervisor:
             RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
             RayError: `RolloutActor.start` raised something that a new actor would raise too.
         """
-        while True:
+        try:
+            await self._load()
+        except RayError as error:
+            reason = _cause(error)
+        else:
+            return True
+        while await self._recover(reason, worked=0.0):
             try:
-                await self._load()
-            except RayError as error:
-                if not await self._recover(_cause(error), worked=0.0):
-                    return False
+                await self._restarts.await_start(self._load())
+            except (RayError, RunFailed) as error:
+                reason = _cause(error)
             else:
                 return True
+        return False
 
     async def run(self) -> None:
         """Work until the run is over, or the actor leaves or is given up.
@@ -206,10 +217,12 @@ class ActorSupervisor:
 
         That is so if the run is over, or the actor leaves or is given up.
         """
+        before = len(self._earlier)
         if not await self._clear_away() or self.left:
             return False
+        finished = any(statistics["rollouts"] for statistics in self._earlier[before:])
         try:
-            await self._restarts.allow(reason, worked=worked)
+            await self._restarts.allow(reason, worked=worked, progressed=finished)
         except RunFailed as error:
             present, needed = self._counts()
             needed = 1 if self.joins else needed
@@ -261,8 +274,8 @@ def _cause(error: RayError | RunFailed) -> str:
     Raises:
         RayError: The error itself, if a new actor would meet it too.
     """
-    if isinstance(error, RayActorError):
-        return f"its process died: {first_line(error)}"
+    if not isinstance(error, (RayTaskError, RunFailed)):
+        return f"its process died: {first_line(error)}"  # of its node's memory or node too
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, (EngineDied, DeadlineExceeded, LoadFailed, RunFailed)):
         return first_line(cause)

@@ -1,7 +1,7 @@
 """Keeps the learner alive: makes all of its ranks again when one of them dies or hangs.
 
     start ─▶ run ─▶ the last version
-      ▲       └─▶ a rank died ─▶ end all ─▶ fence them at the broker ─▶ wait ─┐
+      ▲       └─▶ a rank died ─▶ end all ─▶ wait ─▶ fence them at the broker ─┐
       └──────────── load the newest committed checkpoint ◀────────────────────┘
 
 The new ranks train the batches after that checkpoint again, as recorded, and then new ones. Actors
@@ -90,7 +90,7 @@ class LearnerSupervisor:
         try:
             await self._load()
         except RankFailed as error:
-            await self._recover(error, worked=0.0)
+            await self._recover(error)
 
     async def run(self) -> None:
         """Train to the last version or to `stop`; to be called after `start`.
@@ -101,13 +101,12 @@ class LearnerSupervisor:
             JournalError: The newest checkpoint is damaged, and groups after the one before are too.
         """
         while not self._stopping:
-            began = self._clock.monotonic()
             broker = self._broker.of_epoch(self._epoch)
             try:
                 self.starts = False
                 await self._group.run(broker, self._broadcaster.of_epoch(self._epoch))
             except RankFailed as error:
-                await self._recover(error, worked=self._clock.monotonic() - began)
+                await self._recover(error)
             else:
                 self._done.set()
                 return
@@ -119,11 +118,10 @@ class LearnerSupervisor:
         """
         await self._done.wait()
         while not self._stopping:
-            began = self._clock.monotonic()
             try:
                 await self._group.watch()
             except RankFailed as error:
-                await self._recover(error, worked=self._clock.monotonic() - began)
+                await self._recover(error)
                 await self.run()
 
     def restart(self, reason: str, epoch: int) -> None:
@@ -153,13 +151,13 @@ class LearnerSupervisor:
                 serving = show_process(handle, self._access)
                 self.metrics[f"{LEARNER}-{rank}"] = await call_rank(rank, serving)
 
-    async def _recover(self, error: RankFailed | RunFailed, *, worked: float) -> None:
+    async def _recover(self, error: RankFailed | RunFailed) -> None:
         """Make all ranks again, from the newest committed checkpoint, unless the run stops.
 
-        They have `worked` if they trained a new batch: what others trained before does not count.
+        Deaths are counted anew if they trained a new batch: what others trained does not count.
         """
-        trained, self._trained = self._trained, self._context.record.version
-        worked *= self._trained > trained
+        before, self._trained = self._trained, self._context.record.version
+        trained = self._trained > before
         while True:
             reason, self._ended = self._ended or self._cause(error), None
             self.starts = True
@@ -167,28 +165,46 @@ class LearnerSupervisor:
             if self._stopping:
                 return
             silent = error.silent_seconds if isinstance(error, RankFailed) else 0.0
-            await self._restarts.allow(reason, worked=worked, silent=silent)
-            self._epoch, worked = self._epoch + 1, 0.0
+            await self._restarts.allow(reason, worked=0.0, progressed=trained, silent=silent)
+            self._epoch, trained = self._epoch + 1, False
             try:
+                await self._go_back()
                 await self._restarts.await_start(self._load_again())
             except (RankFailed, RunFailed) as again:
                 error = again
             else:
                 return
 
-    async def _load_again(self) -> None:
-        """Fence the ranks before, and load the newest committed checkpoint in new ones."""
-        await self._broker.begin_learner(self._epoch)
+    async def _go_back(self) -> None:
+        """Fence the ranks before, and find the newest committed checkpoint, which is verified.
+
+        Raises:
+            RunFailed: Both together take longer than deploy.start_timeout_seconds.
+        """
         directory, say = self._context.directory, self._context.console.say
-        saved = await run_in_daemon_thread(lambda: find_checkpoint_of_live(directory, say))
+        seconds = self._context.config.deploy.start_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._broker.begin_learner(self._epoch)
+                saved = await run_in_daemon_thread(lambda: find_checkpoint_of_live(directory, say))
+        except TimeoutError:
+            raise RunFailed(
+                f"the broker's answer and the newest checkpoint's verification took longer than "
+                f"deploy.start_timeout_seconds = {seconds:g}"
+            ) from None
         version, folder = saved or (0, None)
         say(f"the learner goes on from version {version}")
         checkpoint = str(folder.resolve()) if folder else None
         self._spec = replace(self._spec, checkpoint=checkpoint, version=version)
+
+    async def _load_again(self) -> None:
+        """Load the policy in new ranks, once there is a node for all of them."""
         waits = False
         while (group := await run_in_daemon_thread(lambda: self._create(self._spec))) is None:
             if not waits:
-                say("the learner waits for a node with free resources, since its own is lost")
+                self._context.console.say(
+                    "the learner waits for a node with free resources, since its own is lost"
+                )
             waits = True
             await self._clock.sleep(LOOK_SECONDS)
         self._group = group

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.engines.model_folder import context_length, served_dtype
 from actors.ray_actor import ActorSpec
@@ -66,6 +67,7 @@ class Processes:
             config.weight_sync.update_fraction,
             config.actors.count,
             permit_seconds=config.weight_sync.timeout_seconds,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self.node, soft=False),
         )
         self._reward_models = self._create_reward_models()
         version, folder = context.checkpoint or (0, None)

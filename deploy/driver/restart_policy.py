@@ -5,16 +5,17 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.runtime.restart_budget import SETTLED_SECONDS, RestartBudget
-from deploy.storage.run_record import RECOVERIES
+from deploy.storage.run_record import RECOVERIES, RESTARTS
 from queues.runtime import clock
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
 WRITE_SECONDS = 10.0
-"""Longest time that a restart waits for its record."""
+"""Longest time that a restart, or a process that works again, waits for its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +40,29 @@ class Restarts:
         self._died_at: float | None = None
         """Monotonic seconds since when the process is away; None while it works or first starts."""
 
-    async def allow(self, reason: str, *, worked: float, silent: float = 0.0) -> None:
+    async def allow(
+        self, reason: str, *, worked: float, progressed: bool = False, silent: float = 0.0
+    ) -> None:
         """Wait until a process that died after `worked` seconds may be restarted.
 
-        It had not answered for `silent` seconds, which count as lost.
+        It had not answered for `silent` seconds, which count as lost. Deaths are counted anew after
+        SETTLED_SECONDS of work, or where the process, or the run by it, has `progressed`.
 
         Raises:
             RunFailed: The process died more often in a row than deploy.max_restarts.
         """
         if self._died_at is None:
             self._died_at = self._clock.monotonic() - silent
-        wait = self._budget.next_wait(settled=worked >= SETTLED_SECONDS)
+        wait = self._budget.next_wait(settled=progressed or worked >= SETTLED_SECONDS)
         if wait is None:
             raise RunFailed(self._budget.exhausted(self._name, reason))
-        at = self._clock.time()
-        with suppress(TimeoutError):  # the watchdog reports a disk that hangs
-            async with asyncio.timeout(WRITE_SECONDS):
-                await run_in_daemon_thread(
-                    lambda: note_restart(self._context, self._name, self._budget, reason, at)
-                )
+        row = note_restart(self._context, self._name, self._budget, reason, self._clock.time())
+        await self._write(RESTARTS, row)
         await self._clock.sleep(wait)
+
+    def forget(self) -> None:
+        """Begin anew, for a process that left or was given up and joins again."""
+        self._budget.in_a_row, self._died_at = 0, None
 
     async def await_start(self, start: Awaitable[None]) -> None:
         """Wait until the process has started, and print that.
@@ -81,25 +85,28 @@ class Restarts:
         if self._died_at is not None:
             away, self._died_at = self._clock.monotonic() - self._died_at, None
             again = f" again, after {away:.1f} s"
-            at = self._clock.time()
-            await run_in_daemon_thread(lambda: note_recovery(self._context, self._name, away, at))
+            row = note_recovery(self._context, self._name, away, self._clock.time())
+            await self._write(RECOVERIES, row)
         self._context.console.say(f"{self._name} is ready{again}")
+
+    async def _write(self, file: str, row: dict[str, Any]) -> None:
+        with suppress(TimeoutError):  # the watchdog reports a disk that hangs
+            async with asyncio.timeout(WRITE_SECONDS):
+                await run_in_daemon_thread(lambda: self._context.jsonl.write(file, [row]))
 
 
 def note_restart(
     context: RunContext, name: str, budget: RestartBudget, reason: str, at: float
-) -> None:
-    """Print and record a restart."""
+) -> dict[str, Any]:
+    """Print and record a restart; return its row of `restarts.jsonl`."""
     context.record.restarts[name] += 1
     context.console.say(
         f"{name} is restarted ({budget.in_a_row} of {budget.limit} in a row): {reason}"
     )
-    row = {"actor": name, "at": at, "in_a_row": budget.in_a_row, "reason": reason}
-    context.jsonl.write("restarts.jsonl", [row])
+    return {"actor": name, "at": at, "in_a_row": budget.in_a_row, "reason": reason}
 
 
-def note_recovery(context: RunContext, name: str, seconds: float, at: float) -> None:
-    """Record how long a process was away that works again."""
+def note_recovery(context: RunContext, name: str, seconds: float, at: float) -> dict[str, Any]:
+    """Record how long a process was away that works again; return its row of `recoveries.jsonl`."""
     context.record.away[name] = context.record.away.get(name, 0.0) + seconds
-    row = {"process": name, "at": at, "seconds": seconds}
-    context.jsonl.write(RECOVERIES, [row])
+    return {"process": name, "at": at, "seconds": seconds}

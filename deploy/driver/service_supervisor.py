@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
@@ -28,7 +28,7 @@ class Service(Protocol):
         """Wait until the process can work, for the first time or `again`, after a restart."""
 
     async def live(self) -> None:
-        """Wait until the process dies, and raise RayActorError."""
+        """Wait until the process dies, and raise RayError."""
 
     async def ping(self) -> None:
         """Wait for an answer that a process which does not hang gives at once."""
@@ -60,6 +60,7 @@ class ServiceSupervisor:
         clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
         self.name, self.client, self._serve, self._clock = name, client, serve, clock
+        self._context = context
         self.metrics: str | None = None
         """Address of its metrics, as host:port; None while there is none."""
         self._on_restart = on_restart
@@ -76,10 +77,10 @@ class ServiceSupervisor:
 
         Raises:
             RunFailed: It died more often in a row than deploy.max_restarts, or started too slowly.
-            RayError: It cannot be started any more.
+            RayTaskError: It raised something that a new process would raise too.
         """
         await self._wanted.wait()
-        again = False
+        again, version = False, self._context.record.version
         while True:
             began: float | None = None
             silent = 0.0
@@ -93,9 +94,11 @@ class ServiceSupervisor:
                 self._works.set()
                 began = self._clock.monotonic()
                 await self._live()
-            except (RayActorError, BroadcasterDied, BrokerLostError) as error:
+            except RayTaskError:
+                raise
+            except (RayError, BroadcasterDied, BrokerLostError) as error:
                 reason = f"its process died: {first_line(error)}"
-                if began is None and not isinstance(error, RayActorError):
+                if began is None and not isinstance(error, RayError):
                     self.client.stop(again=True)  # it may hang
             except TimeoutError:
                 self.client.stop(again=True)
@@ -106,7 +109,9 @@ class ServiceSupervisor:
             else:
                 raise RunFailed(f"{self.name} ended without a reason")
             worked = 0.0 if began is None else self._clock.monotonic() - began
-            await self._restarts.allow(reason, worked=worked, silent=silent)
+            before, version = version, self._context.record.version
+            trained = version > before
+            await self._restarts.allow(reason, worked=worked, progressed=trained, silent=silent)
             again = True
 
     async def _start(self, *, again: bool = False) -> None:
@@ -115,7 +120,7 @@ class ServiceSupervisor:
             self.metrics = await self._serve()
 
     async def _live(self) -> None:
-        """Wait until the process dies, and raise RayActorError, or TimeoutError if it hangs."""
+        """Wait until the process dies, and raise RayError, or TimeoutError if it hangs."""
         lost = ping = asyncio.ensure_future(self.client.live())
         try:
             while not lost.done():

@@ -20,7 +20,7 @@ from deploy.observability.top_model import Event, Interval, Moment, Samples, par
 from deploy.observability.top_view import EVENTS, screen
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory, RunMissing
-from deploy.storage.run_record import RECOVERIES, Row
+from deploy.storage.run_record import RECOVERIES, RESTARTS, Row
 from queues.runtime import clock
 from queues.runtime.prometheus import TOKEN_VARIABLE
 
@@ -226,7 +226,7 @@ def events(directory: RunDirectory) -> list[Event]:
 
 
 def _recorded(directory: RunDirectory) -> Iterator[Event]:
-    for row in _newest(directory.path / "restarts.jsonl"):
+    for row in _newest(directory.path / RESTARTS):
         yield row["at"], f"{row['actor']} was restarted: {row['reason']}"
     for row in _newest(directory.path / RECOVERIES):
         yield row["at"], f"{row['process']} is back after {row['seconds']:.1f} s"

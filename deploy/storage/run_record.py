@@ -18,7 +18,7 @@ from weight_sync.announcements import WeightUpdateReport
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
-METRICS, RECOVERIES = "metrics.jsonl", "recoveries.jsonl"
+METRICS, RESTARTS, RECOVERIES = "metrics.jsonl", "restarts.jsonl", "recoveries.jsonl"
 LOGS = ("drift.jsonl", "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
 REWARD_MODEL, LEARNER = "reward-model", "learner"
@@ -152,7 +152,7 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
         rows = read_batches(directory.path, verify=False)  # `recovery.check_ledger` has
         record.batches = [TrainedBatch.from_dict(row) for row in rows]
         swaps = mend_rows(directory, "swaps.jsonl", say, lambda row: WeightUpdateReport(**row))
-        restarts = mend_rows(directory, "restarts.jsonl", say, itemgetter("actor"))
+        restarts = mend_rows(directory, RESTARTS, say, itemgetter("actor"))
         record.swaps, record.restarts = swaps, Counter(restarts)
         for row in mend_rows(directory, RECOVERIES, say, itemgetter("process", "seconds")):
             record.away[row[0]] = record.away.get(row[0], 0.0) + row[1]

@@ -30,6 +30,8 @@ ANSWER_SECONDS = 5.0
 SILENT_SECONDS = 15.0
 """A process that does not answer for so long hangs; a rank answers in a thread of its own while it
 computes, so that a collective operation that hangs is left to the watchdog."""
+LOADING_SILENT_SECONDS = 60.0
+"""The same while it loads, when code of libraries may keep Python from answering."""
 PING_SECONDS = 2.0
 """Interval at which a process is asked."""
 
@@ -42,9 +44,12 @@ class LearnerGroup:
         ranks: list[Any],
         *,
         silent_seconds: float = SILENT_SECONDS,
+        loading_silent_seconds: float = LOADING_SILENT_SECONDS,
         ping_seconds: float = PING_SECONDS,
     ) -> None:
-        self._ranks, self._silent_seconds, self._ping_seconds = ranks, silent_seconds, ping_seconds
+        self._ranks, self._ping_seconds = ranks, ping_seconds
+        self._silent_seconds = silent_seconds
+        self._loading_silent_seconds = loading_silent_seconds
 
     @property
     def handles(self) -> list[Any]:
@@ -55,12 +60,14 @@ class LearnerGroup:
         """Load the policy in all ranks at once.
 
         Raises:
-            LearnerError: A rank died or cannot be loaded; see `RankFailed`.
+            LearnerError: A rank died, hangs or cannot be loaded; see `RankFailed`.
         """
         address = None
         if len(self._ranks) > 1:
             [address] = await self._first_failure({0: self._ranks[0].open_store.remote()})
-        await self._first_failure({i: rank.start.remote(address) for i, rank in self._numbered()})
+        loading = {i: rank.start.remote(address) for i, rank in self._numbered()}
+        hearing = [self._hear_loading(i, rank) for i, rank in self._numbered()]
+        await self._first_failure(loading, hearing)
 
     async def run(self, broker: Any, broadcaster: Any) -> int:
         """Train from the loaded weights to the last version or to `stop`.
@@ -84,22 +91,27 @@ class LearnerGroup:
         await self._first_failure(watching, self._hear_all())
 
     def _hear_all(self) -> list[Coroutine[Any, Any, Any]]:
-        return [self._hear(i, rank) for i, rank in self._numbered()]
+        return [self._hear(i, rank, self._silent_seconds) for i, rank in self._numbered()]
 
-    async def _hear(self, number: int, rank: Any) -> None:
+    async def _hear(self, number: int, rank: Any, silent_seconds: float) -> None:
         """Ask a rank again and again, and raise RankFailed once it does not answer any more."""
         late = 0
         while late < 2:  # an answer may be late since this process was stopped meanwhile
             try:
-                await call_rank(number, rank.paused.remote(), timeout=self._silent_seconds / 2)
+                await call_rank(number, rank.paused.remote(), timeout=silent_seconds / 2)
             except TimeoutError:
                 late += 1
             else:
                 late = 0
                 await asyncio.sleep(self._ping_seconds)
-        failed = RankFailed(f"rank {number} hangs: no answer in {self._silent_seconds:g} s")
-        failed.died, failed.silent_seconds = True, self._silent_seconds
+        failed = RankFailed(f"rank {number} hangs: no answer in {silent_seconds:g} s")
+        failed.died, failed.silent_seconds = True, silent_seconds
         raise failed
+
+    async def _hear_loading(self, number: int, rank: Any) -> None:
+        """Do the same for a rank that loads, once its process is there and has answered."""
+        await call_rank(number, rank.paused.remote())
+        await self._hear(number, rank, self._loading_silent_seconds)
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve the metrics of rank 0; return host:port."""

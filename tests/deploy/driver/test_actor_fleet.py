@@ -29,6 +29,10 @@ class Supervisor:
         self.given_up = self.left = self.joins = False
         self.handle, self.ended = None, asyncio.Event()
         self.fails, self.counts = None, counts
+        self.health = "working"
+
+    def join(self):
+        self.given_up, self.joins = False, True
 
     async def run(self):
         self.left = False
@@ -337,6 +341,20 @@ def test_a_run_whose_last_actor_waits_for_a_node_ends_when_it_is_over(stage):
         assert not running.done()
         played.queues[0].over = True
         await running
+
+    played.play(scenario)
+
+
+def test_an_actor_that_still_starts_does_not_keep_a_run_that_is_over(stage):
+    played = stage(5, "actors.count=2")
+
+    async def scenario(running):
+        first, second = played.fleet.actors
+        second.health = None
+        played.queues[0].over = True
+        first.ended.set()
+        await running
+        assert second.ended.is_set()
 
     played.play(scenario)
 

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
@@ -35,6 +35,7 @@ class Stage:
                  count=1, min_count=None, **settings):  # fmt: skip
         self.events, self.lives, self.waits, self.actors = [], list(lives), [], []
         self.release_error, self.sleep_hook = release, None
+        self.rollouts = {}
         self.context = make_context(tmp_path, **settings)
         self.record = self.context.record
         self.now = 0.0
@@ -97,8 +98,6 @@ class Stage:
 class Actor:
     """A Ray handle of one life; its tokens are 10 for each actor before it, and 10."""
 
-    count = 0
-
     def __init__(self, stage, life):
         self.stage = stage
         self.started, self.ran, *seconds = life if isinstance(life, tuple) else (OVER, life)
@@ -118,7 +117,7 @@ class Actor:
         self.stage.now += self.seconds
         await asyncio.get_running_loop().run_in_executor(None, lambda: None)  # let others look
         if how is not OVER:
-            self.dead = isinstance(how, RayActorError)
+            self.dead = not isinstance(how, RayTaskError)
             raise how
 
     async def _start(self):
@@ -138,7 +137,11 @@ class Actor:
     async def _statistics(self):
         if self.dead:
             raise RayActorError
-        return {**ActorStatistics("engine-3").statistics(), "tokens_generated": 10**self.number}
+        return {
+            **ActorStatistics("engine-3").statistics(),
+            "tokens_generated": 10**self.number,
+            "rollouts": self.stage.rollouts.get(self.number, 0),
+        }
 
 
 @pytest.fixture
@@ -148,6 +151,7 @@ def stage(tmp_path, monkeypatch):
 
 MORTAL = {
     "process": (RayActorError(), "its process died"),
+    "memory": (OutOfMemoryError("the node has no memory left"), "its process died"),
     "engine": (
         raised(EngineDied("the engine [/tmp/model] is gone")),
         "engine [/tmp/model] is gone",
@@ -205,6 +209,8 @@ def test_a_first_start_that_fails_is_tried_again(stage):
         "no memory", "its process died",
     ]  # fmt: skip
     assert played.events[-2:] == [("start", 2), ("run", 2)]
+    [row] = played.context.directory.rows("recoveries.jsonl")
+    assert (row["process"], row["seconds"]) == ("actor-3", 0.0), "its lost time ends here"
 
 
 @pytest.mark.parametrize("moment", ["first start", "run"])
@@ -294,6 +300,24 @@ def test_ten_good_minutes_begin_the_count_anew(stage):
                    max_restarts=3)  # fmt: skip
     played.play()
     assert played.waits == [1, 2, 4, 1, 2]
+
+
+def test_an_actor_that_finished_a_rollout_begins_the_count_anew(stage):
+    again = raised(EngineDied("the engine is gone"))
+    played = stage(again, again, again, OVER, max_restarts=2)
+    played.rollouts = {1: 5}
+    played.play()
+    assert played.waits == [1, 1, 2]
+
+
+def test_an_actor_that_joins_again_begins_anew(stage):
+    played = stage(RayActorError(), RayActorError(), OVER, max_restarts=1, count=2, min_count=1)
+    played.play()
+    assert played.supervisor.given_up
+    played.now = 3600.0
+    played.supervisor.join()
+    asyncio.run(asyncio.wait_for(played.supervisor.run(), 10))
+    assert played.record.away == {"actor-3": 0.0}, "it was not missed meanwhile"
 
 
 def test_a_restart_that_fails_or_hangs_in_its_start_counts_and_is_tried_again(stage):

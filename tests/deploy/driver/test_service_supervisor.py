@@ -63,7 +63,7 @@ class Stage:
         self.context = make_context(folder, **settings)
         self.record = self.context.record
         clock = Clock(monotonic=lambda: self.now, sleep=self.sleep)
-        self.restarted = 0
+        self.restarted, self.on_sleep = 0, lambda: None
         self.supervisor = ServiceSupervisor(
             self.context, "reward-model", self.process, on_restart=self.on_restart, clock=clock
         )
@@ -73,6 +73,7 @@ class Stage:
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
+        self.on_sleep()
 
     def play(self):
         async def scenario():
@@ -136,6 +137,13 @@ def test_one_that_worked_for_long_begins_anew(tmp_path):
     stage = Stage(tmp_path, 5.0, 700.0, 5.0, max_restarts=2)
     stage.play()
     assert stage.waits == [1.0, 1.0, 2.0]
+
+
+def test_one_by_which_a_new_batch_was_trained_begins_anew(tmp_path):
+    stage = Stage(tmp_path, 5.0, 5.0, 5.0, max_restarts=2)
+    stage.on_sleep = lambda: stage.record.batches.append(None)
+    stage.play()
+    assert stage.waits == [1.0, 1.0, 1.0]
 
 
 def test_time_to_load_does_not_count_as_work(tmp_path):

@@ -19,6 +19,7 @@ class Group(LearnerGroup):
         super().__init__(
             [self.rank(answers) for answers in ranks],
             silent_seconds=SILENT_SECONDS,
+            loading_silent_seconds=SILENT_SECONDS,
             ping_seconds=0.001,
         )
         self.killed, self.answered = False, 0
@@ -37,7 +38,11 @@ class Group(LearnerGroup):
         def called(function):
             return SimpleNamespace(remote=lambda *_: function())
 
-        return SimpleNamespace(run=called(for_ever), watch=called(for_ever), paused=called(paused))
+        async def opened():
+            return "host", 1
+
+        waiting = dict.fromkeys(("start", "run", "watch"), called(for_ever))
+        return SimpleNamespace(**waiting, open_store=called(opened), paused=called(paused))
 
     def kill(self):
         self.killed = True
@@ -48,12 +53,16 @@ def always():
         yield True
 
 
-@pytest.mark.parametrize("moment", ["training", "after the last version"])
+@pytest.mark.parametrize(
+    "moment",
+    [lambda group: group.start(), lambda group: group.run(None, None), lambda group: group.watch()],
+    ids=["loading", "training", "after the last version"],
+)
 def test_a_rank_that_hangs_ends_the_group_with_its_number(moment):
     async def main():
         group = Group(always(), [True, False, False])
         with pytest.raises(RankFailed, match=r"rank 1 hangs: no answer in 0\.2 s") as failed:
-            await (group.run(None, None) if moment == "training" else group.watch())
+            await moment(group)
         assert group.killed
         assert failed.value.died
 
