@@ -73,6 +73,9 @@ class RewardModelActor:
         """See `TextScorer.score`."""
         return await (await self._loaded()).score(prompt, completion)
 
+    async def ping(self) -> None:
+        """Answer at once: models are loaded, and score, in threads of their own."""
+
     async def live(self) -> NoReturn:
         """Never return: a call fails when the process dies."""
         while True:
@@ -120,7 +123,8 @@ class RewardModelClient:
         await self.handle.live.remote()
 
     async def ping(self) -> None:
-        """Return at once: a model that scores for long does not hang."""
+        """Wait for an answer, which does not wait for scores; raise RayError if it is gone."""
+        await self.handle.ping.remote()
 
     def stop(self, *, again: bool = False) -> None:
         """End the process for good, or so that Ray starts it `again`."""

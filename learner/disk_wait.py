@@ -7,6 +7,7 @@ the file again from its beginning. Training goes on until the next checkpoint is
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
@@ -46,6 +47,17 @@ def write_whole(path: Path, write: Callable[[], object]) -> None:
     the file that `write` makes, or the folder whose own files it makes; it replaces what exists.
     Another error of `write` is raised.
     """
+    _retry_when_full(path, write, remove=lambda: _remove(path))
+
+
+def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder and those above it; waits while the disk is full."""
+    make = partial(folder.mkdir, parents=True, exist_ok=exist_ok)
+    _retry_when_full(folder, make, remove=lambda: 0)
+
+
+def _retry_when_full(path: Path, write: Callable[[], object], *, remove: Callable[[], int]) -> None:
+    """Call `write` until the disk is not full; `remove` returns the bytes that it removed."""
     folder = path if path.is_dir() else path.parent
     while True:
         try:
@@ -54,7 +66,7 @@ def write_whole(path: Path, write: Callable[[], object]) -> None:
             if not is_full(error, folder):
                 raise
             log.warning("no space was left for %s: %s", path, error)
-            size = PROBE_BYTES + _remove(path)
+            size = PROBE_BYTES + remove()
             time.sleep(RETRY_SECONDS)  # a quota may leave less than it seems
             wait_for_space(folder, size)
         else:

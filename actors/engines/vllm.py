@@ -36,6 +36,7 @@ FINISH_REASONS = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORTED,
 }
+_WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 class VllmEngine:
@@ -68,7 +69,8 @@ class VllmEngine:
 
         Raises:
             InputError: vLLM cannot load the model with these settings.
-            EngineDied: A process of vLLM failed; names the cause that it printed.
+            EngineDied: A process of vLLM failed, or the system lacks something that it needs now;
+                names the cause.
         """
         with captured(self._spec.log) as printed:
             arguments = engine_arguments(self._spec, self._max_model_len)
@@ -109,7 +111,7 @@ class VllmEngine:
         if problem is not None:
             message, permanent = problem
             return (InputError if permanent else EngineDied)(f"model {model_path!r}: {message}")
-        if not isinstance(error, RuntimeError):
+        if not (isinstance(error, RuntimeError) or _is_of_system(error)):
             return InputError(f"vLLM cannot serve {model_path!r}: {error}")
         return EngineDied(f"vLLM did not start for {model_path!r}: {cause_in(printed) or error}")
 
@@ -340,6 +342,18 @@ class VllmEngine:
             log.setLevel(logging.CRITICAL)  # vLLM logs its own shutdown as a failure
             await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_SECONDS)
             log.setLevel(level)
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Return True if the system caused an error, such as a full disk; False for a wrong path.
+
+    Errors of a model hub are OSErrors too, without a number.
+    """
+    return (
+        isinstance(error, OSError)
+        and error.errno is not None
+        and not isinstance(error, _WRONG_PATH)
+    )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
-from actors.errors import InputError
+from actors.errors import EnvironmentFailed, InputError
 from actors.foreign_text import shown
 from actors.options import Options, parse_options
 from actors.registry import TOOLS
@@ -107,7 +107,7 @@ class ToolBox:
         """Run a call; return the reply, and True if it succeeded."""
         try:
             text, succeeded = str(await self._run(written)), True
-        except InputError:
+        except (InputError, EnvironmentFailed):
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
             text, succeeded = f"error: {_said(error)}", False
@@ -237,11 +237,17 @@ def _schema(annotation: Any) -> dict[str, Any]:
 def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    `seconds` is its time limit; it may import from `folders` too. Raises InputError if there is no
-    sandbox on this machine.
+    `seconds` is its time limit; it may import from `folders` too.
+
+    Raises:
+        InputError: There is no sandbox on this machine.
+        EnvironmentFailed: It could not be started, by no fault of the program, as on a full disk.
     """
-    with _CONCURRENT:
-        outcome = Sandbox(seconds=seconds, folders=folders).run(program)
+    try:
+        with _CONCURRENT:
+            outcome = Sandbox(seconds=seconds, folders=folders).run(program)
+    except OSError as error:
+        raise EnvironmentFailed(f"the sandbox could not be started: {error}") from error
     if (outcome.ended, outcome.code) == ("exit", 0):
         return outcome.stdout
     last_line = outcome.stderr.strip().rpartition("\n")[2]

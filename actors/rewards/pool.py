@@ -15,11 +15,12 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from actors.errors import RewardFailed
+from actors.foreign_text import describe_error
 from actors.rewards.process import Output, ProcessEnded, RewardProcess, Unanswered, scrubbed
 from queues.runtime.clean_text import register
 
@@ -94,7 +95,7 @@ class RewardPool:
 
         Raises:
             RewardFailed: It raised, returned no finite numbers, took too long or too much memory,
-                or ended its process.
+                or ended its process, or no process could be started for it.
         """
         message = {"call": reward, "arguments": list(arguments)}
         work = self._in_shared if coroutine else self._alone
@@ -235,18 +236,22 @@ class RewardPool:
         return process.resident > self._memory / 2
 
     def _start(self) -> RewardProcess:
-        process = RewardProcess(
-            "process_main", self._memory, self._cores, self._environment, self._output
-        )
-        self.alive.add(process)
-        return process
+        return self._started("process_main", self._memory, self._environment)
 
     def _start_verifiers(self) -> RewardProcess:
-        memory = min(self._memory, VERIFIER_BYTES)
-        process = RewardProcess(
-            "verifier_main", memory, self._cores, self._verifier_environment, self._output,
-            str(self._verifier_seconds),
-        )  # fmt: skip
+        memory, seconds = min(self._memory, VERIFIER_BYTES), str(self._verifier_seconds)
+        return self._started("verifier_main", memory, self._verifier_environment, seconds)
+
+    def _started(
+        self, module: str, memory: int, environment: Mapping[str, str], *arguments: str
+    ) -> RewardProcess:
+        """Start a process; RewardFailed if the system has no memory or descriptor left for it."""
+        try:
+            process = RewardProcess(
+                module, memory, self._cores, environment, self._output, *arguments
+            )
+        except (OSError, RuntimeError) as error:
+            raise RewardFailed(f"has no process: its start {describe_error(error)}") from error
         self.alive.add(process)
         return process
 

@@ -71,6 +71,9 @@ class RewardProcess:
     Several event loops may call `ask` at once. It ends with this object and the thread of it.
     Its private memory is limited to `memory_bytes` (RLIMIT_DATA). It runs on `cores`, with the
     variables of `environment`, and prints to `output`.
+
+    Raises:
+        OSError, RuntimeError: The system has no memory, process, thread or descriptor left for it.
     """
 
     def __init__(
@@ -107,13 +110,24 @@ class RewardProcess:
         self.loaded: set[str] = set()
         """Rewards that it has loaded; updated by the caller."""
         self.ended = threading.Event()
-        for work, shared in (
-            (_write, (self._popen, self._outbox)),
-            (_read, (self._popen, self._pending, self.ended)),
-            (_forward, (self._popen, output)),
-        ):
-            threading.Thread(target=work, args=shared, daemon=True).start()
         self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox)
+        popen = self._popen
+        works = (
+            (_write, (popen, self._outbox)),
+            (_read, (popen, self._pending, self.ended)),
+            (_forward, (popen, output)),
+        )
+        threads = [threading.Thread(target=work, args=args, daemon=True) for work, args in works]
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError:
+            self._finalizer()
+            streams = (popen.stdin, popen.stdout, popen.stderr)
+            for thread, stream in zip(threads, streams, strict=True):
+                if thread.ident is None and stream is not None:
+                    stream.close()  # else the thread does
+            raise
 
     @property
     def asked(self) -> int:

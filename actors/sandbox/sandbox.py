@@ -96,19 +96,21 @@ class Sandbox:
         Raises:
             InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
                 missing. Nothing was run: every end after the program began is the program's.
+            OSError: This process cannot start it, as where the disk of temporary files is full.
         """
         status_read, status_write = os.pipe()
-        with (
-            tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config,
-            tempfile.NamedTemporaryFile("wb") as given,
-        ):
-            json.dump(self.launcher_config(program), config)
-            config.flush()
-            config.seek(0)
-            given.write(stdin.encode(errors="replace"))
-            given.flush()
-            descriptors = (config.fileno(), status_write)
-            try:
+        with open(status_read, "rb", buffering=0) as pipe:
+            with (
+                open(status_write, "wb", buffering=0) as reports,
+                tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config,
+                tempfile.NamedTemporaryFile("wb") as given,
+            ):
+                json.dump(self.launcher_config(program), config)
+                config.flush()
+                config.seek(0)
+                given.write(stdin.encode(errors="replace"))
+                given.flush()
+                descriptors = (config.fileno(), reports.fileno())
                 with open(given.name, "rb") as read_only:
                     process = subprocess.Popen(
                         [sys.executable, "-I", "-S", "-B", str(LAUNCHER), *map(str, descriptors)],
@@ -120,18 +122,16 @@ class Sandbox:
                         cwd="/",
                         env={},
                     )
-            finally:
-                os.close(status_write)
-        with process, open(status_read, "rb", buffering=0) as pipe:
-            status = _Status(self.seconds, self.start_seconds)
-            try:
-                stopped, outputs = self._collect(process, pipe.fileno(), status)
-            finally:
-                process.terminate()  # which ends init, and so everything in the sandbox
-            try:
-                process.wait(self.start_seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            with process:
+                status = _Status(self.seconds, self.start_seconds)
+                try:
+                    stopped, outputs = self._collect(process, pipe.fileno(), status)
+                finally:
+                    process.terminate()  # which ends init, and so everything in the sandbox
+                try:
+                    process.wait(self.start_seconds)
+                except subprocess.TimeoutExpired:
+                    process.kill()
         texts = [output.decode(errors="replace") for output in outputs]
         reported = status.reported
         if "started" not in reported:

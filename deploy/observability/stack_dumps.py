@@ -90,8 +90,11 @@ def _stacks(pid: int) -> str:
             [program, "dump", "--nonblocking", "--pid", str(pid)],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=DUMP_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return f"pid {pid}: py-spy did not answer within {DUMP_SECONDS:g} s"
+    except OSError as error:
+        return f"pid {pid}: py-spy could not be started: {error}"
     return done.stdout or f"pid {pid}: py-spy sees nothing: {done.stderr.strip()}"

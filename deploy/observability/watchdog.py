@@ -280,7 +280,7 @@ class Watchdog:
             )
 
     async def _report(self, late: Sequence[Wait], at: float) -> None:
-        """Write overdue waits with stacks; show the file, or that the disk hangs.
+        """Write overdue waits with stacks; show the file, or why there is none.
 
         Then restart a learner that is among them and hangs still, unless the run ends.
         """
@@ -288,7 +288,8 @@ class Watchdog:
         names = concerned(late, list(self._locations))
         calls = [partial(self._probes.dump, self._locations[name]) for name in names]
         pending = [run_in_daemon_thread(call) for call in calls]
-        dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
+        answers = await asyncio.gather(*pending, return_exceptions=True)
+        dumps = dict(zip(names, map(_dump_of, answers), strict=True))
         states = [f"{name}: {dumped.states}" for name, dumped in dumps.items()]
         limit = self._probes.report_seconds
         writing = run_in_daemon_thread(lambda: self._write_report(late, dumps, at))
@@ -296,6 +297,8 @@ class Watchdog:
             stacks = await asyncio.wait_for(writing, limit)
         except TimeoutError:
             stacks = f"no file yet: its disk did not answer within {limit:g} s"
+        except Exception as error:  # noqa: BLE001  (what hangs is restarted all the same)
+            stacks = f"no file: the report could not be written ({error!r})"
         self._screen.say("; ".join([*states, f"stacks in {stacks}"]))
         if self._config.deploy.watchdog_aborts or LEARNER not in {role(wait.on) for wait in late}:
             return
@@ -312,7 +315,7 @@ class Watchdog:
         stacks = str(file.relative_to(self._directory.path))
         parts = [f"== {name}: {dumped.states}\n{dumped.stacks}" for name, dumped in dumps.items()]
         try:
-            file.write_text("\n".join(parts))
+            file.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             stacks = f"no file ({error})"
         records = [
@@ -331,6 +334,13 @@ class Watchdog:
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
         return "; ".join([text, *states])
+
+
+def _dump_of(answer: ProcessDump | BaseException) -> ProcessDump:
+    """Return the stacks of a process, or that they could not be taken."""
+    if isinstance(answer, BaseException):
+        return ProcessDump(f"its stacks could not be taken ({answer!r})", "")
+    return answer
 
 
 def writing_ends(checkpoints: Path) -> float:

@@ -6,6 +6,7 @@ headway scale ─▶ scale-ID.json ─▶ the driver ─▶ a row of scalings.js
 import json
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def ask(directory: RunDirectory, actors: int, seconds: float = ANSWER_SECONDS) -
         )
     request = directory.path / f"scale-{number}.json"
     with atomic_file(request) as file:
-        file.write(json.dumps({"actors": actors, "at": clock.now()}).encode())
+        file.write(json.dumps({"actors": actors}).encode())
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline and not directory.rests():
@@ -58,17 +59,17 @@ def requests(directory: RunDirectory) -> list[tuple[Path, int]]:
     """Return the requests that wait for an answer, with the numbers of actors, oldest first."""
     waiting = []
     for file in directory.path.glob("scale-*.json"):
-        try:
-            request = json.loads(file.read_bytes())
-            actors, asked_at = int(request["actors"]), float(request["at"])
-            if clock.now() - asked_at > ANSWER_SECONDS:
-                file.unlink(missing_ok=True)  # the command was killed
+        with suppress(OSError):  # it was withdrawn, or this process may not read it
+            asked_at = file.stat().st_mtime
+            try:
+                actors = int(json.loads(file.read_bytes())["actors"])
+            except DAMAGED:
+                file.unlink()
+                continue
+            if clock.wall(clock.now()) - asked_at > ANSWER_SECONDS:
+                file.unlink()  # the command was killed
             else:
                 waiting.append((asked_at, file, actors))
-        except FileNotFoundError:
-            continue  # it was withdrawn
-        except DAMAGED:
-            file.unlink(missing_ok=True)
     return [(file, actors) for _, file, actors in sorted(waiting)]
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import Store
 
-from learner.disk_wait import write_text
+from learner.disk_wait import make_folder, write_text
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
 from learner.model.reference import Reference
@@ -82,12 +82,15 @@ def checkpoint_path(root: Path, version: int) -> Path:
 
 
 def prepare(root: Path, version: int) -> Path:
-    """Make the temporary folder of a version, and remove what a killed process left behind."""
-    root.mkdir(parents=True, exist_ok=True)
+    """Make the temporary folder of a version; waits while the disk is full.
+
+    What a killed process left behind is removed first.
+    """
+    make_folder(root)
     for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
         _try(shutil.rmtree, leftover)
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
-    temporary.mkdir()
+    make_folder(temporary, exist_ok=False)
     return temporary
 
 
@@ -149,7 +152,7 @@ def capture(
         if write_reference is not None:
             write_reference(temporary)
         folder = temporary / RANDOM_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(folder / f"rank-{rank}.json", random_state)
         names = [name for name in folder_checksums.files_of(temporary) if _writer(name) == rank]
         checksums = folder_checksums.compute(temporary, names)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config.optimizer import Dtype, OptimizerConfig
-from learner.disk_wait import write_whole
+from learner.disk_wait import make_folder, write_whole
 from learner.engine.gathering import elements, gathering
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
@@ -293,7 +293,7 @@ class DeepSpeedEngine:
             tokenizer.save_pretrained(folder)
             save()
 
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_whole(folder, write)
 
     def capture(self) -> Callable[[Path], None]:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from learner.disk_wait import write_whole
+from learner.disk_wait import make_folder, write_whole
 from learner.errors import InputError
 
 FILE_BYTES = 2**30
@@ -38,7 +38,7 @@ def write_parts(
     folder: Path, parts: Iterable[Part], *, rank: int, ranks: int, file_bytes: int = FILE_BYTES
 ) -> None:
     """Write the parts of one rank; waits while the disk is full."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     named = ((f"{name}@{start}", values.detach().cpu()) for name, start, values in parts)
     for number, tensors in enumerate(in_files(named, file_bytes)):
         path = folder / f"rank-{rank}-of-{ranks}.{number:03d}.safetensors"

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.disk_wait import write_whole
+from learner.disk_wait import make_folder, write_whole
 from learner.model.forward_check import check_forward
 from learner.model.host_copy import HostCopy
 from learner.model.policy import Policy
@@ -67,7 +67,7 @@ class Reference:
 
         def write(folder: Path) -> None:
             own = folder / REFERENCE_FOLDER
-            own.mkdir(parents=True, exist_ok=True)
+            make_folder(own)
             # transformers empties the mapping that it is given
             write_whole(own, lambda: model.save_pretrained(own, state_dict=dict(copies)))
 

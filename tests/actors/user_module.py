@@ -283,3 +283,7 @@ async def whisper(text: str) -> str:
 
 def calculator(expression: str) -> str:
     return expression
+
+
+def fails_to_open() -> str:
+    raise FileNotFoundError(2, "no such page")

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from learner import disk_wait
-from learner.disk_wait import paused, wait_for_space, write_whole
+from learner.disk_wait import make_folder, paused, wait_for_space, write_whole
+from learner.engine.checkpoint import prepare
 
 SYSTEM = OSError(errno.ENOSPC, "No space left on device")
 SAFETENSORS = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -79,6 +80,25 @@ def test_of_a_folder_its_own_files_are_written_again(
     write_whole(tmp_path, write)
     assert attempts == [["below"], ["below"]]
     assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_folder_that_cannot_be_made_on_a_full_disk_is_made_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, mkdir, folder = Disk(monkeypatch), Path.mkdir, tmp_path / "checkpoints" / ".v000001.tmp"
+
+    def make(path: Path, **options: bool) -> None:
+        if len(disk.asked) < 4:
+            raise SYSTEM
+        mkdir(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    assert prepare(folder.parent, 1) == folder
+    assert folder.is_dir()
+    assert disk.asked == [disk_wait.PROBE_BYTES] * 4
+    assert "paused: no space is left on the disk of" in caplog.text
+    with pytest.raises(FileExistsError):
+        make_folder(folder, exist_ok=False)
 
 
 def test_any_other_error_is_raised_at_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A program of its own: a process can be connected to one cluster only.
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -21,13 +22,15 @@ from weight_sync.receive.staging import stage
 from weight_sync.transports.ray_object_store import ObjectStoreTransport
 
 BUCKETS = 3
+IMPATIENT = 12
+"""Deadline in seconds of an engine that meets processes which hang."""
 
 
 class Engine:
     """Stages versions as a receiver does."""
 
-    def __init__(self) -> None:
-        self.transport = ObjectStoreTransport(timeout=30)
+    def __init__(self, timeout: float = 30) -> None:
+        self.transport = ObjectStoreTransport(timeout=timeout)
         self.staged = None
 
     def stage(self, manifest: Manifest) -> dict[str, float] | str:
@@ -52,6 +55,13 @@ class Engine:
         (name,) = (n for n in list_named_actors() if n.startswith("headway-downloader-"))
         return ray.get_actor(name)
 
+    def suspend(self, kind: str, manifest: Manifest) -> None:
+        """Stop the uploader or downloader that this engine has used for a publisher."""
+        publisher = manifest.buckets[0].location.split("/")[2]
+        (name,) = (n for n in list_named_actors() if n.startswith(f"headway-{kind}-{publisher}-"))
+        pid = ray.get(ray.get_actor(name).__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(pid, signal.SIGSTOP)
+
 
 class Learner:
     """Publishes versions full of their own number."""
@@ -72,9 +82,9 @@ class Learner:
         return self.manifests[-1]
 
 
-def on(node: str, kind: type) -> object:
+def on(node: str, kind: type, *arguments: object) -> object:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote(*arguments)
 
 
 def play(cluster: Cluster) -> dict[str, object]:
@@ -112,6 +122,15 @@ def play(cluster: Cluster) -> dict[str, object]:
     process.wait(timeout=60)
     results["after_learner_died"] = ray.get(engines[1].stage.remote(third))
     results["held_after_learner_died"] = ray.get(engines[1].sums.remote())
+
+    impatient = on(other.node_id, Engine, IMPATIENT)
+    for kind in ("downloader", "uploader"):
+        learner = on(here, Learner)
+        ray.get(impatient.stage.remote(ray.get(learner.publish.remote(1))))
+        second = ray.get(learner.publish.remote(2))
+        ray.get(impatient.suspend.remote(kind, second))
+        results[f"hung_{kind}"] = ray.get(impatient.stage.remote(second))
+        results[f"after_hung_{kind}"] = ray.get(impatient.stage.remote(second))
     return results
 
 

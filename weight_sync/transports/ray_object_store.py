@@ -153,7 +153,8 @@ class Downloader:
         allow_open_files()
         self._timeout = timeout
         self._fetched: _Once[SealedBucket] = _Once(SealedBucket.close)
-        self._uploader = _NodeActor(Uploader, timeout)
+        # Half the time of this actor's own caller, so that of the two the one that hangs is killed.
+        self._uploader = _NodeActor(Uploader, timeout / 2)
 
     def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
         """Return the bucket with a location of this node, valid until a newer version is fetched.
@@ -185,7 +186,11 @@ class _NodeActor:
         the handle that created it, whoever else has found it by its name."""
 
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
-        """Call a method on a node, again if the actor dies; StagingError if that takes too long."""
+        """Call a method on a node, again if the actor dies; StagingError if that takes too long.
+
+        An actor that does not answer in time may hang, so it is killed; the next call makes another
+        one.
+        """
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
         seconds = _seconds(self._timeout, bucket)
         deadline = time.monotonic() + seconds
@@ -199,6 +204,8 @@ class _NodeActor:
                 raise error.cause from error
             except (ray.exceptions.RayError, ValueError) as error:
                 died = isinstance(error, ray.exceptions.RayActorError)
+                if isinstance(error, ray.exceptions.GetTimeoutError):
+                    ray.kill(actor)
                 if not died or time.monotonic() > deadline:
                     raise StagingError(
                         f"bucket at {bucket.location} cannot be fetched: {name} did not "

@@ -1,7 +1,10 @@
 """What an engine takes of its machine, and what is said of one that did not start."""
 
+import asyncio
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,9 +13,10 @@ from pydantic import ValidationError
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec
+from actors.engines.vllm import VllmEngine
 from actors.engines.vllm_arguments import CPU_BLOCK_TOKENS, kv_cache_bytes
 from actors.engines.vllm_output import captured, cause_in, memory_problem
-from actors.errors import InputError
+from actors.errors import EngineDied, InputError
 from weight_sync.config import WeightSyncConfig
 
 TOKEN = 2 * 4 * 2 * 16 * 4
@@ -133,6 +137,32 @@ def test_what_vllm_says_of_memory_is_said_in_the_keys_of_a_recipe(text, cpu, mes
     assert problem[0].startswith(message)
     assert "-memory" not in problem[0]
     assert problem[1] is permanent
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), EngineDied),
+        (OSError(errno.ENOSPC, "No space left on device"), EngineDied),
+        (OSError(errno.EADDRINUSE, "Address already in use"), EngineDied),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), InputError),
+        (PermissionError(errno.EACCES, "Permission denied"), InputError),
+        (OSError("it is not a local folder and is not a valid model identifier"), InputError),
+        (ValueError("model type `abacus` is not known"), InputError),
+    ],
+    ids=str,
+)
+def test_what_the_system_lacks_as_an_engine_starts_is_no_bad_input(spec, monkeypatch, error, kind):
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("actors.engines.vllm.engine_arguments", lambda *_: {})
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", fail)
+    with pytest.raises(kind, match=re.escape(str(error))):
+        asyncio.run(VllmEngine(spec(), 64).start())
 
 
 def test_the_cause_of_another_failure_is_the_first_error_that_was_printed():

@@ -1,7 +1,9 @@
 """Conversations with tools: what counts as a call, what the policy is shown, and what it earns."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 
 import pytest
@@ -14,7 +16,7 @@ from actors.environments.calculator import calculator
 from actors.environments.protocol import Message
 from actors.environments.registry import load_environment
 from actors.environments.tool_calls import Call, Unreadable, find_calls
-from actors.errors import InputError
+from actors.errors import EnvironmentFailed, InputError
 from actors.rollout.chat_rendering import Renderer
 from queues.records import FinishReason, Prompt
 
@@ -215,6 +217,23 @@ def test_the_policy_cannot_lift_the_limit_of_its_programs(monkeypatch, arguments
 def test_python_is_refused_until_it_is_allowed():
     with pytest.raises(InputError, match='code_execution = "sandbox"'):
         load_environment("tools", {"tools": ["python"]})
+
+
+def test_a_sandbox_that_cannot_be_started_fails_the_rollout_and_is_no_reply(monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("actors.sandbox.sandbox.check_sandbox", lambda: None)
+    monkeypatch.setattr("actors.sandbox.sandbox.tempfile.NamedTemporaryFile", full)
+    options = {"tools": ["python", "user_module:fails_to_open"]}
+    program = call_of("python", program="print(1)")
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(EnvironmentFailed, match=r"could not be started: .* No space left"):
+            converse(options, program, code_execution="sandbox")
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    _, [turn] = converse(options, call_of("fails_to_open"), code_execution="sandbox")
+    assert turn.messages[0].content == "error: [Errno 2] no such page"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Rewards in processes of their own: what one does wrong fails it, and it alone."""
 
 import asyncio
+import errno
 import os
 import time
 from contextlib import suppress
@@ -78,6 +79,34 @@ def test_what_a_reward_does_wrong_fails_it_with_the_reason_and_the_next_is_score
         return (await rewards("hostile_rewards:fine", pool).score(SUM, "7")).total
 
     assert asyncio.run(both()) == 1.0
+
+
+@pytest.mark.parametrize("reward", ["call", "coroutine", "verify"])
+@pytest.mark.parametrize("lacks", ["process", "thread"])
+def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_starts_one(
+    pool, monkeypatch, reward, lacks
+):
+    error = OSError(errno.EAGAIN, "no process") if lacks == "process" else RuntimeError("no thread")
+
+    def fail(*_, **__):
+        raise error
+
+    target = "subprocess.Popen" if lacks == "process" else "threading.Thread.start"
+
+    async def score():
+        arguments, coroutine = ["?", "7", "7", {}], reward == "coroutine"
+        if reward == "verify":
+            return await pool.verify(("similarity", {}), arguments, timeout=20.0)
+        name = ("hostile_rewards:fine", {})
+        return await pool.call(name, arguments, timeout=20.0, coroutine=coroutine)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"actors.rewards.process.{target}", fail)
+        with pytest.raises(RewardFailed, match=f"has no process: its start raised .*no {lacks}"):
+            asyncio.run(score())
+    assert not pool.alive
+    assert not running("actors.rewards.process_main")
+    assert sum(asyncio.run(score()).values()) == 1.0
 
 
 @pytest.mark.parametrize("name", ["sleeps", "loops_in_c"])

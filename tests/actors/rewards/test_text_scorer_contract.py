@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import os
+import signal
 
 import pytest
 from reward_model_folders import CONTEXT, FakeScorer, build_classifier
@@ -135,6 +137,33 @@ def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
     with pytest.raises(RolloutFailed, match="'reward_model' of prompt 'a/0/0'") as caught:
         asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
     assert caught.value.reason == REWARD_MODEL_LOST
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_path):
+    from actors.ray_reward_model import create_reward_model
+
+    paths = [build_classifier(tmp_path / "0")]
+
+    async def scenario():
+        client = create_reward_model(paths, RewardModelConfig(max_wait_ms=3e5), timeout=300.0)
+        await client.start()
+        asked = asyncio.create_task(client.score("1+1=", "2"))  # waits for others to come
+        pid = await client.handle.__ray_call__.remote(lambda _: os.getpid())
+        await client.ping()
+        assert not asked.done()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.ping(), 1.0)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await client.ping()
+        asked.cancel()
+        client.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 @pytest.mark.ray

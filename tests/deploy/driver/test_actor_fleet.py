@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ from deploy.errors import InputError, RunFailed
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory
 from queues.errors import QueueClosed
-from queues.runtime import clock
 from tests.deploy.conftest import RECIPE
 from tests.deploy.driver.contexts import make_context, output
 
@@ -380,14 +380,29 @@ def test_a_request_that_nobody_answers_is_withdrawn(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_requests_of_commands_that_were_killed_or_damaged_are_dropped(tmp_path, monkeypatch):
-    directory = RunDirectory(tmp_path)
-    asked_at = clock.now()
-    (tmp_path / "scale-1.json").write_text(json.dumps({"actors": 3, "at": asked_at}))
+def test_requests_of_commands_that_were_killed_or_damaged_are_dropped(tmp_path):
+    directory, request = RunDirectory(tmp_path), tmp_path / "scale-1.json"
+    request.write_text(json.dumps({"actors": 3}))
     (tmp_path / "scale-2.json").write_text("{")
-    [(file, actors)] = scaling.requests(directory)
-    assert (scaling.request_id(file), actors) == ("1", 3)
-    later = asked_at + scaling.ANSWER_SECONDS + 1
-    monkeypatch.setattr(scaling.clock, "now", lambda: later)
+    assert scaling.requests(directory) == [(request, 3)]
+    asked_at = request.stat().st_mtime - scaling.ANSWER_SECONDS - 1
+    os.utime(request, (asked_at, asked_at))
     assert scaling.requests(directory) == []
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_request_of_a_clock_that_was_set_back_since_the_run_began_is_answered(
+    tmp_path, monkeypatch
+):
+    request = tmp_path / "scale-1.json"
+    request.write_text(json.dumps({"actors": 3}))
+    started = scaling.clock.now() + 3600
+    monkeypatch.setattr(scaling.clock, "now", lambda: started)
+    assert scaling.requests(RunDirectory(tmp_path)) == [(request, 3)]
+
+
+def test_a_request_that_cannot_be_read_is_skipped(tmp_path):
+    (tmp_path / "scale-1.json").mkdir()
+    request = tmp_path / "scale-2.json"
+    request.write_text(json.dumps({"actors": 3}))
+    assert scaling.requests(RunDirectory(tmp_path)) == [(request, 3)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -65,7 +66,7 @@ class Process:
 class Stage:
     """A run in which the learner has a batch and does not come back with it."""
 
-    def __init__(self, tmp_path, *, aborts=False, deadline=0.05, **probes):
+    def __init__(self, tmp_path, *, aborts=False, deadline=0.05, file=None, **probes):
         intervals = {"look_seconds": 0.01, "answer_seconds": 0.05, "stall_seconds": 1000.0}
         settings = [f"deploy.watchdog_seconds={deadline}"]
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
@@ -91,7 +92,7 @@ class Stage:
                 restart_learner=lambda *restart: self.restarts.append(restart),
                 restart_actor=lambda *restart: self.actor_restarts.append(restart),
                 save=self.save,
-                write=self.directory.append,
+                write=file or self.directory.append,
             ),
             Probes(**{**intervals, "dump": self.dump, **probes}),
         )
@@ -229,6 +230,21 @@ def test_a_report_whose_file_does_not_open_is_given_up(tmp_path):
         assert stage.said("its disk did not answer within 0.1 s")()
     finally:
         os.close(os.open(stacks, os.O_RDONLY | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("fails", ["dump", "write"])
+def test_a_learner_that_hangs_is_restarted_though_its_report_cannot_be_made(tmp_path, fails):
+    def fail(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    stage = Stage(tmp_path, **({"dump": fail} if fails == "dump" else {"file": fail}))
+    asyncio.run(stage.until(lambda: stage.restarts))
+    assert stage.restarts == [("broker waited 0 s on learner", 0)]
+    problem = {
+        "dump": "learner-0: its stacks could not be taken (OSError(12, 'Cannot allocate memory'))",
+        "write": "no file: the report could not be written (OSError(12, 'Cannot allocate memory'))",
+    }
+    assert stage.said(problem[fails])()
 
 
 def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):

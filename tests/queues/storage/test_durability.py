@@ -88,6 +88,43 @@ def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("method", ["issue", "evaluate"])
+def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    slow, reached, release = threading.Event(), threading.Event(), threading.Event()
+    commit = Ledger.commit
+
+    def blocked(self: Ledger) -> None:
+        if slow.is_set():
+            reached.set()
+            assert release.wait(30)
+        commit(self)
+
+    monkeypatch.setattr(Ledger, "commit", blocked)
+
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        calls = {
+            "issue": lambda: broker.issue(make_prompts(2), cursor="2", token="t"),
+            "evaluate": lambda: broker.evaluate(
+                "e", make_prompts(2), temperature=0.0, min_version=0
+            ),
+        }
+        await broker.serving("a", 0)
+        slow.set()
+        first = asyncio.create_task(calls[method]())
+        assert await asyncio.to_thread(reached.wait, 30)
+        repeated = asyncio.create_task(calls[method]())
+        answered, _ = await asyncio.wait({repeated}, timeout=0.05)
+        release.set()
+        assert not answered
+        await asyncio.gather(first, repeated)
+        await broker.close()
+
+    asyncio.run(main())
+
+
 def test_after_a_failed_commit_nothing_is_accepted_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

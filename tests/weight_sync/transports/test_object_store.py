@@ -63,6 +63,12 @@ def test_a_dead_downloader_leaves_staged_weights_and_is_replaced(results) -> Non
     assert results["downloader_recovery_seconds"] < 30
 
 
+@pytest.mark.parametrize("kind", ["downloader", "uploader"])
+def test_a_process_that_hangs_fails_one_try_and_is_replaced(results, kind) -> None:
+    assert f"cannot be fetched: headway-{kind}-" in results[f"hung_{kind}"]
+    assert results[f"after_hung_{kind}"] == sums(2)
+
+
 def test_a_dead_learner_is_an_error_and_takes_nothing_staged_with_it(results) -> None:
     assert results["after_learner_died"].startswith("StagingError: ")
     assert results["held_after_learner_died"] == sums(2)
