@@ -3,6 +3,7 @@
 DeployError                  exit code 1
 ├── InputError               exit code 2: a recipe, option or folder the user gave is wrong
 ├── RunFailed                a process of the run died or raised
+│   └── RayletDied           Ray on this machine ended; another session of the run can go on
 └── Interrupted              exit code 130: stopped by the user, after a checkpoint
 """
 
@@ -37,6 +38,10 @@ class RunFailed(DeployError):
             )
         if self.exit_code == 1:
             self.args = (f"{self}\n{where}",)
+
+
+class RayletDied(RunFailed):
+    """The raylet of the run's own cluster died, and with it every process but the session's."""
 
 
 class Interrupted(DeployError):

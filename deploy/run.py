@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import ray
 
-from deploy.cluster.ray_cluster import status_command
+from deploy.cluster.ray_cluster import fail_with_raylet, status_command
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
 from deploy.driver.feeder import feed
@@ -149,6 +149,8 @@ class Run:
         """Do the work of the run, watched from its beginning."""
         meanwhile = [named(service.name, service.run()) for service in self.processes.services]
         meanwhile.append(named("watchdog", self.watchdog.follow()))
+        if self.context.config.deploy.ray_address == "local":
+            meanwhile.append(named("Ray", fail_with_raylet()))
         if self.exporter is not None:
             meanwhile.append(named("exporter", self.exporter.follow()))
         await all_or_first_error([named("run", self.work())], meanwhile=meanwhile)

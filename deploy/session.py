@@ -52,10 +52,11 @@ def run(
         console.say(warning)
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
-    if (process := session_process.session) is not None and process.crash is not None:
+    process = session_process.session
+    if process is not None and process.crash is not None:
         driver, budget = session_process.DRIVER, process.budget
-        row = note_restart(context, driver, budget, process.crash, clock.now())
-        jsonl.write(RESTARTS, [row])
+        restart = note_restart(context, driver, budget, process.crash, clock.now())
+        jsonl.write(RESTARTS, [restart])
     status = "failed"
     try:
         end_killed_session(directory)
@@ -71,10 +72,13 @@ def run(
                 "models": dict(inputs.models),
             }
             row = begin_session(directory, config, about, version=record.version)
+            training = Run(replace(context, session=row))
             try:
-                asyncio.run(Run(replace(context, session=row)).run())
+                asyncio.run(training.run())
             finally:
                 raise_interrupts()  # an event loop resets SIGTERM to end the process
+                if process is not None:
+                    process.has_worked = not training.starting
         status = "done"
     except KeyboardInterrupt:
         status = "interrupted"

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 import time
 import uuid
 from collections import deque
@@ -18,13 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    GetTimeoutError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from queues.broker.broker import Broker
@@ -32,12 +27,15 @@ from queues.broker.result_intake import Put
 from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
+from queues.ray_errors import translated, until_death
 from queues.records import Batch, Prompt, PutStatus
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import full_disk_message, has_space
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
 from queues.storage.ledger_schema import FILE_NAME
+from queues.storage.pause import LONGEST_SECONDS
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -58,7 +56,9 @@ RESTART_FACTOR = 20.0
 REPEAT_SECONDS = 0.2
 """Wait before a call is repeated whose broker is being made again."""
 SPACE_SECONDS = 1.0
-"""Interval between probes of a disk that is full when the broker is made again."""
+"""Interval between probes of a disk that may be full when the broker is made again."""
+LATE_SECONDS = 1.0
+"""An answer that needs no disk and takes longer shows that the broker did nothing meanwhile."""
 SCRAPE_SECONDS = 5.0
 """Deadline of a scrape's question to the broker."""
 
@@ -104,7 +104,7 @@ def create_broker(
                 f" {directory / FILE_NAME} allowed for"
             ) from error
         except RayError as error:
-            raise _translate(error) from error
+            raise translated(error) from error
         else:
             return BrokerClient(actor, directory=directory)
 
@@ -119,10 +119,13 @@ class BrokerActor(Broker):
 
     def __init__(self, directory: Path, **options: Any) -> None:
         keep_logs_small()
-        if ray.get_runtime_context().was_current_actor_reconstructed and not has_space(directory):
-            log.warning("paused: %s", full_disk_message(directory))
-            while not has_space(directory):  # callers wait for the constructor meanwhile
-                time.sleep(SPACE_SECONDS)
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            # A process that was killed keeps its lock until its disk answers.
+            self.predecessor_seconds = LONGEST_SECONDS
+            if not has_space(directory):
+                log.warning("paused: %s", full_disk_message(directory))
+                while not has_space(directory):  # callers wait for the constructor meanwhile
+                    time.sleep(SPACE_SECONDS)
         try:
             super().__init__(directory, **options)
         except QueuesError as error:
@@ -250,7 +253,6 @@ class BrokerClient:
     serve_metrics = _remote(BrokerActor.serve_metrics)
     close = _remote(Broker.close)
 
-    _opened = _remote(BrokerActor.opened)
     _issue = _remote(Broker.issue)
     _put_many = _remote(BrokerActor.put_many)
     _take = _remote(BrokerActor.take)
@@ -293,19 +295,32 @@ class BrokerClient:
     async def start(self, *, again: bool = False) -> None:
         """Wait until the broker works, for the first time or `again`; raise why it cannot.
 
-        Raises TimeoutError if it takes longer than START_SECONDS and the time for its ledger.
+        Raises TimeoutError if it takes longer than START_SECONDS and the time for its ledger,
+        counted from when its disk has space.
         """
         reading = reading_seconds(self._directory) if self._directory is not None else 0.0
-        async with asyncio.timeout(START_SECONDS + reading):
-            await self._opened()
+        seconds = START_SECONDS + reading
+        opened = asyncio.ensure_future(self.answer("opened", self.handle.opened.remote, math.inf))
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                while not (await asyncio.wait([opened], timeout=SPACE_SECONDS))[0]:
+                    if again and not await self._has_space():
+                        deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+                opened.result()
+        finally:
+            opened.cancel()
+
+    async def _has_space(self) -> bool:
+        directory = self._directory
+        return directory is None or await run_in_daemon_thread(lambda: has_space(directory))
 
     async def live(self) -> None:
-        """Wait for the death of the process, which Ray restarts; raise RayError then."""
-        await self.handle.live.remote()
+        """Wait for the death of the process, which Ray restarts; raise its error then."""
+        await until_death(self.handle.live.remote())
 
     async def ping(self) -> None:
-        """Wait for an answer; raise RayError at once if the broker's process is gone."""
-        await self.handle.paused.remote()
+        """Wait for an answer; raise an error at once if the broker's process is gone."""
+        await until_death(self.handle.paused.remote())
 
     def stop(self, *, again: bool = False) -> None:
         """End the process for good, or so that Ray starts it `again`."""
@@ -323,7 +338,7 @@ class BrokerClient:
             except ActorUnavailableError:
                 await asyncio.sleep(REPEAT_SECONDS)
             except RayError as error:
-                raise _translate(error) from error
+                raise translated(error) from error
 
     async def _answer_of_one(self, name: str, pending: Any, timeout: float) -> Any:
         """Return or raise what a pending call does, within the deadline."""
@@ -342,7 +357,8 @@ class BrokerClient:
     async def _is_paused(self) -> bool:
         """Return True if the broker has a reason to answer late: its disk, or its own restart.
 
-        While its constructor runs again, Ray keeps calls until it can answer them.
+        While its constructor runs again, Ray keeps calls until it can answer them: a late answer
+        here tells that it has only now begun with them.
         """
         began = time.monotonic()
         try:
@@ -350,7 +366,7 @@ class BrokerClient:
                 paused = await self.handle.paused.remote()
         except TimeoutError:
             return False
-        return paused is not None or time.monotonic() - began > self._answer_seconds
+        return paused is not None or time.monotonic() - began > LATE_SECONDS
 
     async def _send(self) -> None:
         """Send the outbox, message after message, until it is empty."""
@@ -378,14 +394,3 @@ class BrokerClient:
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
-
-
-def _translate(error: RayError) -> Exception:
-    """Return our own exception inside Ray's, or BrokerLostError; other errors stay as they are."""
-    cause: Any = error.cause if isinstance(error, RayTaskError) else error.__cause__
-    if isinstance(cause, QueuesError):
-        return cause
-    if isinstance(error, RayActorError):
-        return BrokerLostError(f"the broker's process is gone: {error}")
-    foreign: Exception = error
-    return foreign

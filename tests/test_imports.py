@@ -40,7 +40,7 @@ HEAVY = {
 ORDER = {
     "queues": (
         "errors records runtime policy config state storage schema protocols readers broker "
-        "ray_broker"
+        "ray_errors ray_broker"
     ),
     "weight_sync": (
         "clock errors open_files adapter base_model manifest announcements progress permits "

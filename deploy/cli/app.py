@@ -33,7 +33,7 @@ from deploy.cli.runs import logs, ls, requeue, rollouts, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
-from deploy.errors import InputError, Interrupted, exit_code_of
+from deploy.errors import InputError, Interrupted, exit_code_of, first_line
 from deploy.runtime import session_process
 from deploy.runtime.output import open_standard_streams
 from deploy.runtime.safe_console import SafeConsole, echo, print_uncaught
@@ -314,9 +314,10 @@ def main() -> Any:
     try:
         return _run_command()
     except SystemExit as leaving:
-        if session_process.session is not None:
+        session = session_process.session
+        if session is not None and not session.has_failed:
             code = leaving.code or 0
-            session_process.session.ends(code if isinstance(code, int) else 1)
+            session.ends(code if isinstance(code, int) else 1)
         raise
 
 
@@ -341,6 +342,9 @@ def _run_command() -> Any:
         if code is None:
             raise
         _print_error(str(error))
+        session = session_process.session
+        if session is not None and code != INTERRUPTED and session.may_pass(error):
+            session.fails(first_line(error))
         sys.exit(code)
 
 

@@ -5,11 +5,12 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants
 from ray.exceptions import RayError
@@ -22,12 +23,14 @@ from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed, first_line
+from deploy.errors import InputError, RayletDied, RunFailed, first_line
 from deploy.runtime.signals import deferred, without_hangups
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
 NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
+RAYLET = "raylet"
+"""Name of the process by which Ray starts all others on a node."""
 JOIN_SECONDS = 90.0
 """Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0
@@ -129,6 +132,35 @@ def on_loopback() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = variable
+
+
+async def fail_with_raylet() -> None:
+    """Wait until the raylet of the cluster that this process has started dies, and fail then.
+
+    All other processes of the cluster end with it, but calls of them may not be answered for many
+    minutes.
+
+    Raises:
+        RayletDied: It died.
+    """
+    if (raylet := _open_raylet()) is not None:
+        died, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_reader(raylet, died.set)
+        try:
+            await died.wait()
+        finally:
+            loop.remove_reader(raylet)
+            os.close(raylet)
+    raise RayletDied("Ray's raylet on this machine died, and with it all processes of the run")
+
+
+def _open_raylet() -> int | None:
+    """Return a descriptor of the raylet, readable when it has ended; None if it is gone."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if child.name() == RAYLET and child.status() != psutil.STATUS_ZOMBIE:
+                return os.pidfd_open(child.pid)
+    return None
 
 
 def _check_nodes(config: RunConfig) -> None:

@@ -5,10 +5,11 @@
 
 The user starts the parent: it is small, so that a system without memory ends the session first, and
 whoever waits for the command gets the exit code of the true end. A session that ends on purpose
-sends its exit code first; any other end is a crash. A session whose parent is killed starts another
-one, so that killing either of them ends nothing. A session that is stopped (SIGSTOP) while its
-parent is not is killed. Both end by an interrupt, or if they are killed together, as by SIGKILL of
-their process group. The lock of the run keeps two sessions from working on it at once.
+sends its exit code first; any other end is a crash, also that of a session which was started again
+and could not begin. A session whose parent is killed starts another one, so that killing either of
+them ends nothing. A session that is stopped (SIGSTOP) while its parent is not is killed. Both end
+by an interrupt, or if they are killed together, as by SIGKILL of their process group. The lock of
+the run keeps two sessions from working on it at once.
 """
 
 import json
@@ -22,7 +23,9 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from deploy.errors import RayletDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
 
@@ -35,6 +38,8 @@ MARK = "HEADWAY_RUN"
 INTERRUPTED = 130
 STOPPED_SECONDS = 15.0
 """A session that is stopped for so long, by a signal to it alone, is killed."""
+ERROR_LENGTH = 2000
+"""Characters of an error that a session sends to its parent."""
 FIRST_LIMIT = 5
 """Restarts in a row before the recipe is read: the default of `deploy.max_restarts`."""
 DRIVER = "driver"
@@ -56,6 +61,10 @@ class Session:
         self.budget = budget
         self.crash = crash
         """How the process of the session before crashed; None for the first."""
+        self.has_worked = False
+        """True once the loop of its run has begun."""
+        self.has_failed = False
+        """True once it has said why another session has to go on."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
 
     @property
@@ -77,6 +86,16 @@ class Session:
     def ends(self, code: int) -> None:
         """Say that the session ends on purpose."""
         self._send({"code": code})
+
+    def may_pass(self, error: Exception) -> bool:
+        """Return True if another session may go on: where an error comes before a restart works."""
+        is_early = self.crash is not None and not self.has_worked
+        return is_early or isinstance(error, RayletDied)
+
+    def fails(self, error: str) -> None:
+        """Say that the session ends by an error which counts as a crash."""
+        self.has_failed = True
+        self._send({"error": error[:ERROR_LENGTH], "early": not self.has_worked})
 
     def _send(self, message: dict[str, object]) -> None:
         with suppress(OSError):  # the parent was killed, and the next one has not begun
@@ -131,6 +150,8 @@ class Parent:
         """True once this process has locked the folder of that run."""
         self._pidfd: int | None = None
         """The process of the present session."""
+        self._failed_early = False
+        """True if the last session has said that it failed before the loop of its run began."""
         self._trained = 0
         self._interrupted = False
         for number in interrupts():
@@ -174,24 +195,19 @@ class Parent:
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
         was_stopped = self._await_end(pid)
-        code = None
-        with channel, suppress(OSError):
-            while message := channel.recv(2**16, socket.MSG_DONTWAIT):
-                content = json.loads(message)
-                code = content.get("code", code)
-                self._budget.limit = content.get("limit", self._budget.limit)
-                if "again" in content:
-                    self._again, self._is_resumed = content["again"], True
+        told = self._read(channel)
         if (descriptor := self._pidfd) is not None:
             self._pidfd = None  # first, since an interrupt may come at any moment
             os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
-        if code is not None:
-            os._exit(code)
+        if "code" in told:
+            os._exit(told["code"])
         if self._interrupted:
             os._exit(INTERRUPTED)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
+        if "error" in told:
+            return f"its process ended by an error: {told['error']}"
         if ended is None:
             return "its process was killed"
         if ended < 0:
@@ -199,6 +215,18 @@ class Parent:
         if not self._is_resumed:
             os._exit(ended)  # an error before the run began, whose traceback is printed
         return f"its process ended with exit code {ended}"
+
+    def _read(self, channel: socket.socket) -> dict[str, Any]:
+        """Return what a session that has ended had sent, after keeping what holds for the next."""
+        told: dict[str, Any] = {}
+        with channel, suppress(OSError):
+            while message := channel.recv(2**16, socket.MSG_DONTWAIT):
+                told |= json.loads(message)
+        self._budget.limit = told.get("limit", self._budget.limit)
+        self._failed_early = told.get("early", False)
+        if "again" in told:
+            self._again, self._is_resumed = told["again"], True
+        return told
 
     def _await_end(self, pid: int) -> bool:
         """Wait for the end of a session; return True if it was killed since it was stopped.
@@ -222,7 +250,8 @@ class Parent:
         trained = self._trained
         with suppress(OSError):
             self._trained = (Path(self._again[-1]) / PROGRESS).stat().st_size
-        settled = worked >= SETTLED_SECONDS or self._trained > trained
+        settled = worked >= SETTLED_SECONDS and not self._failed_early
+        settled = settled or self._trained > trained
         seconds = self._budget.next_wait(settled=settled)
         if seconds is None:
             with suppress(OSError):

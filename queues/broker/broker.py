@@ -59,6 +59,8 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         LedgerError: The ledger cannot be opened, is damaged, or another broker uses it.
     """
 
+    predecessor_seconds = PREDECESSOR_SECONDS
+
     def __init__(
         self,
         directory: Path,
@@ -72,7 +74,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         state = BrokerState(config=config, spec=spec)
         if spec.backup is not None:
             check_backup(directory, spec.backup)
-        lock_seconds = TEST_SECONDS if owner is None else PREDECESSOR_SECONDS
+        lock_seconds = TEST_SECONDS if owner is None else self.predecessor_seconds
         ledger = Ledger(directory, synchronous=config.synchronous, lock_seconds=lock_seconds)
         try:
             goes_on = recover(ledger, state, owner=owner)

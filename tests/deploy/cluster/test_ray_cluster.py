@@ -1,5 +1,6 @@
 """The nodes of a cluster are asked all at once, and those that are late are named."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from ray.exceptions import RayTaskError
 from deploy.cluster import ray_cluster as cluster
 from deploy.cluster.placement import Node
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError, RayletDied, RunFailed
 
 NODES = [Node(node_id=name * 56, address=name, resources={}, labels={}) for name in "abc"]
 
@@ -73,6 +74,23 @@ def test_a_node_without_headway_is_named(monkeypatch):
     asked(monkeypatch, a={}, b=failure, c={})
     with pytest.raises(InputError, match=r"node b has no Headway that can be imported"):
         cluster.versions_of(NODES)
+
+
+def test_a_raylet_that_is_killed_is_noticed_at_once(monkeypatch):
+    monkeypatch.setattr(cluster, "RAYLET", "sleep")
+
+    async def kill(raylet):
+        watching = asyncio.create_task(cluster.fail_with_raylet())
+        await asyncio.sleep(0)
+        assert not watching.done()
+        raylet.kill()
+        with pytest.raises(RayletDied, match="raylet on this machine died"):
+            await asyncio.wait_for(watching, 10)
+
+    with subprocess.Popen(["sleep", "60"]) as raylet:
+        asyncio.run(kill(raylet))
+    with pytest.raises(RayletDied):  # it was gone before anyone watched it
+        asyncio.run(cluster.fail_with_raylet())
 
 
 def test_a_cluster_of_one_node_is_not_asked():

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.cluster.ray_cluster import RAYLET
 from tests.deploy.conftest import read_rows
 from tests.deploy.processes import started_for
 from tests.deploy.runs.test_learner_dies import WAIT_SECONDS, Going
@@ -36,6 +37,26 @@ def watches(process):
     with suppress(OSError):
         return "anon_inode:[pidfd]" in {*links(Path(f"/proc/{process.pid}/fd"))}
     return False
+
+
+def test_a_run_outlives_the_death_of_its_raylet(headway):
+    """All of its processes but the session's die; the next session makes them again."""
+    with Going(headway, "grounded", "steps=60", "heldout.every=60") as going:
+        going.trains(13)
+        [session] = [p for p in psutil.Process(going.process.pid).children() if p.children()]
+        [raylet] = [child for child in session.children() if child.name() == RAYLET]
+        struck = time.time()
+        raylet.kill()
+        going.until(lambda: read_rows(going.folder / "restarts.jsonl"))
+        [restart] = read_rows(going.folder / "restarts.jsonl")
+        print(f"the next session began after {restart['at'] - struck:.1f} s")
+        assert restart["actor"] == "driver"
+        assert "Ray's raylet on this machine died" in restart["reason"]
+        assert restart["at"] - struck < 60.0
+        run = going.end()
+    assert (run.summary["status"], run.summary["version"]) == ("done", 60)
+    going.check_accounts(60)
+    wait_for_end(headway, seconds=60)
 
 
 def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):

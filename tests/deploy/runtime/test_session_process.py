@@ -16,6 +16,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from deploy.cli import app, main
+from deploy.errors import InputError, Interrupted, RayletDied, RunFailed
+from deploy.runtime import session_process
 from deploy.storage.run_directory import RunDirectory
 
 SCRIPT = """
@@ -25,6 +28,7 @@ from deploy.runtime.signals import raise_interrupts
 
 folder = pathlib.Path(sys.argv[-1])
 session_process.STOPPED_SECONDS = 0.6
+session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600"))
 raise_interrupts()
 session_process.begin_session()
 session = session_process.session
@@ -50,6 +54,10 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
+        elif action == "fails":
+            session.has_worked = more[0]
+            session.fails("no node is free")
+            sys.exit(2)
         elif action == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "stops":
@@ -232,6 +240,71 @@ def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
     assert [session.in_a_row for session in command.sessions()] == [0, 1, 1, 2]
 
 
+def test_a_session_that_fails_to_begin_is_started_again_and_names_its_error_in_the_end(tmp_path):
+    """A long wait for what it lacks is no work, after which restarts would be counted anew."""
+    fails = [("goes on", LIMIT), ("fails", False)]
+    command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], *[fails] * 2, SETTLED_SECONDS="0")
+    code, errors = command.end()
+    assert (code, len(command.sessions())) == (1, 3)
+    assert command.sessions()[2].crash == "its process ended by an error: no node is free"
+    assert errors == (
+        "headway: driver died 3 times in a row, more than deploy.max_restarts = 2 makes up for; "
+        "the last error: its process ended by an error: no node is free\n"
+    )
+
+
+def test_a_session_that_worked_for_long_before_its_error_counts_anew(tmp_path):
+    fails = [("goes on", 1), ("fails", True)]
+    command = Command(tmp_path, fails, fails, [("ends", 0)], SETTLED_SECONDS="0")
+    assert command.end() == (0, "")
+
+
 def test_an_error_before_the_run_has_its_folder_ends_the_command_at_once(tmp_path):
     code, errors = Command(tmp_path, [("raises",)]).end()
     assert (code, errors.count("ValueError: a bug")) == (1, 1)
+
+
+class Told(session_process.Session):
+    """A session without a process, which keeps what it sends to its parent."""
+
+    def __init__(self, crash, has_worked):
+        self.crash, self.has_worked, self.has_failed = crash, has_worked, False
+        self.sent = []
+
+    def _send(self, message):
+        self.sent.append(message)
+
+
+KILLED = "its process was killed"
+
+
+@pytest.mark.parametrize(
+    ("crash", "has_worked", "error", "code", "sent"),
+    [
+        (None, False, InputError("bad"), 2, {"code": 2}),
+        (None, True, RunFailed("lost"), 1, {"code": 1}),
+        (KILLED, False, InputError("no node\nis free"), 2, {"error": "no node", "early": True}),
+        (KILLED, False, BlockingIOError("held"), 1, {"error": "held", "early": True}),
+        (KILLED, False, Interrupted("stopped"), 130, {"code": 130}),
+        (KILLED, False, KeyboardInterrupt(), 130, {"code": 130}),
+        (KILLED, True, RunFailed("lost"), 1, {"code": 1}),
+        (None, True, RayletDied("gone"), 1, {"error": "gone", "early": False}),
+    ],
+)
+def test_an_error_ends_the_run_unless_it_may_pass(
+    monkeypatch, capsys, crash, has_worked, error, code, sent
+):
+    def fail(**_):
+        raise error
+
+    session = Told(crash, has_worked)
+    monkeypatch.setattr(session_process, "session", session)
+    monkeypatch.setattr(session_process, "begin_session", lambda: None)
+    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["headway", "resume", "mine"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert session.sent == [sent]
+    assert capsys.readouterr().err.startswith("headway: ")

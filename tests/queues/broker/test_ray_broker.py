@@ -3,17 +3,29 @@
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import (
+    ActorPlacementGroupRemoved,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RuntimeEnvSetupError,
+)
 
+from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, InputError, LedgerError
 from queues.records import PutStatus
+from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import FILE_NAME
 from tests.queues.conftest import CONFIG, SIZES, answer, make_prompts
 
@@ -123,9 +135,15 @@ def test_a_heartbeat_that_is_repeated_has_what_is_held_by_then() -> None:
     assert seen == [[("first", 1)], [("first", 1), ("second", 1)]]
 
 
-def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time() -> None:
+@pytest.mark.parametrize(("answer_seconds", "seconds"), [(0.1, 0.5), (0.2, 0.3)])
+def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time(
+    monkeypatch: pytest.MonkeyPatch, answer_seconds: float, seconds: float
+) -> None:
+    """A call that begins only after it has a whole deadline, however late it begins."""
+    from queues import ray_broker
     from queues.ray_broker import BrokerClient
 
+    monkeypatch.setattr(ray_broker, "LATE_SECONDS", 0.02)
     constructed = asyncio.Event()
 
     class Handle:
@@ -141,8 +159,98 @@ def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time() -
             return "here"
 
     async def main() -> None:
-        asyncio.get_running_loop().call_later(0.5, constructed.set)
-        assert await BrokerClient(Handle(), answer_seconds=0.1).cursor() == "here"
+        asyncio.get_running_loop().call_later(seconds, constructed.set)
+        assert await BrokerClient(Handle(), answer_seconds).cursor() == "here"
+
+    asyncio.run(main())
+
+
+def test_the_time_to_start_again_is_counted_from_when_the_disk_has_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from queues import ray_broker
+
+    monkeypatch.setattr(ray_broker, "START_SECONDS", 0.2)
+    monkeypatch.setattr(ray_broker, "SPACE_SECONDS", 0.01)
+    full_probes = 40  # of 0.01 s or more each
+    probes = 0
+
+    def has_space(folder: Path) -> bool:
+        nonlocal probes
+        assert folder == tmp_path
+        probes += 1
+        return probes > full_probes
+
+    monkeypatch.setattr(ray_broker, "has_space", has_space)
+
+    async def main() -> None:
+        hanging = SimpleNamespace(opened=SimpleNamespace(remote=asyncio.Event().wait))
+        client = ray_broker.BrokerClient(hanging, directory=tmp_path)
+        with pytest.raises(TimeoutError):  # the disk has space in the end, and it still hangs
+            await client.start(again=True)
+        assert probes > full_probes
+        monkeypatch.setattr(ray_broker, "has_space", lambda _: False)
+        with pytest.raises(TimeoutError):  # a first start finds a full disk by itself
+            await client.start()
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_made_again_waits_longer_for_the_lock_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from queues.ray_broker import BrokerActor
+
+    monkeypatch.setattr("queues.ray_broker.keep_logs_small", lambda: None)
+    monkeypatch.setattr(Broker, "predecessor_seconds", 0.0)
+    process = SimpleNamespace(was_current_actor_reconstructed=False)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: process)
+
+    async def make() -> BrokerActor:
+        return BrokerActor(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC, owner="one")
+
+    async def main() -> None:
+        dying = Ledger(tmp_path, synchronous="normal")
+        with pytest.raises(LedgerError, match="another broker of this run is alive"):
+            await (await make()).opened()
+        process.was_current_actor_reconstructed = True
+        gone = threading.Timer(0.3, dying.close)  # beside the constructor, which blocks
+        gone.start()
+        broker = await make()
+        gone.join()
+        await broker.opened()
+        await broker.close()
+
+    asyncio.run(main())
+
+
+DEATHS = [
+    OutOfMemoryError("no memory"), NodeDiedError("no node"), RuntimeEnvSetupError("no environment"),
+    ActorUnschedulableError("no place"), ActorPlacementGroupRemoved(), RayActorError(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: type(death).__name__)
+def test_every_way_to_lose_a_process_is_a_lost_broker(death: RayError) -> None:
+    from queues.ray_broker import BrokerClient
+
+    class Handle:
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=self._fail)
+
+        async def _fail(self, *_: Any) -> None:
+            raise death
+
+    async def main() -> None:
+        client = BrokerClient(Handle())
+        for call in (client.cursor(), client.start(again=True)):
+            with pytest.raises(BrokerLostError, match="the broker's process is gone"):
+                await call
+        for call in (client.live(), client.ping()):
+            with pytest.raises((BrokerLostError, RayActorError)):  # what a supervisor restarts
+                await call
 
     asyncio.run(main())
 
