@@ -74,7 +74,7 @@ class RewardModelActor:
         return await (await self._loaded()).score(prompt, completion)
 
     async def ping(self) -> None:
-        """Answer at once: models are loaded, and score, in threads of their own."""
+        """Answer; models are loaded, and score, in threads of their own."""
 
     async def live(self) -> NoReturn:
         """Never return: a call fails when the process dies."""

@@ -28,7 +28,7 @@ from deploy.driver.restart_policy import note_recovery
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
-from deploy.errors import RunFailed
+from deploy.errors import RayletDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
@@ -63,6 +63,16 @@ def save_seconds(context: RunContext) -> float:
     half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
     nbytes = parameter_bytes(config.learner) * sent // (2 if half else 4)
     return min(LONGEST_SAVE_SECONDS, allowance(0.0, nbytes))
+
+
+def has_ended(task: "asyncio.Task[None]") -> bool:
+    """Return True if a task ended by itself, well or badly.
+
+    Not so where Ray was lost: a signal to the process group of the command ends Ray too.
+    """
+    if not task.done() or task.cancelled():
+        return False
+    return not isinstance(task.exception(), RayletDied)
 
 
 class Run:
@@ -131,7 +141,7 @@ class Run:
         asked = asyncio.create_task(interrupts.asked.wait())
         await asyncio.wait({training, asked}, return_when=asyncio.FIRST_COMPLETED)
         try:
-            if not training.done():
+            if interrupts.asked.is_set() and not has_ended(training):
                 await self.interrupt(training, interrupts)
             await training
         finally:
@@ -288,13 +298,13 @@ class Run:
                 "stopping: the learner ends its step and saves a checkpoint (once more: at once)"
             )
             await self.save(interrupts.insisted)
-            if self.learning.done():
+            if has_ended(self.learning):
                 self.learning.result()
             if not self.processes.learner.saved:
                 console.say("no checkpoint was saved; a resumed run trains its batches again")
         training.cancel()
         await asyncio.wait({training})
-        if not training.cancelled():
+        if has_ended(training):
             return  # it ended by itself meanwhile, well or badly
         if self.learning is not None:
             with suppress(QueuesError, WeightSyncError, TimeoutError):

@@ -58,7 +58,7 @@ def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
 
 def _retry_when_full(path: Path, write: Callable[[], object], *, remove: Callable[[], int]) -> None:
     """Call `write` until the disk is not full; `remove` returns the bytes that it removed."""
-    folder = path if path.is_dir() else path.parent
+    folder = next(above for above in (path, *path.parents) if above.is_dir())
     while True:
         try:
             write()

@@ -38,7 +38,7 @@ class PromptFeed(Protocol):
             cursor: Position of the source after these prompts.
             last: No prompt follows these: the number of prompts is finite. Only then may the last
                 batch be short. Otherwise issuing ends with the steps (`prompts_wanted`).
-            token: Names this call: repeated with the token of the last one, it changes nothing.
+            token: Names this call: a call with the token of a recent one changes nothing.
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.

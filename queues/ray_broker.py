@@ -27,7 +27,7 @@ from queues.broker.result_intake import Put
 from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
-from queues.ray_errors import translated, until_death
+from queues.ray_errors import raise_translated, until_death
 from queues.records import Batch, Prompt, PutStatus
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import full_disk_message, has_space
@@ -83,7 +83,6 @@ def create_broker(
     Raises what `Broker` raises, or BrokerLostError if it does not start within `start_seconds`, for
     a new process, and `reading_seconds`.
     """
-    start_seconds += reading_seconds(directory)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": MAX_CONCURRENCY}
     actor = (
@@ -91,7 +90,7 @@ def create_broker(
         .options(**options, scheduling_strategy=here)
         .remote(directory, config=config, spec=spec, session=session, owner=uuid.uuid4().hex)
     )
-    deadline = time.monotonic() + start_seconds
+    deadline = time.monotonic() + start_seconds + reading_seconds(directory)
     while True:
         try:
             ray.get(actor.opened.remote(), timeout=max(0.0, deadline - time.monotonic()))
@@ -104,7 +103,7 @@ def create_broker(
                 f" {directory / FILE_NAME} allowed for"
             ) from error
         except RayError as error:
-            raise translated(error) from error
+            raise_translated(error)
         else:
             return BrokerClient(actor, directory=directory)
 
@@ -201,10 +200,10 @@ class BrokerClient:
     """The calls of `queues.protocols`, over Ray; can be sent to other Ray actors.
 
     Every method raises what the broker raised, or BrokerLostError if the broker is gone for good or
-    does not answer within `answer_seconds` (long polls: beyond their own timeout), although it
-    answers others, or answers nothing for RESTART_FACTOR times as long. While the broker
-    pauses (`Broker.paused`), calls that need its disk wait as long as it does. While Ray makes the
-    broker again, they wait too, and are repeated then; each may be repeated without harm.
+    gives no answer for RESTART_FACTOR times `answer_seconds` (long polls: beyond their timeout). A
+    call is sent again when the broker was made again, and every `answer_seconds` while the broker
+    answers others but not this call; each may be repeated without harm. While the broker pauses
+    (`Broker.paused`), calls that need its disk wait as long as it does.
 
     A call that is given up may still take effect: a lease whose answer nobody received expires.
     """
@@ -298,8 +297,7 @@ class BrokerClient:
         Raises TimeoutError if it takes longer than START_SECONDS and the time for its ledger,
         counted from when its disk has space.
         """
-        reading = reading_seconds(self._directory) if self._directory is not None else 0.0
-        seconds = START_SECONDS + reading
+        seconds = START_SECONDS + (reading_seconds(self._directory) if self._directory else 0.0)
         opened = asyncio.ensure_future(self.answer("opened", self.handle.opened.remote, math.inf))
         try:
             async with asyncio.timeout(seconds) as deadline:
@@ -330,27 +328,33 @@ class BrokerClient:
         """Send a call of method `name`, as often as its broker dies, and return its answer.
 
         The call itself may wait for `timeout` seconds. Ray tells for how long the broker is being
-        made again; whoever supervises it ends that by ending the actor.
+        made again; whoever supervises it ends that by ending the actor. If the broker answers
+        others but not this call, its disk is slow or Ray has lost the call.
         """
+        longest, began = timeout + RESTART_FACTOR * self._answer_seconds, time.monotonic()
         while True:
             try:
-                return await self._answer_of_one(name, send(), timeout)
+                return await self._answer_of_one(send(), timeout)
             except ActorUnavailableError:
                 await asyncio.sleep(REPEAT_SECONDS)
             except RayError as error:
-                raise translated(error) from error
+                raise_translated(error)
+            except TimeoutError as error:
+                if time.monotonic() - began > longest:
+                    text = f"{name}: the broker did not answer within {longest:g} s"
+                    raise BrokerLostError(text) from error
+                log.warning("%s: the broker answers others; the call is sent again", name)
 
-    async def _answer_of_one(self, name: str, pending: Any, timeout: float) -> Any:
-        """Return or raise what a pending call does, within the deadline."""
-        seconds = timeout + self._answer_seconds
+    async def _answer_of_one(self, pending: Any, timeout: float) -> Any:
+        """Return or raise what a pending call does; TimeoutError if nothing tells why it waits."""
         call = asyncio.ensure_future(pending)
         try:
             while True:
-                done, _ = await asyncio.wait([call], timeout=seconds)
+                done, _ = await asyncio.wait([call], timeout=timeout + self._answer_seconds)
                 if done:
                     return call.result()
                 if not await self._is_paused() and not call.done():
-                    raise BrokerLostError(f"{name}: the broker did not answer within {seconds:g} s")
+                    raise TimeoutError
         finally:
             call.cancel()
 

@@ -5,7 +5,7 @@ only a RayTaskError comes from a process that lives.
 """
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Never
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -19,15 +19,14 @@ async def until_death(call: Awaitable[Any]) -> None:
     except RayActorError:
         raise
     except RayError as error:
-        raise translated(error) from error
+        raise_translated(error)
 
 
-def translated(error: RayError) -> Exception:
-    """Return our own exception inside Ray's, or BrokerLostError; a bug's error stays as it is."""
+def raise_translated(error: RayError) -> Never:
+    """Raise our own exception inside Ray's, or BrokerLostError; that of a bug as it is."""
     cause: Any = error.cause if isinstance(error, RayTaskError) else error.__cause__
     if isinstance(cause, QueuesError):
-        return cause
+        raise cause from error
     if isinstance(error, RayTaskError):
-        bug: Exception = error
-        return bug
-    return BrokerLostError(f"the broker's process is gone: {error}")
+        raise error
+    raise BrokerLostError(f"the broker's process is gone: {error}") from error

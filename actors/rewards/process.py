@@ -112,12 +112,12 @@ class RewardProcess:
         self.ended = threading.Event()
         self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox)
         popen = self._popen
-        works = (
+        calls = (
             (_write, (popen, self._outbox)),
             (_read, (popen, self._pending, self.ended)),
             (_forward, (popen, output)),
         )
-        threads = [threading.Thread(target=work, args=args, daemon=True) for work, args in works]
+        threads = [threading.Thread(target=work, args=args, daemon=True) for work, args in calls]
         try:
             for thread in threads:
                 thread.start()

@@ -36,7 +36,8 @@ IMPATIENCE = 0.2
 FINISH_SECONDS = 12.0
 """Deadline of each step of the last run after the last kill."""
 BATCHES_OF_ONE_BACK = 12
-"""New batches that show that a process is back which died before it had begun, and is not named."""
+"""New batches after which a process that died is back for sure, although no row names it: one that
+died before it had begun to work has none, and its recovery is not measured."""
 RUN_COLUMNS = {
     "batches": "steps",
     "trained again": "retrained_batches",
@@ -190,7 +191,10 @@ class Chaos:
                 BATCH_SECONDS,
                 f"another {last['role']}",
             )
-            newest = run.newest() if run.newest() <= many else newest
+            if not run.is_back(role, at):
+                self.struck = None
+                return
+            newest = run.newest()
         until(lambda: run.newest() > newest, run, BATCH_SECONDS, "a batch after the kill")
         self.struck = None
         if run.newest() > newest:  # else the run has ended

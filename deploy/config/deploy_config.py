@@ -131,8 +131,9 @@ class DeployConfig(BaseModel):
     may lose a prompt now and then. `headway requeue` puts failed prompts back."""
     max_restarts: int = Field(default=5, ge=0)
     """Restarts in a row of an actor, the learner, the command itself or another process that dies,
-    before the run is ended with its last error. Each is counted anew once it has worked for 10
-    minutes or made progress: an actor has finished a rollout, by others a new batch was trained."""
+    before the run is ended with its last error. An actor is counted anew once it has finished a
+    rollout or worked for 10 minutes, the learner once it has trained a new batch, others after
+    either."""
 
     @field_validator("runs_dir", "checkpoint_dir", "backup_dir")
     @classmethod

@@ -104,7 +104,7 @@ class ActorFleet:
                     else:
                         over = True
                     del self._working[task]  # frees its number
-                if over or (not self._working and await self._is_over()):
+                if over or (not self._working and await self._is_over(self.actors[0])):
                     over = True
                     looking.cancel()
                     await self._end_starts()
@@ -117,14 +117,14 @@ class ActorFleet:
     async def _end_starts(self) -> None:
         """Have actors leave that would start only to hear that the run is over."""
         starting = [a for a in self._working.values() if a.health is None and not a.left]
-        if starting and await self._is_over():
+        if starting and await self._is_over(starting[0]):
             for actor in starting:
                 self._leave(actor)
 
-    async def _is_over(self) -> bool:
-        """Ask the broker, which says so to actors that work, whether the run is over."""
+    async def _is_over(self, idle: ActorSupervisor) -> bool:
+        """Ask the broker whether the run is over, for an actor that has no leases to lose by it."""
         try:
-            await self._broker.release(self.actors[0].engine_id)
+            await self._broker.release(idle.engine_id)
         except QueueClosed:
             return True
         return False

@@ -165,7 +165,7 @@ class LearnerSupervisor:
             if self._stopping:
                 return
             silent = error.silent_seconds if isinstance(error, RankFailed) else 0.0
-            await self._restarts.allow(reason, worked=0.0, progressed=trained, silent=silent)
+            await self._restarts.allow(reason, progressed=trained, silent=silent)
             self._epoch, trained = self._epoch + 1, False
             try:
                 await self._go_back()

@@ -41,7 +41,7 @@ class Restarts:
         """Monotonic seconds since when the process is away; None while it works or first starts."""
 
     async def allow(
-        self, reason: str, *, worked: float, progressed: bool = False, silent: float = 0.0
+        self, reason: str, *, worked: float = 0.0, progressed: bool = False, silent: float = 0.0
     ) -> None:
         """Wait until a process that died after `worked` seconds may be restarted.
 

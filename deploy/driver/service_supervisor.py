@@ -28,7 +28,7 @@ class Service(Protocol):
         """Wait until the process can work, for the first time or `again`, after a restart."""
 
     async def live(self) -> None:
-        """Wait until the process dies, and raise RayError."""
+        """Wait until the process dies, and raise RayError or the client's own error for it."""
 
     async def ping(self) -> None:
         """Wait for an answer that a process which does not hang gives at once."""
@@ -120,7 +120,7 @@ class ServiceSupervisor:
             self.metrics = await self._serve()
 
     async def _live(self) -> None:
-        """Wait until the process dies, and raise RayError, or TimeoutError if it hangs."""
+        """Wait until the process dies: raise its client's error, or TimeoutError if it hangs."""
         lost = ping = asyncio.ensure_future(self.client.live())
         try:
             while not lost.done():

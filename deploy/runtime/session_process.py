@@ -64,7 +64,7 @@ class Session:
         self.has_worked = False
         """True once the loop of its run has begun."""
         self.has_failed = False
-        """True once it has said why another session has to go on."""
+        """True once it has told the parent of an error that counts as a crash."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
 
     @property
@@ -88,7 +88,13 @@ class Session:
         self._send({"code": code})
 
     def may_pass(self, error: Exception) -> bool:
-        """Return True if another session may go on: where an error comes before a restart works."""
+        """Return True if another session may have no such error.
+
+        So it is where this one was started after a crash and has not begun its loop, and where Ray
+        was lost; not after an interrupt.
+        """
+        if received.any():
+            return False
         is_early = self.crash is not None and not self.has_worked
         return is_early or isinstance(error, RayletDied)
 
@@ -195,19 +201,19 @@ class Parent:
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
         was_stopped = self._await_end(pid)
-        told = self._read(channel)
+        sent = self._read(channel)
         if (descriptor := self._pidfd) is not None:
             self._pidfd = None  # first, since an interrupt may come at any moment
             os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
-        if "code" in told:
-            os._exit(told["code"])
+        if "code" in sent:
+            os._exit(sent["code"])
         if self._interrupted:
             os._exit(INTERRUPTED)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
-        if "error" in told:
-            return f"its process ended by an error: {told['error']}"
+        if "error" in sent:
+            return f"its process ended by an error: {sent['error']}"
         if ended is None:
             return "its process was killed"
         if ended < 0:
@@ -218,15 +224,15 @@ class Parent:
 
     def _read(self, channel: socket.socket) -> dict[str, Any]:
         """Return what a session that has ended had sent, after keeping what holds for the next."""
-        told: dict[str, Any] = {}
+        sent: dict[str, Any] = {}
         with channel, suppress(OSError):
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
-                told |= json.loads(message)
-        self._budget.limit = told.get("limit", self._budget.limit)
-        self._failed_early = told.get("early", False)
-        if "again" in told:
-            self._again, self._is_resumed = told["again"], True
-        return told
+                sent |= json.loads(message)
+        self._budget.limit = sent.get("limit", self._budget.limit)
+        self._failed_early = sent.get("early", False)
+        if "again" in sent:
+            self._again, self._is_resumed = sent["again"], True
+        return sent
 
     def _await_end(self, pid: int) -> bool:
         """Wait for the end of a session; return True if it was killed since it was stopped.

@@ -31,7 +31,7 @@ SILENT_SECONDS = 15.0
 """A process that does not answer for so long hangs; a rank answers in a thread of its own while it
 computes, so that a collective operation that hangs is left to the watchdog."""
 LOADING_SILENT_SECONDS = 60.0
-"""The same while it loads, when code of libraries may keep Python from answering."""
+"""A rank that loads hangs after so long; code of libraries may keep it from answering sooner."""
 PING_SECONDS = 2.0
 """Interval at which a process is asked."""
 
@@ -109,7 +109,7 @@ class LearnerGroup:
         raise failed
 
     async def _hear_loading(self, number: int, rank: Any) -> None:
-        """Do the same for a rank that loads, once its process is there and has answered."""
+        """Ask a rank that loads, from its first answer on, and raise RankFailed once it hangs."""
         await call_rank(number, rank.paused.remote())
         await self._hear(number, rank, self._loading_silent_seconds)
 

@@ -60,6 +60,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     """
 
     predecessor_seconds = PREDECESSOR_SECONDS
+    """Longest wait for a broker of this run that was killed to give up its lock."""
 
     def __init__(
         self,

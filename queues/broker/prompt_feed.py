@@ -34,7 +34,7 @@ class BrokerPromptFeed(PromptFeed):
     ) -> None:
         commits, state = self.commits, self.commits.state
         commits.check_open()
-        if token is not None and token == state.issue_token:
+        if token in state.issue_tokens:
             await commits.submit(lambda: None)
             return
         if state.ended:
@@ -48,7 +48,8 @@ class BrokerPromptFeed(PromptFeed):
         if prompts and not kept and not last:
             return  # a cursor that a crash forgets only brings the same skipped prompts again
         groups = state.issue(kept)
-        state.issue_token = token
+        if token is not None:
+            state.issue_tokens.append(token)
 
         def record() -> None:
             commits.ledger.issue(groups, texts, cursor, last=last)

@@ -86,7 +86,8 @@ def _read_totals(ledger: Ledger, state: BrokerState) -> None:
     state.groups = Groups(finished={key: n for key, n in states.items() if key[1] in FINAL})
     meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
     state.cursor, state.ended = meta.get("cursor"), "ended" in meta
-    state.issue_token = meta.get(ISSUE_TOKEN)
+    if ISSUE_TOKEN in meta:
+        state.issue_tokens.append(meta[ISSUE_TOKEN])
     state.accepted, late, late_taken, state.next_number = ledger.execute(
         "SELECT (SELECT count(*) FROM results),"
         " (SELECT count(*) FROM groups WHERE deadline_version < trained_version),"

@@ -21,6 +21,7 @@ from queues.state.prompt_queue import PromptQueue
 from queues.state.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
+TOKENS_KEPT = 100
 MOST_DOUBLINGS = 5
 """Failures after which `retry_seconds` is not doubled any more."""
 
@@ -56,8 +57,8 @@ class BrokerState:
     next_number: int = 1
     cursor: str | None = None
     """Position from which the source of prompts continues."""
-    issue_token: str | None = None
-    """Token of the last call of `issue`, which is not repeated."""
+    issue_tokens: deque[str] = field(default_factory=lambda: deque(maxlen=TOKENS_KEPT))
+    """Tokens of the last calls of `issue`, which are not repeated."""
     ended: bool = False
     """True if the source has no more prompts."""
     patience_ends: float = 0.0

@@ -104,19 +104,19 @@ class Snapshot:
         digest = xxhash.xxh3_64()
         copies: list[Callable[[], object]] = []
         thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
-        meanwhile: Callable[..., object] = thread.submit if checksummed else _ignore
+        submit: Callable[..., object] = thread.submit if checksummed else _ignore
         try:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
-                meanwhile(digest.update, name.encode())
+                submit(digest.update, name.encode())
                 if self._gpu.holds(tensor):
                     copies.append(self._gpu.copy(tensor, host))
-                    meanwhile(copies[-1])
-                    meanwhile(digest.update, bytes_of(host))
+                    submit(copies[-1])
+                    submit(digest.update, bytes_of(host))
                     continue
                 for piece in _copy(tensor, host, whole=not checksummed):
-                    meanwhile(digest.update, piece)
+                    submit(digest.update, piece)
             for wait in copies[-1:]:  # they are in the order of a stream
                 wait()
             return thread.submit(digest.hexdigest).result
@@ -151,7 +151,7 @@ def _copy(tensor: Tensor, host: Tensor, *, whole: bool) -> Iterator[memoryview]:
         yield data
         return
     source, target, casts = tensor.view(-1), host.view(-1), tensor.dtype != host.dtype
-    length = CAST_ELEMENTS if casts else target.numel() if whole else PIECE_ELEMENTS
+    length = CAST_ELEMENTS if casts else max(1, target.numel()) if whole else PIECE_ELEMENTS
     for begin in range(0, target.numel(), length):
         end = begin + length
         piece = data[begin * target.element_size() : end * target.element_size()]

@@ -165,9 +165,10 @@ class Downloader:
         return self._fetched.get(location.version, bucket, pull).bucket
 
     def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
+        deadline = time.monotonic() + _seconds(self._timeout, bucket)
         (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
-        seconds = _seconds(self._timeout, bucket)
+        seconds = max(0.0, deadline - time.monotonic())
         with remote_errors(name, seconds, gone=StagingError, late=StagingError):
             content = ray.get(stored, timeout=seconds)
         return seal_verified(bucket, content.nbytes, [Piece(0, memoryview(content))])
@@ -188,13 +189,13 @@ class _NodeActor:
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
         """Call a method on a node, again if the actor dies; StagingError if that takes too long.
 
-        An actor that does not answer in time may hang, so it is killed; the next call makes another
-        one.
+        An actor that had all of that time and does not answer may hang, so it is killed; the next
+        call makes another one.
         """
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
         seconds = _seconds(self._timeout, bucket)
         deadline = time.monotonic() + seconds
-        actor = None
+        actor, is_first = None, True
         while True:
             try:
                 actor = self._other_than(actor, name, node)
@@ -204,8 +205,9 @@ class _NodeActor:
                 raise error.cause from error
             except (ray.exceptions.RayError, ValueError) as error:
                 died = isinstance(error, ray.exceptions.RayActorError)
-                if isinstance(error, ray.exceptions.GetTimeoutError):
+                if is_first and isinstance(error, ray.exceptions.GetTimeoutError):
                     ray.kill(actor)
+                is_first = False
                 if not died or time.monotonic() > deadline:
                     raise StagingError(
                         f"bucket at {bucket.location} cannot be fetched: {name} did not "

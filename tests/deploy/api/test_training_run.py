@@ -147,7 +147,10 @@ def test_a_session_that_outlives_its_command_is_waited_for_and_stopped(started, 
         assert next(lines) == "ready"
         with pytest.raises(TimeoutError, match=r"mine goes on after 0\.5 s"):
             made.wait(timeout=0.5)
+        summary = tmp_path / "mine" / "summary.json"
+        summary.write_text('{"status": "interrupted"}')  # of the session before
         assert made.status == "running"
+        summary.unlink()
         made.stop()
         assert next(lines) == "headway: saved"
     assert (made.status, list(lines)) == ("killed", [])

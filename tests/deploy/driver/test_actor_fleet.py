@@ -83,9 +83,10 @@ class Nodes:
 
 class Queue:
     def __init__(self):
-        self.sizes, self.over = [], False
+        self.sizes, self.over, self.released = [], False, []
 
     async def release(self, engine_id):
+        self.released.append(engine_id)
         if self.over:
             raise QueueClosed("the run is over")
 
@@ -355,6 +356,7 @@ def test_an_actor_that_still_starts_does_not_keep_a_run_that_is_over(stage):
         first.ended.set()
         await running
         assert second.ended.is_set()
+        assert {*played.queues[0].released} == {"engine-1"}, "it has no leases to lose"
 
     played.play(scenario)
 
@@ -389,16 +391,6 @@ def test_requests_of_commands_that_were_killed_or_damaged_are_dropped(tmp_path):
     os.utime(request, (asked_at, asked_at))
     assert scaling.requests(directory) == []
     assert [*tmp_path.iterdir()] == []
-
-
-def test_a_request_of_a_clock_that_was_set_back_since_the_run_began_is_answered(
-    tmp_path, monkeypatch
-):
-    request = tmp_path / "scale-1.json"
-    request.write_text(json.dumps({"actors": 3}))
-    started = scaling.clock.now() + 3600
-    monkeypatch.setattr(scaling.clock, "now", lambda: started)
-    assert scaling.requests(RunDirectory(tmp_path)) == [(request, 3)]
 
 
 def test_a_request_that_cannot_be_read_is_skipped(tmp_path):

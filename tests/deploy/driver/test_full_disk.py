@@ -115,7 +115,7 @@ def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_waits_for_longer_tha
         process.kill()
         process.wait()
     assert output.read_text().count("(a checkpoint needs") == 1
-    assert output.read_text().count("the disk has space again; the run goes on") == 1
+    assert output.read_text().count("the pause is over; the run goes on") == 1
     summary = json.loads((disk / "paused" / "summary.json").read_text())
     assert (summary["status"], summary["version"]) == ("done", 40)
     assert summary["accounting"]["balanced"]

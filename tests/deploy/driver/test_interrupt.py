@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.config.loader import load_recipe
+from deploy.errors import RayletDied
 from deploy.run import SAVE_FACTOR, Run, save_seconds
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
@@ -51,6 +52,23 @@ def test_an_interrupt_says_when_no_checkpoint_was_saved_and_waits_for_none_that_
 
     printed = asyncio.run(asyncio.wait_for(scenario(), 10))
     assert ("no checkpoint was saved" in printed) == (not saves)
+
+
+def test_a_signal_that_ends_ray_too_is_an_interrupt(tmp_path):
+    run = LiveRun(tmp_path, starts=False, saves=False)
+    train(run.context.directory, [{}])
+
+    async def lose_ray():
+        raise RayletDied("Ray is gone")
+
+    async def scenario():
+        run.learning, training = (asyncio.create_task(lose_ray()) for _ in range(2))
+        run.learning.cancel()
+        await asyncio.wait({run.learning, training})
+        with pytest.raises(KeyboardInterrupt):
+            await run.interrupt(training, SimpleNamespace(insisted=None))
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
 @pytest.mark.parametrize(

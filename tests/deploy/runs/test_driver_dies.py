@@ -52,7 +52,7 @@ def test_a_run_outlives_the_death_of_its_raylet(headway):
         print(f"the next session began after {restart['at'] - struck:.1f} s")
         assert restart["actor"] == "driver"
         assert "Ray's raylet on this machine died" in restart["reason"]
-        assert restart["at"] - struck < 60.0
+        assert restart["at"] - struck < 120.0
         run = going.end()
     assert (run.summary["status"], run.summary["version"]) == ("done", 60)
     going.check_accounts(60)

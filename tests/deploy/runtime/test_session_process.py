@@ -264,7 +264,7 @@ def test_an_error_before_the_run_has_its_folder_ends_the_command_at_once(tmp_pat
     assert (code, errors.count("ValueError: a bug")) == (1, 1)
 
 
-class Told(session_process.Session):
+class Sent(session_process.Session):
     """A session without a process, which keeps what it sends to its parent."""
 
     def __init__(self, crash, has_worked):
@@ -297,7 +297,7 @@ def test_an_error_ends_the_run_unless_it_may_pass(
     def fail(**_):
         raise error
 
-    session = Told(crash, has_worked)
+    session = Sent(crash, has_worked)
     monkeypatch.setattr(session_process, "session", session)
     monkeypatch.setattr(session_process, "begin_session", lambda: None)
     monkeypatch.setattr(app, "app", fail)
@@ -307,4 +307,6 @@ def test_an_error_ends_the_run_unless_it_may_pass(
         main()
     assert ended.value.code == code
     assert session.sent == [sent]
+    monkeypatch.setattr(session_process, "received", SimpleNamespace(any=lambda: True))
+    assert not session.may_pass(error), "an interrupt has come"
     assert capsys.readouterr().err.startswith("headway: ")

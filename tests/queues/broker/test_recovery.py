@@ -276,6 +276,21 @@ def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(tmp_
     asyncio.run(after("two", 0))
 
 
+def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(4), cursor="4", token="first")
+        await broker.issue(make_prompts(4, 4), cursor="8", token="second")
+        await broker.issue(make_prompts(4), cursor="4", token="first")
+        assert await broker.cursor() == "8"
+        assert (await broker.status()).depth["queued"] == 8
+        await broker.close()
+
+    asyncio.run(main())
+
+
 def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(tmp_path: Path) -> None:
     """Each call of a run twice, with a new broker between the two: nothing happens twice."""
     now: list[Broker] = []

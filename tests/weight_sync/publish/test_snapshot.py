@@ -90,6 +90,15 @@ def test_a_device_casts_before_it_copies(monkeypatch, dtype) -> None:
     assert (source is tensor) == (dtype == torch.float32)
 
 
+def test_copies_without_a_checksum_have_the_values_of_tensors_of_every_size() -> None:
+    sizes = (0, 1, 2**22, 2**22 + 1)
+    tensors = [(str(size), torch.arange(size, dtype=torch.float32)) for size in sizes]
+    snapshot = Snapshot()
+    snapshot.take(tensors, None, checksummed=False)
+    for (name, tensor), (copied, host) in zip(tensors, snapshot.tensors, strict=True):
+        assert (name, tensor.tolist()) == (copied, host.tolist())
+
+
 def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
     tensors = [("large", torch.ones(3000)), *((f"t{n}", torch.ones(129)) for n in range(9))]
     taken = Snapshot(gpu)
