@@ -40,6 +40,7 @@ from deploy.storage.run_record import RECOVERIES
 from queues.errors import QueuesError
 from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
 from queues.runtime import clock
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from weight_sync.errors import WeightSyncError
 from weight_sync.progress import allowance
 
@@ -148,7 +149,7 @@ class Run:
             asked.cancel()
             if self.exporter is not None:
                 self.exporter.close()
-            self.trackers.close()
+            await run_in_daemon_thread(self.trackers.close)
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.processes.broker.close()
@@ -174,8 +175,8 @@ class Run:
         if self.exporter is not None and (warning := self.targets.warning()):
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
-        if (own := session_process.session) is not None and own.crash is not None:
-            row = note_recovery(context, session_process.DRIVER, own.age, clock.now())
+        if (own := session_process.session) is not None and (away := own.works()) is not None:
+            row = note_recovery(context, session_process.DRIVER, away, clock.now())
             context.jsonl.write(RECOVERIES, [row])
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):

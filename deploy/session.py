@@ -77,8 +77,6 @@ def run(
                 asyncio.run(training.run())
             finally:
                 raise_interrupts()  # an event loop resets SIGTERM to end the process
-                if process is not None:
-                    process.has_worked = not training.starting
         status = "done"
     except KeyboardInterrupt:
         status = "interrupted"

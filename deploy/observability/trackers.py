@@ -1,17 +1,21 @@
 """Trackers: the figures of a run, and some rollouts, for TensorBoard, Weights & Biases or MLflow.
 
-Each is an optional extra. A tracker that fails is reported and left out from then on; it never ends
-a run.
+Each is an optional extra, called in a thread of its own: a server that does not answer holds up
+nobody. A tracker that fails is reported and left out from then on; it never ends a run.
 """
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Full, Queue
 from textwrap import indent
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -30,6 +34,10 @@ PARAMETERS = 100
 """Most parameters that MLflow takes at once."""
 PARAMETER_CHARACTERS = 500
 """Longest value of a parameter that every store of MLflow takes."""
+MOST_WAITING = 1000
+"""Calls that may wait for a tracker."""
+CLOSE_SECONDS = 120.0
+"""Deadline of all trackers together to take what waits for them at the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,39 @@ def check(kinds: Sequence[str]) -> None:
             )
 
 
+class _TrackerThread:
+    """Makes one tracker and calls it, in order, in a thread of its own."""
+
+    def __init__(self, make: Callable[[], Tracker], name: str) -> None:
+        self.problem: str | None = None
+        """Why the tracker takes no more calls."""
+        self._calls: Queue[Callable[[Tracker], None] | None] = Queue(MOST_WAITING)
+        self._thread = Thread(target=self._run, args=(make,), name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, call: Callable[[Tracker], None] | None) -> None:
+        """Have a call made; None closes the tracker."""
+        try:
+            self._calls.put_nowait(call)
+        except Full:
+            self.problem = self.problem or f"{MOST_WAITING} calls wait for it"
+
+    def join(self, seconds: float) -> None:
+        """Wait until the tracker has taken all calls and is closed."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.problem = self.problem or "it does not end"
+
+    def _run(self, make: Callable[[], Tracker]) -> None:
+        try:
+            tracker = make()
+            while (call := self._calls.get()) is not None:
+                call(tracker)
+            tracker.close()
+        except Exception as error:  # noqa: BLE001  (another project's code)
+            self.problem = repr(error)
+
+
 class Trackers:
     """The trackers that a recipe names in `factories`; `say` shows a message to the user."""
 
@@ -166,12 +207,10 @@ class Trackers:
         factories: Mapping[str, Factory] = KINDS,
     ) -> None:
         self._say = say
-        self._trackers: dict[str, Tracker] = {}
-        for kind in config.deploy.trackers:
-            try:
-                self._trackers[kind] = factories[kind](config, folder)
-            except Exception as error:  # noqa: BLE001  (another project's code)
-                self._leave_out(kind, error)
+        self._threads = {
+            kind: _TrackerThread(partial(factories[kind], config, folder), f"tracker {kind}")
+            for kind in config.deploy.trackers
+        }
 
     def batch(self, row: Mapping[str, Any]) -> None:
         """Log the figures of a trained batch at the version that it produced."""
@@ -193,25 +232,30 @@ class Trackers:
         known = {f"heldout/{kind}": score for kind, score in scores.items() if score is not None}
         self._log(version, known)
 
-    def close(self) -> None:
-        """Close every tracker."""
-        self._call_all(lambda tracker: tracker.close())
-        self._trackers.clear()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Let every tracker take what waits for it, and close it; blocks."""
+        deadline = time.monotonic() + seconds
+        self._call_all(None)
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._leave_out()
+        self._threads.clear()
 
     def _log(self, version: int, figures: Mapping[str, float]) -> None:
         if figures:
             self._call_all(lambda tracker: tracker.log(version, figures))
 
-    def _call_all(self, call: Callable[[Tracker], None]) -> None:
-        for kind, tracker in list(self._trackers.items()):
-            try:
-                call(tracker)
-            except Exception as error:  # noqa: BLE001  (another project's code)
-                self._leave_out(kind, error)
+    def _call_all(self, call: Callable[[Tracker], None] | None) -> None:
+        for thread in self._threads.values():
+            thread.call(call)
+        self._leave_out()
 
-    def _leave_out(self, kind: str, error: Exception) -> None:
-        self._trackers.pop(kind, None)
-        self._say(f"tracker {kind} failed and is left out from now on: {error!r}")
+    def _leave_out(self) -> None:
+        """Report and forget the trackers that have failed."""
+        for kind, thread in list(self._threads.items()):
+            if thread.problem is not None:
+                del self._threads[kind]
+                self._say(f"tracker {kind} failed and is left out from now on: {thread.problem}")
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -54,10 +54,14 @@ class Session:
     """The session of a run in this process, below a parent."""
 
     def __init__(
-        self, parent: socket.socket, again: list[str], budget: RestartBudget, crash: str | None
+        self,
+        parent: socket.socket,
+        again: list[str],
+        budget: RestartBudget,
+        crash: str | None,
+        lost_since: float | None,
     ) -> None:
-        self._parent, self._again = parent, again
-        self._began = time.monotonic()
+        self._parent, self._again, self._lost_since = parent, again, lost_since
         self.budget = budget
         self.crash = crash
         """How the process of the session before crashed; None for the first."""
@@ -66,11 +70,6 @@ class Session:
         self.has_failed = False
         """True once it has told the parent of an error that counts as a crash."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
-
-    @property
-    def age(self) -> float:
-        """Seconds since its process began, which the one before, if it crashed, is away."""
-        return time.monotonic() - self._began
 
     def allow(self, max_restarts: int) -> None:
         """Say how often in a row the session may be started again."""
@@ -82,6 +81,15 @@ class Session:
         self._again = ["resume", str(folder)]
         os.environ[MARK] = str(folder)
         self._send({"again": self._again})
+
+    def works(self) -> float | None:
+        """Say that the loop of the run has begun; return the seconds lost since the last crash.
+
+        They are counted from the end of the last session that worked; None if there was no crash.
+        """
+        self.has_worked = True
+        self._send({"worked": True})
+        return None if self._lost_since is None else time.monotonic() - self._lost_since
 
     def ends(self, code: int) -> None:
         """Say that the session ends on purpose."""
@@ -101,7 +109,7 @@ class Session:
     def fails(self, error: str) -> None:
         """Say that the session ends by an error which counts as a crash."""
         self.has_failed = True
-        self._send({"error": error[:ERROR_LENGTH], "early": not self.has_worked})
+        self._send({"error": error[:ERROR_LENGTH]})
 
     def _send(self, message: dict[str, object]) -> None:
         with suppress(OSError):  # the parent was killed, and the next one has not begun
@@ -129,7 +137,7 @@ class Session:
                 )
             self._parent = ours
             if self._again[0] == "resume":  # it may have changed meanwhile
-                self._send({"again": self._again})
+                self._send({"again": self._again, "worked": self.has_worked})
             time.sleep(FIRST_WAIT_SECONDS)
 
 
@@ -158,6 +166,8 @@ class Parent:
         """The process of the present session."""
         self._failed_early = False
         """True if the last session has said that it failed before the loop of its run began."""
+        self._lost_since: float | None = None
+        """Monotonic moment at which the last session that worked ended by a crash."""
         self._trained = 0
         self._interrupted = False
         for number in interrupts():
@@ -195,13 +205,15 @@ class Parent:
         raise_interrupts()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
         sys.argv[1:] = self._again
-        session = Session(parent, self._again, self._budget, crash)
+        session = Session(parent, self._again, self._budget, crash, self._lost_since)
         time.sleep(wait)  # here, since a parent that is killed between two sessions ends the run
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
         was_stopped = self._await_end(pid)
         sent = self._read(channel)
+        if self._lost_since is None or sent.get("worked"):
+            self._lost_since = time.monotonic() - (STOPPED_SECONDS if was_stopped else 0.0)
         if (descriptor := self._pidfd) is not None:
             self._pidfd = None  # first, since an interrupt may come at any moment
             os.close(descriptor)
@@ -229,7 +241,7 @@ class Parent:
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
                 sent |= json.loads(message)
         self._budget.limit = sent.get("limit", self._budget.limit)
-        self._failed_early = sent.get("early", False)
+        self._failed_early = "error" in sent and not sent.get("worked")
         if "again" in sent:
             self._again, self._is_resumed = sent["again"], True
         return sent

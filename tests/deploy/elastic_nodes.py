@@ -15,12 +15,11 @@ from pathlib import Path
 
 import ray
 from ray._private.state import actors
-from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
-from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 SECONDS = 240.0
 POOL = {"pool": "generate"}
+NODE = [Path(sys.executable).parent / "headway", "node"]
 
 
 def places():
@@ -57,27 +56,27 @@ def main() -> None:
         until(lambda: file.exists() and file.read_text().count("\n") >= rows + 2, process)
 
     try:
-        first = joins()
+        first = subprocess.Popen(
+            [*NODE, cluster.address, "--", "--num-cpus=1", "--labels=pool=generate"]
+        )
         process = subprocess.Popen(
             [*command, "--set", f"deploy.ray_address={cluster.address}"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         steps = []
-        until(lambda: places() == [first.node_id], process)
+        until(places, process)
+        [first_id] = places()
         trains()
         second = joins()
-        until(lambda: places() == sorted([first.node_id, second.node_id]), process)
+        until(lambda: places() == sorted([first_id, second.node_id]), process)
         steps.append("an actor joined on the node that joined")
         trains()
-        accepted, problem = GcsClient(address=cluster.gcs_address).drain_node(
-            first.node_id,
-            DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
-            "a test",
-            int((time.time() + 120) * 1000),
-        )
-        assert accepted, problem
+        first.terminate()
         until(lambda: places() == [second.node_id], process)
-        steps.append("the actor of the drained node left")
+        until(lambda: first.poll() is not None, process)
+        assert first.returncode == 0
+        assert first_id not in {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        steps.append("the actor of the node that got SIGTERM left")
         trains()
         third = joins()
         until(lambda: places() == sorted([second.node_id, third.node_id]), process)

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import threading
 import time
 from dataclasses import replace
 from html import escape
@@ -85,6 +86,29 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
     ]
 
 
+def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_trackers(monkeypatch):
+    monkeypatch.setattr(trackers, "MOST_WAITING", 3)
+    events, said, answers = [], [], threading.Event()
+    hanging = SimpleNamespace(log=lambda *_: answers.wait(), close=lambda: None)
+    tracker = made(["hangs", "one"], {"hangs": hanging, "one": Recording(events)}, said)
+    tracker.batch(ROW)
+    tracker.close(seconds=0.2)
+    assert events == [(4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}), "closed"]
+    assert said == ["tracker hangs failed and is left out from now on: it does not end"]
+    answers.set()
+
+
+def test_a_tracker_that_hangs_is_left_out_when_too_many_calls_wait(monkeypatch):
+    monkeypatch.setattr(trackers, "MOST_WAITING", 3)
+    said, answers = [], threading.Event()
+    hanging = SimpleNamespace(log=lambda *_: answers.wait(), close=lambda: None)
+    tracker = made(["hangs"], {"hangs": hanging}, said)
+    for _ in range(5):
+        tracker.batch(ROW)
+    answers.set()
+    assert said == ["tracker hangs failed and is left out from now on: 3 calls wait for it"]
+
+
 SAMPLE = Sample(
     version=3, prompt_id="sums/0/7", sample_index=1, reward=0.5, reward_parts={"task": 0.5},
     tokens=4, lag=1, finish_reason="stop", prompt="2+2=", response="4\x1b[2J <b>\n",
@@ -97,7 +121,8 @@ def test_rollouts_of_the_newest_batch_are_logged_as_text_without_control_charact
     tracker = made(["one"], {"one": Recording(events)}, [])
     tracker.samples([replace(SAMPLE, version=2), SAMPLE])
     tracker.samples([])
-    assert events == [(4, SHOWN)]
+    tracker.close()
+    assert events == [(4, SHOWN), "closed"]
 
 
 class FakeMlflow:

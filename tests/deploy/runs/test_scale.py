@@ -85,7 +85,7 @@ def test_a_run_grows_and_shrinks_and_a_resume_keeps_its_size(headway):
 
 
 def test_actors_follow_the_nodes_of_a_cluster(headway):
-    """Nodes join, one is drained, one is killed; the run goes on with what is there."""
+    """Nodes join, one gets SIGTERM, one is killed; the run goes on with what is there."""
     recipe = headway.folder / "elastic.toml"
     recipe.write_text(RECIPE.read_text().replace('cores = ["0"]', "max_count = 3"))
     settings = (

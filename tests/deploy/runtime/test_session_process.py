@@ -54,8 +54,10 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
+        elif action == "works":
+            with (folder / "lost").open("a") as file:
+                file.write(f"{session.works()}\\n")
         elif action == "fails":
-            session.has_worked = more[0]
             session.fails("no node is free")
             sys.exit(2)
         elif action == "dies":
@@ -242,7 +244,7 @@ def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
 
 def test_a_session_that_fails_to_begin_is_started_again_and_names_its_error_in_the_end(tmp_path):
     """A long wait for what it lacks is no work, after which restarts would be counted anew."""
-    fails = [("goes on", LIMIT), ("fails", False)]
+    fails = [("goes on", LIMIT), ("fails",)]
     command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], *[fails] * 2, SETTLED_SECONDS="0")
     code, errors = command.end()
     assert (code, len(command.sessions())) == (1, 3)
@@ -254,9 +256,25 @@ def test_a_session_that_fails_to_begin_is_started_again_and_names_its_error_in_t
 
 
 def test_a_session_that_worked_for_long_before_its_error_counts_anew(tmp_path):
-    fails = [("goes on", 1), ("fails", True)]
+    fails = [("goes on", 1), ("works",), ("fails",)]
     command = Command(tmp_path, fails, fails, [("ends", 0)], SETTLED_SECONDS="0")
     assert command.end() == (0, "")
+
+
+def test_the_time_that_crashes_cost_is_counted_from_the_last_session_that_worked(tmp_path):
+    """It contains that of a stopped process before it was killed, and of sessions in vain."""
+    goes_on = ("goes on", LIMIT)
+    plan = [
+        [goes_on, ("works",), ("stops",)],
+        [goes_on, ("dies",)],
+        [goes_on, ("works",), ("ends", 0)],
+    ]
+    began = time.monotonic()
+    assert Command(tmp_path, *plan).end() == (0, "")
+    first, second = (tmp_path / "lost").read_text().split()
+    stopped, waits = 0.6, 1.0 + 2.0  # of two restarts in a row
+    assert first == "None"
+    assert stopped + waits <= float(second) <= time.monotonic() - began
 
 
 def test_an_error_before_the_run_has_its_folder_ends_the_command_at_once(tmp_path):
@@ -283,12 +301,12 @@ KILLED = "its process was killed"
     [
         (None, False, InputError("bad"), 2, {"code": 2}),
         (None, True, RunFailed("lost"), 1, {"code": 1}),
-        (KILLED, False, InputError("no node\nis free"), 2, {"error": "no node", "early": True}),
-        (KILLED, False, BlockingIOError("held"), 1, {"error": "held", "early": True}),
+        (KILLED, False, InputError("no node\nis free"), 2, {"error": "no node"}),
+        (KILLED, False, BlockingIOError("held"), 1, {"error": "held"}),
         (KILLED, False, Interrupted("stopped"), 130, {"code": 130}),
         (KILLED, False, KeyboardInterrupt(), 130, {"code": 130}),
         (KILLED, True, RunFailed("lost"), 1, {"code": 1}),
-        (None, True, RayletDied("gone"), 1, {"error": "gone", "early": False}),
+        (None, True, RayletDied("gone"), 1, {"error": "gone"}),
     ],
 )
 def test_an_error_ends_the_run_unless_it_may_pass(
