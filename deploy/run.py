@@ -206,12 +206,13 @@ class Run:
         """
         config, console = self.context.config, self.context.console
         model_path = self.context.inputs.model_path
-        console.say(f"the learner and {config.actors.count} actor(s) load {model_path}")
+        actors = self.processes.fleet.active
+        console.say(f"the learner and {len(actors)} actor(s) load {model_path}")
         broker, broadcaster, *reward_models = self.processes.services
         # Engines before others: one that shares a GPU takes memory by what is free as it starts.
         loading = {
             **{service.name: service.start for service in (broker, broadcaster)},
-            **{actor.name: actor.start for actor in self.processes.actors},
+            **{actor.name: actor.start for actor in actors},
             "learner": self.processes.learner.start,
             **{service.name: service.start for service in reward_models},
         }

@@ -53,17 +53,15 @@ def run(
     jsonl = JsonlWriter(directory, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
     process = session_process.session
-    if process is not None and process.crash is not None:
-        driver, budget = session_process.DRIVER, process.budget
-        restart = note_restart(context, driver, budget, process.crash, clock.now())
-        jsonl.write(RESTARTS, [restart])
+    if process is not None:
+        _record_crashes(context, process)
     status = "failed"
     try:
         end_killed_session(directory)
         console.say("starting Ray")
         with (
             limited_output("sources and libraries"),
-            cluster(config, directory.logs) as ray_logs,
+            cluster(config, directory.logs, wait=session_process.is_again()) as ray_logs,
         ):
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {
@@ -75,9 +73,9 @@ def run(
             training = Run(replace(context, session=row))
             try:
                 asyncio.run(training.run())
+                status = "done"
             finally:
                 raise_interrupts()  # an event loop resets SIGTERM to end the process
-        status = "done"
     except KeyboardInterrupt:
         status = "interrupted"
         raise Interrupted(describe_interrupted(directory)) from None
@@ -90,10 +88,23 @@ def run(
                 # The broker of this session verified the rows before it changed them.
                 record.accounting = read_accounting(directory.path, verify=False).to_dict()
             summary = summarise(record, status=status, now=clock.now())
-            directory.write_summary(summary)
+            try:
+                directory.write_summary(summary)
+            except OSError as error:  # a full disk, say: the run has ended as it has
+                console.say(f"its summary is not written: {error}")
             if status != "interrupted":
                 draw_report(context)
     return summary
+
+
+def _record_crashes(context: RunContext, process: session_process.Session) -> None:
+    """Record the crashes of sessions that none has recorded before, as restarts of the driver."""
+    first = process.budget.in_a_row - len(process.crashes) + 1
+    for in_a_row, crash in enumerate(process.crashes, start=first):
+        budget = replace(process.budget, in_a_row=max(1, in_a_row))
+        row = note_restart(context, session_process.DRIVER, budget, crash, clock.now())
+        context.jsonl.write(RESTARTS, [row])
+    process.has_recorded()
 
 
 def draw_report(context: RunContext) -> None:

@@ -105,7 +105,7 @@ def create_broker(
         except RayError as error:
             raise_translated(error)
         else:
-            return BrokerClient(actor, directory=directory)
+            return BrokerClient(actor, directory=directory, backup=spec.backup)
 
 
 class BrokerActor(Broker):
@@ -215,8 +215,9 @@ class BrokerClient:
         epoch: int = 0,
         *,
         directory: Path | None = None,
+        backup: Path | None = None,
     ) -> None:
-        self.handle, self._directory = handle, directory
+        self.handle, self._directory, self._backup = handle, directory, backup
         self.epoch = epoch
         """That of the learner which uses this client."""
         self._answer_seconds = answer_seconds
@@ -295,7 +296,7 @@ class BrokerClient:
         """Wait until the broker works, for the first time or `again`; raise why it cannot.
 
         Raises TimeoutError if it takes longer than START_SECONDS and the time for its ledger,
-        counted from when its disk has space.
+        counted from when its disks have space.
         """
         seconds = START_SECONDS + (reading_seconds(self._directory) if self._directory else 0.0)
         opened = asyncio.ensure_future(self.answer("opened", self.handle.opened.remote, math.inf))
@@ -309,8 +310,8 @@ class BrokerClient:
             opened.cancel()
 
     async def _has_space(self) -> bool:
-        directory = self._directory
-        return directory is None or await run_in_daemon_thread(lambda: has_space(directory))
+        folders = [folder for folder in (self._directory, self._backup) if folder is not None]
+        return await run_in_daemon_thread(lambda: all(map(has_space, folders)))
 
     async def live(self) -> None:
         """Wait for the death of the process, which Ray restarts; raise its error then."""
@@ -350,8 +351,7 @@ class BrokerClient:
         call = asyncio.ensure_future(pending)
         try:
             while True:
-                done, _ = await asyncio.wait([call], timeout=timeout + self._answer_seconds)
-                if done:
+                if (await asyncio.wait([call], timeout=timeout + self._answer_seconds))[0]:
                     return call.result()
                 if not await self._is_paused() and not call.done():
                     raise TimeoutError

@@ -14,6 +14,9 @@ from weight_sync.errors import InputError, VersionOrderError
 from weight_sync.manifest import Manifest
 from weight_sync.permits import SwapPermits
 
+RECENT = 100
+"""Newest reports among which one that came before is not counted again."""
+
 
 class Broadcaster(Announcements):
     """The newest manifest, the swap permits and the update reports of a run."""
@@ -82,7 +85,8 @@ class Broadcaster(Announcements):
         return await self._swaps.acquire(engine_id, timeout, nbytes)
 
     async def report(self, report: WeightUpdateReport) -> None:
-        self._reports.append(report)
+        if report not in self._reports[-RECENT:]:
+            self._reports.append(report)
         self._swaps.give_back(report.engine_id)
 
     async def release(self, engine_id: str) -> None:

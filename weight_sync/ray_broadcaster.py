@@ -6,7 +6,8 @@ answer was lost are repeated. A supervisor counts the restarts and has the learn
 
 import asyncio
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
@@ -19,8 +20,10 @@ from weight_sync.ray_calls import remote_errors
 
 Answer = TypeVar("Answer")
 
-ANSWER_SECONDS = 120.0
-"""Deadline of a call, beyond the wait that it asks for; it covers a restart of the broadcaster."""
+ANSWER_SECONDS = 30.0
+"""Time after which a call is sent again, beyond the wait that it asks for."""
+GIVE_UP_SECONDS = 600.0
+"""Deadline of a call, beyond that wait; it covers restarts of the broadcaster."""
 NEVER = sys.maxsize
 """A version, or a number of reports, that is never reached."""
 MAX_CONCURRENCY = 10_000
@@ -62,33 +65,33 @@ class BroadcasterClient(Announcements):
 
     async def announce(self, manifest: Manifest) -> None:
         """Announce a version; may be awaited in any event loop, a publisher's included."""
-        await _answer(self.handle.announce.remote(manifest, self.epoch))
+        await _answer(lambda: self.handle.announce.remote(manifest, self.epoch))
 
     async def newest(
         self, after: int, timeout: float, digest: str | None = None
     ) -> Manifest | None:
-        return await _answer(self.handle.newest.remote(after, timeout, digest), timeout)
+        return await _answer(lambda: self.handle.newest.remote(after, timeout, digest), timeout)
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-        return await _answer(self.handle.acquire_swap.remote(engine_id, timeout), timeout)
+        return await _answer(lambda: self.handle.acquire_swap.remote(engine_id, timeout), timeout)
 
     async def report(self, report: WeightUpdateReport) -> None:
-        await _answer(self.handle.report.remote(report))
+        await _answer(lambda: self.handle.report.remote(report))
 
     async def release(self, engine_id: str) -> None:
-        await _answer(self.handle.release.remote(engine_id))
+        await _answer(lambda: self.handle.release.remote(engine_id))
 
     async def resize(self, engines: int) -> None:
-        await _answer(self.handle.resize.remote(engines))
+        await _answer(lambda: self.handle.resize.remote(engines))
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        await _answer(self.handle.join.remote(engine_id, engine, workers))
+        await _answer(lambda: self.handle.join.remote(engine_id, engine, workers))
 
     async def engines(self) -> dict[str, tuple[Any, int]]:
-        return await _answer(self.handle.engines.remote())
+        return await _answer(lambda: self.handle.engines.remote())
 
     async def reports(self, since: int) -> list[WeightUpdateReport]:
-        return await _answer(self.handle.reports.remote(since))
+        return await _answer(lambda: self.handle.reports.remote(since))
 
     async def start(self, *, again: bool = False) -> None:
         """Wait until the broadcaster answers, for the first time or `again`."""
@@ -108,9 +111,14 @@ class BroadcasterClient(Announcements):
         ray.kill(self.handle, no_restart=not again)
 
 
-async def _answer(call: Awaitable[Answer], wait: float = 0.0) -> Answer:
-    """Await a call that may wait `wait` seconds before it answers."""
-    seconds = wait + ANSWER_SECONDS
-    with remote_errors("the broadcaster", seconds, gone=BroadcasterDied, late=BroadcasterDied):
-        async with asyncio.timeout(seconds):
-            return await call
+async def _answer(send: Callable[[], Awaitable[Answer]], wait: float = 0.0) -> Answer:
+    """Send a call, which may wait `wait` seconds before it answers, until it is answered.
+
+    A call that Ray has lost is not answered by a broadcaster that works: it is sent again.
+    """
+    longest = wait + GIVE_UP_SECONDS
+    with remote_errors("the broadcaster", longest, gone=BroadcasterDied, late=BroadcasterDied):
+        async with asyncio.timeout(longest):
+            while True:
+                with suppress(TimeoutError):
+                    return await asyncio.wait_for(send(), wait + ANSWER_SECONDS)

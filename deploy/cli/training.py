@@ -55,6 +55,7 @@ def resume(
     from deploy.runtime.console import Terminal
     from deploy.storage.recovery import from_backup
     from deploy.storage.run_directory import RunDirectory
+    from queues.runtime.disk_space import wait_for_space
     from queues.storage.backup import CURRENT
 
     terminal = Terminal()
@@ -63,6 +64,8 @@ def resume(
         _goes_on(directory)
     else:
         directory = RunDirectory.open(run, runs_dir)
+    if session_process.is_again():
+        wait_for_space(directory.path, terminal.say)
     with directory.held(end_leftovers):
         _resume(directory, overrides, terminal)
 
@@ -89,7 +92,7 @@ def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal
         from deploy.preflight.inputs import load_inputs
         from deploy.storage.atomic_folder import in_use
     with in_use((config.warm_start, config.reward_models)):
-        inputs = load_inputs(config, resumed=directory)
+        inputs = load_inputs(config, resumed=directory, check_space=not session_process.is_again())
         if overrides:
             directory.store_recipe(config)
         _train(config, inputs, directory, terminal)

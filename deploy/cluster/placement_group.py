@@ -9,6 +9,7 @@ cluster that was started for the run has nobody else, and no group.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ray._private.state import actors, available_resources_per_node, state
@@ -42,6 +43,9 @@ class Bundle(NamedTuple):
 class Reservation:
     """The resources that a run holds on a `shared` cluster until its driver ends.
 
+    The run may begin with fewer processes of the roles in `fewest`: as many as there is room for,
+    at least so many. `add` reserves for others later.
+
     Raises:
         RunFailed: They were not free within `timeout` seconds; names what is free.
     """
@@ -53,6 +57,7 @@ class Reservation:
         console: Terminal,
         *,
         shared: bool = True,
+        fewest: Mapping[str, int] = MappingProxyType({}),
         first_report_seconds: float = 3.0,
     ) -> None:
         self._requests = {request.role: request for request in requests}
@@ -64,7 +69,7 @@ class Reservation:
         if not reserving:
             return
         began, due = time.monotonic(), first_report_seconds
-        while (group := self._try_to_reserve(reserving)) is None:
+        while (group := self._reserve_most(reserving, fewest)) is None:
             waited = time.monotonic() - began
             if waited > timeout:
                 raise RunFailed(
@@ -79,6 +84,27 @@ class Reservation:
                 due += REPORT_SECONDS
             time.sleep(LOOK_SECONDS)
         self.group = group
+
+    def _reserve_most(
+        self, requests: Sequence[ResourceRequest], fewest: Mapping[str, int]
+    ) -> PlacementGroup | None:
+        """Reserve as many processes as there is room for; None if it is too little."""
+        spare = [request.count - fewest.get(request.role, request.count) for request in requests]
+        for fewer in range(max(0, *spare) + 1):
+            group = self._try_to_reserve(
+                [
+                    replace(request, count=request.count - min(fewer, most))
+                    for request, most in zip(requests, spare, strict=True)
+                ]
+            )
+            if group is not None:
+                return group
+        return None
+
+    def waits(self, role: str, number: int) -> bool:
+        """Return True if a process has to wait for resources, since `add` was not called for it."""
+        needed = self._shared and self._requests[role].resources
+        return bool(needed) and (role, number) not in self._bundles
 
     def lacking(self, role: str, numbers: Sequence[int], count: int) -> list[str]:
         """Return why these processes of a role, of then `count`, do not fit; none if they do."""

@@ -31,6 +31,8 @@ NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
 RAYLET = "raylet"
 """Name of the process by which Ray starts all others on a node."""
+RAYLET_SECONDS = 7.5
+"""Seconds between two looks whether it is stopped."""
 JOIN_SECONDS = 90.0
 """Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0
@@ -38,7 +40,7 @@ VERSIONS_SECONDS = 60.0
 
 
 @contextmanager
-def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
+def cluster(config: RunConfig, logs: Path, *, wait: bool = False) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
 
     Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile.
@@ -49,6 +51,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
     Args:
         config: The recipe, with the cluster's address (or `local`) and the resources of each role.
         logs: Folder that the output of the processes is copied to at the end, named after them.
+        wait: Take a cluster whose nodes lack what the run needs: it may have lost some.
 
     Raises:
         InputError: No cluster answers at the address, or its nodes lack what the run needs.
@@ -71,7 +74,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[Path | None]:
         context = _connect(address, options)
         output = Path(context.address_info["session_dir"]) / "logs"
         try:
-            _check_nodes(config)
+            _check_nodes(config, wait=wait)
             yield output if local else None
         except Exception:
             if local:
@@ -138,38 +141,42 @@ async def fail_with_raylet() -> None:
     """Wait until the raylet of the cluster that this process has started dies, and fail then.
 
     All other processes of the cluster end with it, but calls of them may not be answered for many
-    minutes.
+    minutes. One that a signal has stopped is killed: Ray would give up its node, the only one.
 
     Raises:
         RayletDied: It died.
     """
-    if (raylet := _open_raylet()) is not None:
-        died, loop = asyncio.Event(), asyncio.get_running_loop()
-        loop.add_reader(raylet, died.set)
-        try:
-            await died.wait()
-        finally:
-            loop.remove_reader(raylet)
-            os.close(raylet)
+    for raylet in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if raylet.name() == RAYLET and raylet.status() != psutil.STATUS_ZOMBIE:
+                await _await_death(raylet)
     raise RayletDied("Ray's raylet on this machine died, and with it all processes of the run")
 
 
-def _open_raylet() -> int | None:
-    """Return a descriptor of the raylet, readable when it has ended; None if it is gone."""
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if child.name() == RAYLET and child.status() != psutil.STATUS_ZOMBIE:
-                return os.pidfd_open(child.pid)
-    return None
+async def _await_death(process: psutil.Process) -> None:
+    """Wait until a process has ended; kill it when it is found stopped twice in a row."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    descriptor, stopped = os.pidfd_open(process.pid), 0
+    loop.add_reader(descriptor, ended.set)
+    try:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), RAYLET_SECONDS)
+            stopped = stopped + 1 if process.status() == psutil.STATUS_STOPPED else 0
+            if stopped == 2:
+                process.kill()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
-def _check_nodes(config: RunConfig) -> None:
+def _check_nodes(config: RunConfig, *, wait: bool) -> None:
     """Compare the run's requests with the nodes' resources, and the nodes' versions with ours."""
     address = config.deploy.ray_address
     nodes = alive_nodes()
     driver_node = ray.get_runtime_context().get_node_id()
     requests = resource_requests(config, driver_node=driver_node)
-    if lacks := lacking(requests, nodes):
+    if not wait and (lacks := lacking(requests, nodes)):
         raise InputError(
             f"the Ray cluster at {address!r} cannot hold this run; change "
             "actors.count, actors.cpus, actors.gpus, learner.ranks, learner.gpus or "

@@ -16,6 +16,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
+from deploy.cluster.cleanup import AGENTS
 from deploy.errors import DeployError
 from deploy.runtime.safe_console import echo
 
@@ -24,8 +25,8 @@ LEAVE_SECONDS = 15.0
 END_SECONDS = 30.0
 """Deadline of the processes of a node to end."""
 POLL_SECONDS = 0.5
-IDLE = ("ray::IDLE",)
-"""Titles of Ray's workers that work for nobody."""
+IDLE = ("ray::IDLE", *AGENTS)
+"""Titles of Ray's processes that work for nobody."""
 
 
 def serve_node(address: str, options: Sequence[str]) -> int:

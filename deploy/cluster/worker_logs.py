@@ -4,10 +4,11 @@ Ray names the files of a worker by random ids. It writes lines such as `:actor_n
 them, with the `repr` of the actor, when an actor is made.
 """
 
+import logging
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import FILE
 from queues.runtime.clean_text import printable, without_secrets
 
+log = logging.getLogger(__name__)
 ACTOR = b":actor_name:"
 MARKS = (ACTOR, b":job_id:", b":task_name:")
 """Beginnings of lines that are Ray's own."""
@@ -41,18 +43,35 @@ def worker_logs(folder: Path) -> list[tuple[str, Path]]:
 
 
 def collect_worker_logs(source: Path, target: Path) -> None:
-    """Append the workers' output in `source` to `actor-0.out`, `actor-0.err` … in `target`."""
-    for name, file in worker_logs(source):
-        with (target / name).open("ab") as opened:
-            opened.write(f"--- {describe(file)}\n".encode())
-            opened.writelines(map(_clean, _lines(file)))
+    """Append the workers' output in `source` to `actor-0.out`, `actor-0.err` … in `target`.
+
+    Logs that cannot be written, on a full disk for example, decide about no run.
+    """
+    with _reported(target):
+        for name, file in worker_logs(source):
+            with (target / name).open("ab") as opened:
+                opened.write(f"--- {describe(file)}\n".encode())
+                opened.writelines(map(_clean, _lines(file)))
 
 
 def collect_ray_logs(source: Path, target: Path) -> None:
     """Copy what Ray's own processes printed, such as `ray-raylet.out`, which tells of failures."""
     for name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
-        with suppress(FileNotFoundError), (source / name).open("rb") as printed:
+        with (
+            _reported(target),
+            suppress(FileNotFoundError),
+            (source / name).open("rb") as printed,
+        ):
             (target / f"ray-{name}").write_bytes(b"".join(map(_clean, printed)))
+
+
+@contextmanager
+def _reported(folder: Path) -> Iterator[None]:
+    """Report an error of the operating system in the block, instead of raising it."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("the output of processes is not all in %s: %s", folder, error)
 
 
 def end_killed_session(directory: RunDirectory) -> None:

@@ -65,7 +65,7 @@ class ActorFleet:
         self.actors: list[ActorSupervisor] = []
         """All that there ever were, by number."""
         for number in range(self.count):
-            self._supervisor(number)
+            self._supervisor(number).left = reservation.waits(ROLE, number)
         self._working: dict[asyncio.Task[None], ActorSupervisor] = {}
         """The actors that work, start or leave, by the task that ends with them."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -75,11 +75,14 @@ class ActorFleet:
         """The actors that work or start."""
         return [actor for actor in self.actors if not (actor.left or actor.given_up)]
 
-    def restart(self, name: str, reason: str) -> None:
-        """End the process of an actor that works, so that another takes its place."""
+    def restart(self, name: str, reason: str, silent: float = 0.0) -> None:
+        """End the process of an actor that works, so that another takes its place.
+
+        It has not answered for `silent` seconds.
+        """
         for actor in self.active:
             if actor.name == name:
-                actor.restart(reason)
+                actor.restart(reason, silent)
 
     async def run(self) -> None:
         """Keep the actors at work until the run is over.
@@ -87,7 +90,7 @@ class ActorFleet:
         Raises:
             RunFailed: An actor failed for good, and is needed.
         """
-        for actor in self.actors:
+        for actor in self.active:
             self._begin(actor)
         looking, over = named(ROLE, self._follow()), False
         try:

@@ -82,11 +82,16 @@ class ActorSupervisor:
         """The newest statistics of the present process."""
         self._ended: str | None = None
         """Why the present process was ended, if it did not die by itself."""
+        self._silent = 0.0
+        """Seconds for which it had not answered then."""
 
-    def restart(self, reason: str) -> None:
-        """End the process, so that `run` creates another; nothing while there is none at work."""
+    def restart(self, reason: str, silent: float = 0.0) -> None:
+        """End the process, so that `run` creates another; nothing while there is none at work.
+
+        It has not answered for `silent` seconds, which count as lost.
+        """
         if self.handle is not None and self._working_since is not None:
-            self._ended = reason
+            self._ended, self._silent = reason, silent
             ray.kill(self.handle)
 
     async def resend(self) -> None:
@@ -222,7 +227,8 @@ class ActorSupervisor:
             return False
         finished = any(statistics["rollouts"] for statistics in self._earlier[before:])
         try:
-            await self._restarts.allow(reason, worked=worked, progressed=finished)
+            silent, self._silent = self._silent, 0.0
+            await self._restarts.allow(reason, worked=worked, progressed=finished, silent=silent)
         except RunFailed as error:
             present, needed = self._counts()
             needed = 1 if self.joins else needed

@@ -67,6 +67,8 @@ class LearnerSupervisor:
         self._done = asyncio.Event()
         self._ended: str | None = None
         """Why the present ranks were ended, if none died by itself."""
+        self._silent = 0.0
+        """Seconds for which they had not answered then."""
         self.metrics: dict[str, str] = {}
         """Addresses of the metrics of the ranks, as host:port, by name."""
 
@@ -124,10 +126,13 @@ class LearnerSupervisor:
                 await self._recover(error)
                 await self.run()
 
-    def restart(self, reason: str, epoch: int) -> None:
-        """End the ranks of an epoch, so that `run` makes others; nothing if they are gone."""
+    def restart(self, reason: str, epoch: int, silent: float = 0.0) -> None:
+        """End the ranks of an epoch, so that `run` makes others; nothing if they are gone.
+
+        They have not answered for `silent` seconds, which count as lost.
+        """
         if not (self.starts or self.saved) and epoch == self._epoch:
-            self._ended = reason
+            self._ended, self._silent = reason, silent
             self._group.kill()
 
     def stop(self) -> None:
@@ -164,7 +169,9 @@ class LearnerSupervisor:
             self._group.kill()
             if self._stopping:
                 return
-            silent = error.silent_seconds if isinstance(error, RankFailed) else 0.0
+            silent, self._silent = self._silent, 0.0
+            if isinstance(error, RankFailed):
+                silent = max(silent, error.silent_seconds)
             await self._restarts.allow(reason, progressed=trained, silent=silent)
             self._epoch, trained = self._epoch + 1, False
             try:

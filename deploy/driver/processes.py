@@ -14,14 +14,15 @@ from actors.ray_reward_model import RewardModelClient, create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
-from deploy.config.evaluation_schedule import purpose
-from deploy.driver.actor_fleet import ActorFleet
+from deploy.config.evaluation_schedule import evaluator, purpose
+from deploy.config.run_config import RunConfig
+from deploy.driver.actor_fleet import ROLE, ActorFleet
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.observability.exporter import metrics_access, show_process
-from deploy.runtime.session_process import DRIVER
+from deploy.runtime.session_process import DRIVER, is_again
 from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL
 from deploy.storage.sessions import earlier_sessions
 from learner.ranks.ray_group import LearnerGroup, create_learner
@@ -47,6 +48,7 @@ class Processes:
             config.deploy.start_timeout_seconds,
             context.console,
             shared=config.deploy.ray_address != "local",
+            fewest=fewest(config) if is_again() else {},
         )
         self.broker = create_broker(
             context.directory.path,
@@ -180,3 +182,10 @@ class Processes:
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
+
+
+def fewest(config: RunConfig) -> dict[str, int]:
+    """Return the fewest processes, by role, with which a run that has lost nodes goes on."""
+    if evaluator(config.heldout, config.actors.count) is not None:
+        return {}  # the actor that evaluates is one of them
+    return {ROLE: config.actors.min_count or 1}

@@ -79,10 +79,12 @@ class WatchedRun:
     """Returns whether the ranks of the learner load, for the first time or again."""
     learner_saved: Callable[[], bool]
     """Returns whether the learner has trained and saved its last version."""
-    restart_learner: Callable[[str, int], None]
-    """Ends the learner's ranks of an epoch, for a reason, so that others take their place."""
-    restart_actor: Callable[[str, str], None]
-    """Ends the process of an actor, by its name, for a reason, so that another takes its place."""
+    restart_learner: Callable[[str, int, float], None]
+    """Ends the learner's ranks of an epoch, for a reason, so that others take their place.
+
+    They have not answered for the last argument's seconds."""
+    restart_actor: Callable[[str, str, float], None]
+    """Does the same with the process of an actor, by its name."""
     save: Callable[[], Awaitable[None]]
     """Has the learner save a checkpoint; returns in time, whether it did or not."""
     write: Callable[[str, Sequence[Mapping[str, Any]]], None]
@@ -168,7 +170,7 @@ class Watchdog:
             hangs = wait.on in self._silent or idle > deploy.watchdog_seconds
             if role(wait.on) == ACTOR and hangs and not deploy.watchdog_aborts:
                 reason = f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}"
-                self._run.restart_actor(wait.on, reason)
+                self._run.restart_actor(wait.on, reason, wait.seconds)
 
     def node_of(self, name: str) -> str | None:
         """Return Ray's id of the node where a process is; None while that is not known."""
@@ -304,7 +306,8 @@ class Watchdog:
             return
         if hangs := [wait for wait in self.overdue if role(wait.on) == LEARNER]:
             wait = hangs[0]
-            self._run.restart_learner(f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}", epoch)
+            reason = f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}"
+            self._run.restart_learner(reason, epoch, wait.seconds)
 
     def _write_report(
         self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float

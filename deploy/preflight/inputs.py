@@ -75,11 +75,13 @@ def _foreign_code() -> Iterator[None]:
 
 
 @_foreign_code()
-def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> Inputs:
+def load_inputs(
+    config: RunConfig, *, resumed: RunDirectory | None = None, check_space: bool = True
+) -> Inputs:
     """Find the models, open the sources, and check that they fit together.
 
     The prompts of a resumed run must be those of its last session, unless prompts.on_change allows
-    others.
+    others. Without `check_space`, the run goes on with whatever space is free, and waits for more.
 
     Raises:
         InputError: Something is missing or cannot be used; names what is allowed. It may be the
@@ -135,7 +137,7 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
             prompts=map(opening, sample),
             template_options=actors.chat_template_options,
         )
-    _check_weights(config, path, resumed)
+    _check_weights(config, path, resumed, check_space=check_space)
     _check_objective(config)
     check_fit(path, actors, sample)
     models = _models(path, reward_models)
@@ -146,10 +148,12 @@ def load_inputs(config: RunConfig, *, resumed: RunDirectory | None = None) -> In
     return Inputs(path, source, problems, evaluations, reward_models, models)
 
 
-def _check_weights(config: RunConfig, path: str, resumed: RunDirectory | None) -> None:
+def _check_weights(
+    config: RunConfig, path: str, resumed: RunDirectory | None, *, check_space: bool
+) -> None:
     """Compare the free space, and the layers of new adapters, with the weights of models."""
     shapes, learner = weight_shapes(path) if Path(path).is_dir() else None, config.learner
-    if shapes is not None:
+    if shapes is not None and check_space:
         check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
     if resumed is not None:
         return

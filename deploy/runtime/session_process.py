@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,13 @@ class Session:
         parent: socket.socket,
         again: list[str],
         budget: RestartBudget,
-        crash: str | None,
+        crashes: Sequence[str],
         lost_since: float | None,
     ) -> None:
         self._parent, self._again, self._lost_since = parent, again, lost_since
         self.budget = budget
-        self.crash = crash
-        """How the process of the session before crashed; None for the first."""
+        self.crashes = crashes
+        """How the sessions before crashed that no session has recorded yet; empty for the first."""
         self.has_worked = False
         """True once the loop of its run has begun."""
         self.has_failed = False
@@ -91,6 +92,10 @@ class Session:
         self._send({"worked": True})
         return None if self._lost_since is None else time.monotonic() - self._lost_since
 
+    def has_recorded(self) -> None:
+        """Say that `crashes` are in the record of the run."""
+        self._send({"recorded": True})
+
     def ends(self, code: int) -> None:
         """Say that the session ends on purpose."""
         self._send({"code": code})
@@ -103,8 +108,8 @@ class Session:
         """
         if received.any():
             return False
-        is_early = self.crash is not None and not self.has_worked
-        return is_early or isinstance(error, RayletDied)
+        is_early = self.crashes and not self.has_worked
+        return bool(is_early) or isinstance(error, RayletDied)
 
     def fails(self, error: str) -> None:
         """Say that the session ends by an error which counts as a crash."""
@@ -145,6 +150,11 @@ session: Session | None = None
 """The session of this process; None in any other."""
 
 
+def is_again() -> bool:
+    """Return True if this process is a session that was started again after a crash."""
+    return session is not None and bool(session.crashes)
+
+
 def begin_session() -> None:
     """Return in the process of a session, and never in its parent, which exits as it does."""
     known = json.loads(os.environ.pop(INHERITED, "{}"))
@@ -166,6 +176,8 @@ class Parent:
         """The process of the present session."""
         self._failed_early = False
         """True if the last session has said that it failed before the loop of its run began."""
+        self._crashes: list[str] = []
+        """How sessions crashed that are not in the record of the run, the oldest first."""
         self._lost_since: float | None = None
         """Monotonic moment at which the last session that worked ended by a crash."""
         self._trained = 0
@@ -179,7 +191,7 @@ class Parent:
 
         Returns only in the process of a session.
         """
-        crash, wait = None, 0.0
+        wait = 0.0
         while True:
             began = time.monotonic()
             if pid is not None and descriptor is not None:
@@ -192,20 +204,21 @@ class Parent:
                 channel, theirs = _socket_pair()
                 if (child := os.fork()) == 0:
                     channel.close()
-                    return self._become_session(theirs, crash, wait)
+                    return self._become_session(theirs, wait)
                 theirs.close()
                 pid, is_child, self._pidfd = child, True, _open(child)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             crash = self._await_crash(pid, channel, is_child=is_child)
+            self._crashes.append(crash)
             wait = self._next_wait(crash, worked=time.monotonic() - began)
             pid = None
 
-    def _become_session(self, parent: socket.socket, crash: str | None, wait: float) -> None:
+    def _become_session(self, parent: socket.socket, wait: float) -> None:
         global session
         raise_interrupts()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
         sys.argv[1:] = self._again
-        session = Session(parent, self._again, self._budget, crash, self._lost_since)
+        session = Session(parent, self._again, self._budget, self._crashes, self._lost_since)
         time.sleep(wait)  # here, since a parent that is killed between two sessions ends the run
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
@@ -241,6 +254,8 @@ class Parent:
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
                 sent |= json.loads(message)
         self._budget.limit = sent.get("limit", self._budget.limit)
+        if "recorded" in sent:
+            self._crashes.clear()
         self._failed_early = "error" in sent and not sent.get("worked")
         if "again" in sent:
             self._again, self._is_resumed = sent["again"], True

@@ -8,10 +8,16 @@ import errno
 import os
 import sqlite3
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 PROBE_BYTES = 2**20
 """A disk with less free space than this counts as full."""
+START_BYTES = 2**24
+"""Free space with which a process that is started again may begin: it writes logs first."""
+SPACE_SECONDS = 1.0
+"""Interval between two probes of a full disk."""
 _ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MESSAGES = (*(os.strerror(number) for number in sorted(_ERRNO)), "database or disk is full")
 
@@ -51,6 +57,16 @@ def has_space(folder: Path, size: int = PROBE_BYTES) -> bool:
     except OSError as error:
         return error.errno not in _ERRNO  # the next write raises any other error again
     return True
+
+
+def wait_for_space(folder: Path, say: Callable[[str], None]) -> None:
+    """Block until the disk of a folder has START_BYTES free, and say why and when."""
+    if has_space(folder, START_BYTES):
+        return
+    say(f"paused: {full_disk_message(folder)} (at {START_BYTES:,} bytes)")
+    while not has_space(folder, START_BYTES):
+        time.sleep(SPACE_SECONDS)
+    say(f"there is space again on the disk of {folder}")
 
 
 def full_disk_message(folder: Path) -> str:

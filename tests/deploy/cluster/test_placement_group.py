@@ -85,6 +85,21 @@ def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind():
     assert "PENDING" not in states()
 
 
+def test_a_run_that_lost_nodes_begins_with_as_many_processes_as_there_is_room_for():
+    cpus = ray.cluster_resources()["CPU"]
+    wanted = [want("learner", 1, cpus / 4), want("actors", 9, cpus / 4)]
+    held = Reservation(wanted, 30.0, screen()[1], fewest={"actors": 2})
+    try:
+        waits = [held.waits("actors", number) for number in range(9)]
+        assert waits == [False] * 3 + [True] * 6
+        assert not held.waits("learner", 0)
+        assert not held.add("actors", 3)
+    finally:
+        ray.util.remove_placement_group(held.group)
+    with pytest.raises(RunFailed, match="no free resources"):
+        Reservation(wanted, 1.5, screen()[1], fewest={"actors": 4})
+
+
 def test_an_interrupt_is_heard_while_a_run_waits_for_resources():
     _, shown = screen()
     shown.say = lambda _: os.kill(os.getpid(), signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 
@@ -91,6 +92,16 @@ def test_a_raylet_that_is_killed_is_noticed_at_once(monkeypatch):
         asyncio.run(kill(raylet))
     with pytest.raises(RayletDied):  # it was gone before anyone watched it
         asyncio.run(cluster.fail_with_raylet())
+
+
+def test_a_raylet_that_is_stopped_is_killed(monkeypatch):
+    monkeypatch.setattr(cluster, "RAYLET", "sleep")
+    monkeypatch.setattr(cluster, "RAYLET_SECONDS", 0.05)
+    with subprocess.Popen(["sleep", "60"]) as raylet:
+        raylet.send_signal(signal.SIGSTOP)
+        with pytest.raises(RayletDied):
+            asyncio.run(asyncio.wait_for(cluster.fail_with_raylet(), 10))
+        assert raylet.wait(10) == -signal.SIGKILL
 
 
 def test_a_cluster_of_one_node_is_not_asked():

@@ -59,6 +59,16 @@ def test_restarts_and_later_sessions_follow_in_the_same_file(ray_logs, tmp_path)
     assert lines[1::2] == ["first", "second"] * 2
 
 
+def test_output_that_cannot_be_written_decides_about_no_run(ray_logs, tmp_path, caplog):
+    write(ray_logs, 7, actor("actor-0", "loads\n"))
+    (ray_logs / "raylet.err").write_text("lost\n")
+    for name in ("actor-0.out", "ray-raylet.err"):
+        (tmp_path / name).mkdir()  # a file of this name cannot be written
+    collect_worker_logs(ray_logs, tmp_path)
+    collect_ray_logs(ray_logs, tmp_path)
+    assert caplog.text.count("the output of processes is not all in") == 2
+
+
 def test_secrets_and_control_characters_are_left_out_of_all_logs(ray_logs, tmp_path, monkeypatch):
     monkeypatch.setenv("WORKER_TOKEN", "wt-5a6b7c8d")
     clean_text.register(["WORKER_TOKEN"])

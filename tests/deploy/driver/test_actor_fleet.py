@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +75,9 @@ class Nodes:
             self.free += 1
         self.held.discard(number)
 
+    def waits(self, role, number):
+        return number not in self.held
+
     def node(self, role, number):
         return "lost" if number in self.lost else "stays"
 
@@ -97,7 +101,7 @@ class Queue:
 class Stage:
     """A fleet, its run folder, and the sizes that broker and broadcaster were told."""
 
-    def __init__(self, folder, monkeypatch, free, *settings):
+    def __init__(self, folder, monkeypatch, free, *settings, reserved=None):
         monkeypatch.setattr(actor_fleet, "ActorSupervisor", Supervisor)
         monkeypatch.setattr(actor_fleet, "staying_nodes", lambda: {"stays"})
         monkeypatch.setattr(RunDirectory, "rests", lambda _: False)
@@ -113,7 +117,7 @@ class Stage:
         self.directory = made.directory
         self.directory.store_recipe(config)
         self.nodes, self.queues = Nodes(free), (Queue(), Queue())
-        self.nodes.held = set(range(config.actors.count))
+        self.nodes.held = set(range(config.actors.count if reserved is None else reserved))
         self.fleet = ActorFleet(
             self.context, lambda number, count: number, self.nodes, self.queues, look_seconds=0.01
         )
@@ -154,7 +158,24 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-    return lambda free, *settings: Stage(tmp_path, monkeypatch, free, *settings)
+    return partial(Stage, tmp_path, monkeypatch)
+
+
+def test_a_run_that_begins_without_resources_for_all_actors_takes_them_when_they_are_free(stage):
+    played = stage(0, "actors.count=3", "deploy.ray_address=auto", reserved=1)
+    assert played.numbers() == [0]
+
+    async def scenario(running):
+        assert (
+            "2 actor(s) wait for free resources" in played.context.console.console.file.getvalue()
+        )
+        assert played.queues[1].sizes[-1] == 1
+        played.nodes.free = 2
+        await played.until(lambda: played.numbers() == [0, 1, 2])
+        await played.look()
+        assert played.queues[1].sizes[-1] == 3
+
+    played.play(scenario)
 
 
 def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(stage):

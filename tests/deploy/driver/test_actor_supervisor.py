@@ -406,7 +406,7 @@ def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(stage):
             while ("run", 0) not in played.events:
                 await asyncio.wait({working}, timeout=0.001)
             await played.supervisor.resend()
-            played.supervisor.restart("its engine drifts")
+            played.supervisor.restart("it hangs", 300.0)
             await working
 
     asyncio.run(scenario())
@@ -415,4 +415,5 @@ def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(stage):
         ("release", "engine-3"), ("permit", "engine-3"),
         ("create", 1), ("start", 1), ("run", 1),
     ]  # fmt: skip
-    assert [row["reason"] for row in played.rows()] == ["its engine drifts"]
+    assert [row["reason"] for row in played.rows()] == ["it hangs"]
+    assert played.record.away["actor-3"] >= 300.0, "what it did not answer is lost"

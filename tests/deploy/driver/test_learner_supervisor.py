@@ -258,12 +258,13 @@ def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
             while ("run", epoch) not in stage.events:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             supervisor.restart("not these", 1 - epoch)
-            supervisor.restart(f"epoch {epoch} hangs", epoch)
+            supervisor.restart(f"epoch {epoch} hangs", epoch, 300.0)
         await running
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
     reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
     assert reasons == ["epoch 0 hangs", "epoch 1 hangs"]
+    assert stage.context.record.away["learner"] >= 600.0, "what they did not answer is lost"
 
 
 def test_ranks_that_die_after_the_last_version_are_made_again_and_publish_it(tmp_path):

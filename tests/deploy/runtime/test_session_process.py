@@ -35,7 +35,7 @@ session = session_process.session
 log = folder / "sessions"
 number = log.read_text().count("\\n") if log.exists() else 0
 with log.open("a") as file:
-    row = {"pid": os.getpid(), "arguments": sys.argv[1:], "crash": session.crash,
+    row = {"pid": os.getpid(), "arguments": sys.argv[1:], "crashes": [*session.crashes],
            "in_a_row": session.budget.in_a_row}
     file.write(json.dumps(row) + "\\n")
 interrupts = 0
@@ -54,6 +54,8 @@ for action, *more in json.loads((folder / "plan").read_text())[number]:
         elif action == "ends":
             session.ends(*more)
             sys.exit(7)
+        elif action == "records":
+            session.has_recorded()
         elif action == "works":
             with (folder / "lost").open("a") as file:
                 file.write(f"{session.works()}\\n")
@@ -125,15 +127,15 @@ def test_a_session_that_is_killed_is_started_again_and_its_exit_code_counts(tmp_
     command = Command(tmp_path, *plan)
     assert command.end() == (3, "")
     first, second = command.sessions()
-    assert (first.arguments, first.crash) == (["run", str(tmp_path)], None)
+    assert (first.arguments, first.crashes) == (["run", str(tmp_path)], [])
     assert second.arguments == ["resume", str(tmp_path)]
-    assert (second.crash, second.in_a_row) == ("its process was ended by SIGKILL", 1)
+    assert (second.crashes, second.in_a_row) == (["its process was ended by SIGKILL"], 1)
 
 
 def test_a_session_that_is_stopped_alone_is_killed_and_started_again(tmp_path):
     command = Command(tmp_path, [("goes on", LIMIT), ("stops",)], [("ends", 0)])
     assert command.end() == (0, "")
-    assert command.sessions()[1].crash == "its process was stopped for 0.6 s"
+    assert command.sessions()[1].crashes == ["its process was stopped for 0.6 s"]
 
 
 def test_a_session_that_is_stopped_with_its_parent_goes_on_with_it(tmp_path):
@@ -159,7 +161,7 @@ def test_a_session_whose_parent_is_killed_gets_another_and_both_may_die_again(tm
     session.kill()
     until(lambda: len(command.sessions()) == 2)
     assert command.sessions()[1].arguments == ["resume", str(tmp_path)]
-    assert command.sessions()[1].crash == "its process was killed"
+    assert command.sessions()[1].crashes == ["its process was killed"]
     assert command.end()[0] == -signal.SIGKILL
 
 
@@ -248,7 +250,7 @@ def test_a_session_that_fails_to_begin_is_started_again_and_names_its_error_in_t
     command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], *[fails] * 2, SETTLED_SECONDS="0")
     code, errors = command.end()
     assert (code, len(command.sessions())) == (1, 3)
-    assert command.sessions()[2].crash == "its process ended by an error: no node is free"
+    assert command.sessions()[2].crashes[-1] == "its process ended by an error: no node is free"
     assert errors == (
         "headway: driver died 3 times in a row, more than deploy.max_restarts = 2 makes up for; "
         "the last error: its process ended by an error: no node is free\n"
@@ -277,6 +279,17 @@ def test_the_time_that_crashes_cost_is_counted_from_the_last_session_that_worked
     assert stopped + waits <= float(second) <= time.monotonic() - began
 
 
+def test_a_session_is_told_of_every_crash_that_none_has_recorded(tmp_path):
+    goes_on = ("goes on", 3)
+    plan = [[goes_on, ("dies",)], [goes_on, ("raises",)], [goes_on, ("records",), ("dies",)]]
+    command = Command(tmp_path, *plan, [("ends", 0)])
+    assert command.end()[0] == 0
+    killed, raised = "its process was ended by SIGKILL", "its process ended with exit code 1"
+    assert [session.crashes for session in command.sessions()] == [
+        [], [killed], [killed, raised], [killed],
+    ]  # fmt: skip
+
+
 def test_an_error_before_the_run_has_its_folder_ends_the_command_at_once(tmp_path):
     code, errors = Command(tmp_path, [("raises",)]).end()
     assert (code, errors.count("ValueError: a bug")) == (1, 1)
@@ -286,7 +299,8 @@ class Sent(session_process.Session):
     """A session without a process, which keeps what it sends to its parent."""
 
     def __init__(self, crash, has_worked):
-        self.crash, self.has_worked, self.has_failed = crash, has_worked, False
+        self.crashes = [crash] if crash else []
+        self.has_worked, self.has_failed = has_worked, False
         self.sent = []
 
     def _send(self, message):

@@ -166,8 +166,9 @@ def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time(
     asyncio.run(main())
 
 
-def test_the_time_to_start_again_is_counted_from_when_the_disk_has_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("full", ["run", "backup"])
+def test_the_time_to_start_again_is_counted_from_when_the_disks_have_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     from queues import ray_broker
 
@@ -178,7 +179,8 @@ def test_the_time_to_start_again_is_counted_from_when_the_disk_has_space(
 
     def has_space(folder: Path) -> bool:
         nonlocal probes
-        assert folder == tmp_path
+        if folder.name != full:
+            return True
         probes += 1
         return probes > full_probes
 
@@ -186,7 +188,8 @@ def test_the_time_to_start_again_is_counted_from_when_the_disk_has_space(
 
     async def main() -> None:
         hanging = SimpleNamespace(opened=SimpleNamespace(remote=asyncio.Event().wait))
-        client = ray_broker.BrokerClient(hanging, directory=tmp_path)
+        folders = {"directory": tmp_path / "run", "backup": tmp_path / "backup"}
+        client = ray_broker.BrokerClient(hanging, **folders)
         with pytest.raises(TimeoutError):  # the disk has space in the end, and it still hangs
             await client.start(again=True)
         assert probes > full_probes
