@@ -40,7 +40,9 @@ class Started(Run):
         )
         self.exporter = None
         self.processes = SimpleNamespace(
-            actors=[Starting(f"actor-{index}", self.events) for index in range(2)],
+            fleet=SimpleNamespace(
+                active=[Starting(f"actor-{index}", self.events) for index in range(2)]
+            ),
             learner=Starting("learner", self.events),
             services=[
                 Starting(name, self.events) for name in ("broker", "broadcaster", "reward-model")
@@ -67,14 +69,14 @@ def test_elsewhere_all_start_at_once(gpus):
 
 def test_those_that_wait_for_their_turn_are_named_with_the_one_that_does_not_start():
     run = Started("deploy.start_timeout_seconds=0.2")
-    run.processes.actors[1].turns = 10**9
+    run.processes.fleet.active[1].turns = 10**9
     with pytest.raises(RunFailed, match=r"^actor-1, learner, reward-model did not start within"):
         asyncio.run(run.start())
 
 
 def test_an_engine_that_was_given_up_lets_the_next_one_start():
     run = Started()
-    run.processes.actors[0].answer = False
+    run.processes.fleet.active[0].answer = False
     asyncio.run(run.start())
     printed = run.context.console.console.file.getvalue()
     assert "actor-1 is ready" in printed

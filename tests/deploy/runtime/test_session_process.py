@@ -330,6 +330,7 @@ def test_an_error_ends_the_run_unless_it_may_pass(
         raise error
 
     session = Sent(crash, has_worked)
+    monkeypatch.setattr(session_process, "received", SimpleNamespace(any=lambda: False))
     monkeypatch.setattr(session_process, "session", session)
     monkeypatch.setattr(session_process, "begin_session", lambda: None)
     monkeypatch.setattr(app, "app", fail)
