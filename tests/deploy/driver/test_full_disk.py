@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from deploy.driver.restart_policy import Clock, Restarts
@@ -62,8 +63,9 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_restarted(
 @pytest.mark.ray
 @pytest.mark.deepspeed
 @pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed meanwhile"])
 def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_waits_for_longer_than_a_stall(
-    tmp_path: Path, mount_disk: Callable[[str], Path]
+    tmp_path: Path, mount_disk: Callable[[str], Path], killed: bool
 ) -> None:
     disk = mount_disk("128m")
     from learner.config.learner import TinyModelConfig
@@ -109,13 +111,18 @@ def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_waits_for_longer_tha
         assert shutil.disk_usage(disk).free > 2**20
         shown = time.monotonic()
         until(lambda: time.monotonic() > shown + 6 * watchdog)
+        if killed:
+            [session] = [p for p in psutil.Process(process.pid).children() if p.children()]
+            session.kill()
+            until(lambda: "(at 16,777,216 bytes)" in output.read_text())
         ballast.unlink()
         assert process.wait(300) == 0, output.read_text()
     finally:
         process.kill()
         process.wait()
     assert output.read_text().count("(a checkpoint needs") == 1
-    assert output.read_text().count("the pause is over; the run goes on") == 1
+    assert output.read_text().count("the pause is over; the run goes on") == (not killed)
     summary = json.loads((disk / "paused" / "summary.json").read_text())
+    assert summary["restarts"]["driver"] == killed
     assert (summary["status"], summary["version"]) == ("done", 40)
     assert summary["accounting"]["balanced"]

@@ -39,14 +39,15 @@ def watches(process):
     return False
 
 
-def test_a_run_outlives_the_death_of_its_raylet(headway):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_outlives_the_death_of_its_raylet(headway, how):
     """All of its processes but the session's die; the next session makes them again."""
     with Going(headway, "grounded", "steps=60", "heldout.every=60") as going:
         going.trains(13)
         [session] = [p for p in psutil.Process(going.process.pid).children() if p.children()]
         [raylet] = [child for child in session.children() if child.name() == RAYLET]
         struck = time.time()
-        raylet.kill()
+        raylet.send_signal(how)
         going.until(lambda: read_rows(going.folder / "restarts.jsonl"))
         [restart] = read_rows(going.folder / "restarts.jsonl")
         print(f"the next session began after {restart['at'] - struck:.1f} s")
