@@ -47,7 +47,9 @@ from weight_sync.progress import allowance
 SAVE_FACTOR = 2.0
 """Time for a checkpoint after an interrupt, for each second that the last one took."""
 CLOSE_SECONDS = 2.0
-"""Deadline of an interrupted run's last figures, and of closing the broker of any run."""
+"""Deadline of an interrupted run's last figures and trackers, and of closing any run's broker."""
+TRACKERS_SECONDS = 120.0
+"""Deadline of trackers to take what waits for them at the end of a run."""
 
 
 def save_seconds(context: RunContext) -> float:
@@ -149,12 +151,13 @@ class Run:
             asked.cancel()
             if self.exporter is not None:
                 self.exporter.close()
-            await run_in_daemon_thread(self.trackers.close)
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.processes.broker.close()
             for service in self.processes.services:
                 service.stop()
+            seconds = CLOSE_SECONDS if interrupts.asked.is_set() else TRACKERS_SECONDS
+            await run_in_daemon_thread(lambda: self.trackers.close(seconds))
 
     async def train(self) -> None:
         """Do the work of the run, watched from its beginning."""

@@ -61,7 +61,7 @@ def run(
         console.say("starting Ray")
         with (
             limited_output("sources and libraries"),
-            cluster(config, directory.logs, wait=session_process.is_again()) as ray_logs,
+            cluster(config, directory.logs, may_lack=session_process.is_again()) as ray_logs,
         ):
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {

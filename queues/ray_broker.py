@@ -44,7 +44,7 @@ T = TypeVar("T")
 MAX_CONCURRENCY = 10_000
 """Long polls that may be open at once."""
 ANSWER_SECONDS = 30.0
-"""Default deadline of a call, beyond the timeout that it asks for."""
+"""Time after which a call is sent again, beyond the timeout that it asks for."""
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 LEAST_BYTES_PER_SECOND = 5e6
@@ -52,7 +52,7 @@ LEAST_BYTES_PER_SECOND = 5e6
 START_SECONDS = 120.0
 """Time for the broker's process to start, beyond that for its ledger."""
 RESTART_FACTOR = 20.0
-"""Deadlines of a call in which a broker that is made again answers at all."""
+"""A call is given up after so many times ANSWER_SECONDS without an answer."""
 REPEAT_SECONDS = 0.2
 """Wait before a call is repeated whose broker is being made again."""
 SPACE_SECONDS = 1.0
@@ -332,7 +332,7 @@ class BrokerClient:
         made again; whoever supervises it ends that by ending the actor. If the broker answers
         others but not this call, its disk is slow or Ray has lost the call.
         """
-        longest, began = timeout + RESTART_FACTOR * self._answer_seconds, time.monotonic()
+        longest, waited = timeout + RESTART_FACTOR * self._answer_seconds, 0.0
         while True:
             try:
                 return await self._answer_of_one(send(), timeout)
@@ -341,7 +341,8 @@ class BrokerClient:
             except RayError as error:
                 raise_translated(error)
             except TimeoutError as error:
-                if time.monotonic() - began > longest:
+                waited += timeout + self._answer_seconds  # without the time of pauses
+                if waited > longest:
                     text = f"{name}: the broker did not answer within {longest:g} s"
                     raise BrokerLostError(text) from error
                 log.warning("%s: the broker answers others; the call is sent again", name)
@@ -361,15 +362,14 @@ class BrokerClient:
     async def _is_paused(self) -> bool:
         """Return True if the broker has a reason to answer late: its disk, or its own restart.
 
-        While its constructor runs again, Ray keeps calls until it can answer them: a late answer
-        here tells that it has only now begun with them.
+        While its constructor runs again, Ray keeps calls: a late answer tells of that.
         """
-        began = time.monotonic()
+        began, seconds = time.monotonic(), RESTART_FACTOR * self._answer_seconds
         try:
-            async with asyncio.timeout(RESTART_FACTOR * self._answer_seconds):
+            async with asyncio.timeout(seconds):
                 paused = await self.handle.paused.remote()
-        except TimeoutError:
-            return False
+        except TimeoutError as error:
+            raise BrokerLostError(f"the broker did not answer within {seconds:g} s") from error
         return paused is not None or time.monotonic() - began > LATE_SECONDS
 
     async def _send(self) -> None:

@@ -85,8 +85,9 @@ class Broadcaster(Announcements):
         return await self._swaps.acquire(engine_id, timeout, nbytes)
 
     async def report(self, report: WeightUpdateReport) -> None:
-        if report not in self._reports[-RECENT:]:
-            self._reports.append(report)
+        if report in self._reports[-RECENT:]:
+            return  # sent again; its permit was given back before
+        self._reports.append(report)
         self._swaps.give_back(report.engine_id)
 
     async def release(self, engine_id: str) -> None:

@@ -24,6 +24,8 @@ ANSWER_SECONDS = 30.0
 """Time after which a call is sent again, beyond the wait that it asks for."""
 GIVE_UP_SECONDS = 600.0
 """Deadline of a call, beyond that wait; it covers restarts of the broadcaster."""
+START_SECONDS = 120.0
+"""Deadline of a new process to answer."""
 NEVER = sys.maxsize
 """A version, or a number of reports, that is never reached."""
 MAX_CONCURRENCY = 10_000
@@ -94,8 +96,12 @@ class BroadcasterClient(Announcements):
         return await _answer(lambda: self.handle.reports.remote(since))
 
     async def start(self, *, again: bool = False) -> None:
-        """Wait until the broadcaster answers, for the first time or `again`."""
-        await self.reports(NEVER)
+        """Wait until the broadcaster answers, for the first time or `again`.
+
+        Raises TimeoutError after START_SECONDS.
+        """
+        async with asyncio.timeout(START_SECONDS):
+            await self.reports(NEVER)
 
     async def live(self) -> None:
         """Wait for the death of the process, which Ray restarts; raise RayError then."""

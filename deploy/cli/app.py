@@ -126,20 +126,6 @@ def cancel(job: Job, address: Address) -> None:
     echo(f"job {job}: {Jobs(address).cancel(job)}")
 
 
-@app.command(cls=Command)
-def node(
-    address: Annotated[str, typer.Argument(help="Address of the cluster: HEAD:6379.")],
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(help="Options of `ray start`, after `--`: -- --num-gpus 8."),
-    ] = None,
-) -> None:
-    """Join this machine to a Ray cluster; SIGTERM or Ctrl-C lets its actors hand over first."""
-    from deploy.cluster.ray_node import serve_node
-
-    raise typer.Exit(serve_node(address, options or []))
-
-
 app.command(cls=Command)(validate)
 app.command(cls=Command)(plan)
 

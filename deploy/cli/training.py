@@ -64,9 +64,10 @@ def resume(
         _goes_on(directory)
     else:
         directory = RunDirectory.open(run, runs_dir)
-    if session_process.is_again():
-        wait_for_space(directory.path, terminal.say)
     with directory.held(end_leftovers):
+        if session_process.is_again():
+            for folder in (directory.path, directory.backup):
+                wait_for_space(folder, terminal.say)
         _resume(directory, overrides, terminal)
 
 

@@ -102,7 +102,7 @@ class Reservation:
         return None
 
     def waits(self, role: str, number: int) -> bool:
-        """Return True if a process has to wait for resources, since `add` was not called for it."""
+        """Return True if a process needs resources and holds none."""
         needed = self._shared and self._requests[role].resources
         return bool(needed) and (role, number) not in self._bundles
 

@@ -40,7 +40,7 @@ VERSIONS_SECONDS = 60.0
 
 
 @contextmanager
-def cluster(config: RunConfig, logs: Path, *, wait: bool = False) -> Iterator[Path | None]:
+def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
 
     Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile.
@@ -51,7 +51,7 @@ def cluster(config: RunConfig, logs: Path, *, wait: bool = False) -> Iterator[Pa
     Args:
         config: The recipe, with the cluster's address (or `local`) and the resources of each role.
         logs: Folder that the output of the processes is copied to at the end, named after them.
-        wait: Take a cluster whose nodes lack what the run needs: it may have lost some.
+        may_lack: Accept a joined cluster that lacks what the run needs: it may have lost nodes.
 
     Raises:
         InputError: No cluster answers at the address, or its nodes lack what the run needs.
@@ -74,7 +74,7 @@ def cluster(config: RunConfig, logs: Path, *, wait: bool = False) -> Iterator[Pa
         context = _connect(address, options)
         output = Path(context.address_info["session_dir"]) / "logs"
         try:
-            _check_nodes(config, wait=wait)
+            _check_nodes(config, may_lack=may_lack and not local)
             yield output if local else None
         except Exception:
             if local:
@@ -170,13 +170,13 @@ async def _await_death(process: psutil.Process) -> None:
         os.close(descriptor)
 
 
-def _check_nodes(config: RunConfig, *, wait: bool) -> None:
+def _check_nodes(config: RunConfig, *, may_lack: bool) -> None:
     """Compare the run's requests with the nodes' resources, and the nodes' versions with ours."""
     address = config.deploy.ray_address
     nodes = alive_nodes()
     driver_node = ray.get_runtime_context().get_node_id()
     requests = resource_requests(config, driver_node=driver_node)
-    if not wait and (lacks := lacking(requests, nodes)):
+    if not may_lack and (lacks := lacking(requests, nodes)):
         raise InputError(
             f"the Ray cluster at {address!r} cannot hold this run; change "
             "actors.count, actors.cpus, actors.gpus, learner.ranks, learner.gpus or "

@@ -125,7 +125,7 @@ class ActorFleet:
                 self._leave(actor)
 
     async def _is_over(self, idle: ActorSupervisor) -> bool:
-        """Ask the broker whether the run is over, for an actor that has no leases to lose by it."""
+        """Ask the broker whether the run is over, by releasing an engine that holds no lease."""
         try:
             await self._broker.release(idle.engine_id)
         except QueueClosed:

@@ -222,12 +222,12 @@ class ActorSupervisor:
 
         That is so if the run is over, or the actor leaves or is given up.
         """
+        silent, self._silent = self._silent, 0.0
         before = len(self._earlier)
         if not await self._clear_away() or self.left:
             return False
         finished = any(statistics["rollouts"] for statistics in self._earlier[before:])
         try:
-            silent, self._silent = self._silent, 0.0
             await self._restarts.allow(reason, worked=worked, progressed=finished, silent=silent)
         except RunFailed as error:
             present, needed = self._counts()

@@ -1,7 +1,7 @@
 """Trackers: the figures of a run, and some rollouts, for TensorBoard, Weights & Biases or MLflow.
 
 Each is an optional extra, called in a thread of its own: a server that does not answer holds up
-nobody. A tracker that fails is reported and left out from then on; it never ends a run.
+no step. A tracker that fails is reported and left out from then on; it never ends a run.
 """
 
 import os
@@ -36,8 +36,6 @@ PARAMETER_CHARACTERS = 500
 """Longest value of a parameter that every store of MLflow takes."""
 MOST_WAITING = 1000
 """Calls that may wait for a tracker."""
-CLOSE_SECONDS = 120.0
-"""Deadline of all trackers together to take what waits for them at the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +230,8 @@ class Trackers:
         known = {f"heldout/{kind}": score for kind, score in scores.items() if score is not None}
         self._log(version, known)
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Let every tracker take what waits for it, and close it; blocks."""
+    def close(self, seconds: float) -> None:
+        """Let every tracker take what waits for it, and close it; blocks for so long at most."""
         deadline = time.monotonic() + seconds
         self._call_all(None)
         for thread in self._threads.values():

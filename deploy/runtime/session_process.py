@@ -66,6 +66,7 @@ class Session:
         self.budget = budget
         self.crashes = crashes
         """How the sessions before crashed that no session has recorded yet; empty for the first."""
+        self._unrecorded = crashes
         self.has_worked = False
         """True once the loop of its run has begun."""
         self.has_failed = False
@@ -90,10 +91,12 @@ class Session:
         """
         self.has_worked = True
         self._send({"worked": True})
-        return None if self._lost_since is None else time.monotonic() - self._lost_since
+        since, self._lost_since = self._lost_since, None
+        return None if since is None else time.monotonic() - since
 
     def has_recorded(self) -> None:
         """Say that `crashes` are in the record of the run."""
+        self._unrecorded = ()
         self._send({"recorded": True})
 
     def ends(self, code: int) -> None:
@@ -103,8 +106,8 @@ class Session:
     def may_pass(self, error: Exception) -> bool:
         """Return True if another session may have no such error.
 
-        So it is where this one was started after a crash and has not begun its loop, and where Ray
-        was lost; not after an interrupt.
+        That is so if this one was started after a crash and has not begun its loop, or if Ray was
+        lost; never after an interrupt.
         """
         if received.any():
             return False
@@ -133,6 +136,8 @@ class Session:
                 "socket": theirs.fileno(),
                 "limit": self.budget.limit,
                 "in_a_row": self.budget.in_a_row,
+                "crashes": [*self._unrecorded],
+                "lost_since": self._lost_since,
             }
             environment = {name: value for name, value in os.environ.items() if name != MARK}
             environment[INHERITED] = json.dumps(known)
@@ -159,13 +164,16 @@ def begin_session() -> None:
     """Return in the process of a session, and never in its parent, which exits as it does."""
     known = json.loads(os.environ.pop(INHERITED, "{}"))
     budget = RestartBudget(known.get("limit", FIRST_LIMIT), known.get("in_a_row", 0))
-    Parent(budget).watch(known.get("pid"), known.get("socket"))
+    parent = Parent(budget, known.get("crashes", []), known.get("lost_since"))
+    parent.watch(known.get("pid"), known.get("socket"))
 
 
 class Parent:
     """The parent of a session in this process."""
 
-    def __init__(self, budget: RestartBudget) -> None:
+    def __init__(
+        self, budget: RestartBudget, crashes: Sequence[str], lost_since: float | None
+    ) -> None:
         self._budget = budget
         self._again = sys.argv[1:]
         self._is_resumed = False
@@ -176,10 +184,10 @@ class Parent:
         """The process of the present session."""
         self._failed_early = False
         """True if the last session has said that it failed before the loop of its run began."""
-        self._crashes: list[str] = []
+        self._crashes = [*crashes]
         """How sessions crashed that are not in the record of the run, the oldest first."""
-        self._lost_since: float | None = None
-        """Monotonic moment at which the last session that worked ended by a crash."""
+        self._lost_since = lost_since
+        """Monotonic moment of the crash of the last session that worked, or of the first."""
         self._trained = 0
         self._interrupted = False
         for number in interrupts():

@@ -43,13 +43,13 @@ class BrokerPromptFeed(PromptFeed):
         texts = [dump_prompt(prompt) for prompt in kept]
         last = last or exhausted
         state.cursor, state.ended = cursor, last
+        if token is not None:
+            state.issue_tokens.append(token)
         if exhausted:
             log.warning("a whole epoch of prompts is retired or failed: the source counts as ended")
         if prompts and not kept and not last:
             return  # a cursor that a crash forgets only brings the same skipped prompts again
         groups = state.issue(kept)
-        if token is not None:
-            state.issue_tokens.append(token)
 
         def record() -> None:
             commits.ledger.issue(groups, texts, cursor, last=last)

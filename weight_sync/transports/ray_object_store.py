@@ -165,12 +165,12 @@ class Downloader:
         return self._fetched.get(location.version, bucket, pull).bucket
 
     def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
-        deadline = time.monotonic() + _seconds(self._timeout, bucket)
+        seconds = _seconds(self._timeout, bucket)
+        deadline = time.monotonic() + seconds
         (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
-        seconds = max(0.0, deadline - time.monotonic())
         with remote_errors(name, seconds, gone=StagingError, late=StagingError):
-            content = ray.get(stored, timeout=seconds)
+            content = ray.get(stored, timeout=max(0.0, deadline - time.monotonic()))
         return seal_verified(bucket, content.nbytes, [Piece(0, memoryview(content))])
 
 

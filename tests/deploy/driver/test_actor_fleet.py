@@ -166,6 +166,7 @@ def test_a_run_that_begins_without_resources_for_all_actors_takes_them_when_they
     assert played.numbers() == [0]
 
     async def scenario(running):
+        await played.look()
         assert (
             "2 actor(s) wait for free resources" in played.context.console.console.file.getvalue()
         )

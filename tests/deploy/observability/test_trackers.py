@@ -66,7 +66,7 @@ def test_a_batch_is_logged_at_the_version_that_it_made():
     tracker = made(["one"], {"one": Recording(events)}, [])
     tracker.batch(ROW)
     tracker.scores(4, {"greedy": 0.75, "sampled": None})
-    tracker.close()
+    tracker.close(60.0)
     assert events == [
         (4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}),
         (4, {"heldout/greedy": 0.75}),
@@ -79,7 +79,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
     tracker = made(["bad", "good"], {"bad": Failing(), "good": Recording(events)}, said)
     tracker.batch(ROW)
     tracker.batch({**ROW, "version": 4})
-    tracker.close()
+    tracker.close(60.0)
     assert [version for version, _ in events[:-1]] == [4, 5]
     assert said == [
         "tracker bad failed and is left out from now on: OSError('no network')",
@@ -92,7 +92,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_tra
     hanging = SimpleNamespace(log=lambda *_: answers.wait(), close=lambda: None)
     tracker = made(["hangs", "one"], {"hangs": hanging, "one": Recording(events)}, said)
     tracker.batch(ROW)
-    tracker.close(seconds=0.2)
+    tracker.close(2.0)
     assert events == [(4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}), "closed"]
     assert said == ["tracker hangs failed and is left out from now on: it does not end"]
     answers.set()
@@ -121,7 +121,7 @@ def test_rollouts_of_the_newest_batch_are_logged_as_text_without_control_charact
     tracker = made(["one"], {"one": Recording(events)}, [])
     tracker.samples([replace(SAMPLE, version=2), SAMPLE])
     tracker.samples([])
-    tracker.close()
+    tracker.close(60.0)
     assert events == [(4, SHOWN), "closed"]
 
 
@@ -170,7 +170,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
         tracker.batch(ROW)
         tracker.scores(4, {"pass@4": 0.75})
         tracker.samples([SAMPLE])
-        tracker.close()
+        tracker.close(60.0)
     events = [event for event in FakeMlflow.events if not is_parameters(event)]
     address = ("address", (tmp_path / "mlflow").as_uri())
     session = [
@@ -232,7 +232,7 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
         tracker.batch(ROW)
         tracker.scores(2, {"greedy": 0.75})
         tracker.samples([SAMPLE])
-        tracker.close()
+        tracker.close(60.0)
     assert events[: len(events) // 2] == [
         ("policy_version", {}),
         ("*", {"step_metric": "policy_version"}),
@@ -255,7 +255,7 @@ def test_tensorboard_has_the_figures(tmp_path):
     tracker = Trackers(recipe("tensorboard"), tmp_path, pytest.fail)
     tracker.batch(ROW)
     tracker.samples([SAMPLE])
-    tracker.close()
+    tracker.close(60.0)
     events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     [event] = events.Scalars("batch/reward_mean")
@@ -273,7 +273,7 @@ def test_mlflow_has_the_figures_and_the_texts_of_both_sessions(tmp_path, monkeyp
         tracker = Trackers(recipe("mlflow"), tmp_path, pytest.fail)
         tracker.batch({**ROW, "version": version})
         tracker.samples([replace(SAMPLE, version=version)])
-        tracker.close()
+        tracker.close(60.0)
     store = client((tmp_path / "mlflow").as_uri())
     [run] = store.search_runs([store.get_experiment_by_name("headway").experiment_id])
     values = [
@@ -324,7 +324,7 @@ def test_weights_and_biases_has_the_figures_offline(tmp_path, monkeypatch):
         tracker = Trackers(recipe("wandb"), tmp_path, pytest.fail)
         tracker.batch(ROW)
         tracker.scores(2, {"greedy": 0.75})
-        tracker.close()
+        tracker.close(60.0)
         ended = int(time.time())
         while int(time.time()) == ended:  # W&B names its folders by the second
             time.sleep(0.05)

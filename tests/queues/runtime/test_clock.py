@@ -21,7 +21,6 @@ WALL = {"time": {"time", "time_ns", "CLOCK_REALTIME"}, "datetime": {"now", "utcn
 BY_THE_WALL = {
     ("deploy/cluster/cleanup.py", "create_time"): "compared with the wall clock's time of a file",
     ("deploy/storage/scaling.py", "time"): "compared with the wall clock's time of a file",
-    ("deploy/cluster/ray_node.py", "time"): "a moment that Ray's own processes are told",
 }
 """Other uses of the wall clock, each with the reason why it is none of a duration."""
 HOUR = 3600.0
