@@ -328,14 +328,13 @@ class BrokerClient:
     async def answer(self, name: str, send: Callable[[], Any], timeout: float) -> Any:
         """Send a call of method `name`, as often as its broker dies, and return its answer.
 
-        The call itself may wait for `timeout` seconds. Ray tells for how long the broker is being
-        made again; whoever supervises it ends that by ending the actor. If the broker answers
-        others but not this call, its disk is slow or Ray has lost the call.
+        The call may wait for `timeout` seconds. While the broker is made again, Ray says so, until
+        its supervisor ends the actor. If only this call has no answer, Ray may have lost it.
         """
         longest, waited = timeout + RESTART_FACTOR * self._answer_seconds, 0.0
         while True:
             try:
-                return await self._answer_of_one(send(), timeout)
+                return await self._answer_of_one(name, send(), timeout)
             except ActorUnavailableError:
                 await asyncio.sleep(REPEAT_SECONDS)
             except RayError as error:
@@ -347,19 +346,19 @@ class BrokerClient:
                     raise BrokerLostError(text) from error
                 log.warning("%s: the broker answers others; the call is sent again", name)
 
-    async def _answer_of_one(self, pending: Any, timeout: float) -> Any:
+    async def _answer_of_one(self, name: str, pending: Any, timeout: float) -> Any:
         """Return or raise what a pending call does; TimeoutError if nothing tells why it waits."""
         call = asyncio.ensure_future(pending)
         try:
             while True:
                 if (await asyncio.wait([call], timeout=timeout + self._answer_seconds))[0]:
                     return call.result()
-                if not await self._is_paused() and not call.done():
+                if not await self._is_paused(name) and not call.done():
                     raise TimeoutError
         finally:
             call.cancel()
 
-    async def _is_paused(self) -> bool:
+    async def _is_paused(self, name: str) -> bool:
         """Return True if the broker has a reason to answer late: its disk, or its own restart.
 
         While its constructor runs again, Ray keeps calls: a late answer tells of that.
@@ -369,7 +368,8 @@ class BrokerClient:
             async with asyncio.timeout(seconds):
                 paused = await self.handle.paused.remote()
         except TimeoutError as error:
-            raise BrokerLostError(f"the broker did not answer within {seconds:g} s") from error
+            text = f"{name}: the broker did not answer within {seconds:g} s"
+            raise BrokerLostError(text) from error
         return paused is not None or time.monotonic() - began > LATE_SECONDS
 
     async def _send(self) -> None:

@@ -25,5 +25,6 @@ class HostCopy:
         for name, tensor in tensors:
             place = places.setdefault((tensor.data_ptr(), tensor.nbytes), name)
             first[name] = place, tensor
-        copies = self.take((name, first[name][1]) for name in places.values())
+        self._snapshot.take_lasting((name, first[name][1]) for name in places.values())
+        copies = dict(self._snapshot.tensors)
         return {name: copies[place].view(tensor.shape) for name, (place, tensor) in first.items()}

@@ -28,6 +28,10 @@ BLOCK_BYTES = 256 * 2**20
 """Size of a block of memory that is registered with a GPU; a larger tensor has its own."""
 PIECE_ELEMENTS = 2**22
 """Copied at a time: 16 MiB of float32, enough for stores that bypass the cache."""
+COPY_THREADS = 4
+"""Threads that copy tensors which stay as they are; their cores share the memory's bandwidth."""
+SHARED_ELEMENTS = 2**24
+"""Copied at a time by one of them: 64 MiB of float32."""
 CAST_ELEMENTS = 2**14
 """Cast at a time; torch would use all its threads for twice as many."""
 
@@ -115,13 +119,38 @@ class Snapshot:
                     submit(copies[-1])
                     submit(digest.update, bytes_of(host))
                     continue
-                for piece in _copy(tensor, host, whole=not checksummed):
+                for piece in _copy(tensor, host):
                     submit(digest.update, piece)
             for wait in copies[-1:]:  # they are in the order of a stream
                 wait()
             return thread.submit(digest.hexdigest).result
         finally:
             thread.shutdown(wait=False)
+
+    @torch.no_grad()
+    def take_lasting(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy tensors that all stay as they are meanwhile, without a checksum.
+
+        Several threads share the pieces, so that one whose core is occupied copies fewer.
+        """
+        self.tensors = []
+        waits: list[Callable[[], object]] = []
+        pieces: list[tuple[Tensor, Tensor]] = []
+        for name, tensor in tensors:
+            host = self._host(name, tensor, tensor.dtype)
+            self.tensors.append((name, host))
+            if self._gpu.holds(tensor):
+                waits.append(self._gpu.copy(tensor, host))
+            elif tensor.is_contiguous():
+                both = (torch.split(x.view(-1), SHARED_ELEMENTS) for x in (tensor, host))
+                pieces += zip(*both, strict=True)
+            else:
+                host.copy_(tensor)
+        with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="copy") as threads:
+            for _ in threads.map(lambda piece: _copy_bytes(*piece), pieces):
+                pass
+        for wait in waits[-1:]:  # they are in the order of a stream
+            wait()
 
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)
@@ -143,20 +172,25 @@ class Snapshot:
         return self._blocks[-1][begin : self._used]
 
 
-def _copy(tensor: Tensor, host: Tensor, *, whole: bool) -> Iterator[memoryview]:
-    """Copy a tensor of host memory, in pieces or `whole`; yield its bytes as they are copied."""
+def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
+    """Copy a tensor of host memory in pieces; yield its bytes as they are copied."""
     data = bytes_of(host)
     if not tensor.is_contiguous():
         host.copy_(tensor)
         yield data
         return
     source, target, casts = tensor.view(-1), host.view(-1), tensor.dtype != host.dtype
-    length = CAST_ELEMENTS if casts else max(1, target.numel()) if whole else PIECE_ELEMENTS
+    length = CAST_ELEMENTS if casts else PIECE_ELEMENTS
     for begin in range(0, target.numel(), length):
         end = begin + length
         piece = data[begin * target.element_size() : end * target.element_size()]
         if casts:
             target[begin:end].copy_(source[begin:end])
         else:
-            np.copyto(np.asarray(piece), np.asarray(bytes_of(source[begin:end])))
+            _copy_bytes(source[begin:end], target[begin:end])
         yield piece
+
+
+def _copy_bytes(source: Tensor, target: Tensor) -> None:
+    """Copy a contiguous tensor of host memory to another of its dtype, without torch's threads."""
+    np.copyto(np.asarray(bytes_of(target)), np.asarray(bytes_of(source)))
