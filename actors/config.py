@@ -355,7 +355,7 @@ class HeldoutConfig(Options):
     the problems of the best of their k rewards."""
 
     pinned: bool = False
-    """Let the last actor do nothing but evaluate, and take no new version before it is done: all
+    """Let the first actor do nothing but evaluate, and take no new version before it is done: all
     rollouts of a score are of one version, and the other actors go on with training. It needs
     actors.count of 2 or more. Else all actors evaluate, and may take new versions meanwhile."""
     pinned_seconds: float = Field(default=600.0, gt=0)

@@ -36,6 +36,8 @@ from weight_sync.receive.receiver import Receiver, ReceiverOptions
 
 MAX_CONCURRENCY = 16
 """Concurrent calls: start, run, stop, and several of statistics."""
+PINGS = "pings"
+"""Ray's concurrency group of `RolloutActor.ping`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class ActorSpec(EngineSpec):
 
 def create_actor(spec: ActorSpec, **options: Any) -> Any:
     """Start the process of a rollout actor; `options` are those of Ray. Returns its handle."""
-    remote = ray.remote(RolloutActor).options(
+    remote = ray.remote(concurrency_groups={PINGS: 1})(RolloutActor).options(
         **{
             "num_cpus": spec.config.cpus,
             "num_gpus": spec.config.gpus,
@@ -188,11 +190,17 @@ class RolloutActor:
         """See `ActorStatistics.statistics`; can be called at any time."""
         return self._statistics.statistics()
 
-    async def stop(self) -> None:
-        """End `run` within seconds, even if it has not begun, and save running rollouts.
+    @ray.method(concurrency_group=PINGS)
+    async def ping(self) -> None:
+        """Answer, in a thread of its own: code that blocks other calls is no hang."""
+
+    async def stop(self, seconds: float) -> None:
+        """End `run`, even if it has not begun, and save running rollouts, for at most `seconds`.
 
         Returns when they are saved; the engine may still be running.
         """
+        if self.parts is not None:
+            self.parts.worker.hand_over_seconds = seconds
         self._stop.set()
         if self._works and self.parts is not None:
             await self.parts.worker.left.wait()

@@ -122,6 +122,7 @@ class Run:
                 restart_learner=self.processes.learner.restart,
                 restart_actor=self.processes.fleet.restart,
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
+                actors_lacking=lambda: self.processes.fleet.lacking,
                 handles=self.processes.handles,
                 save=self.save,
                 write=self.context.jsonl.write,
@@ -256,7 +257,7 @@ class Run:
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""
         config, inputs, broker = self.context.config, self.context.inputs, self.processes.broker
-        evaluates = evaluator(config.heldout, config.actors.count)
+        evaluates = evaluator(config.heldout)
         await evaluations.initial(broker, inputs.evaluations, evaluates)
         prompts = config.prompts
         await feed(
@@ -277,14 +278,14 @@ class Run:
             return
         learner = self.processes.learner
         learner.stop()
-        leaving = [asyncio.create_task(actor.stop()) for actor in self.processes.actors]
+        seconds = self.context.config.deploy.checkpoint_seconds
+        seconds += save_seconds(self.context)
+        leaving = [asyncio.create_task(actor.stop(seconds)) for actor in self.processes.actors]
         saving = () if learner.starts else (self.learning,)  # ranks that load have nothing to save
         ends = [
             asyncio.create_task(asyncio.wait({*saving, *leaving})),
             asyncio.create_task((insisted or asyncio.Event()).wait()),
         ]
-        seconds = self.context.config.deploy.checkpoint_seconds
-        seconds += save_seconds(self.context)
         try:
             await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import math
+import sqlite3
 import time
 import uuid
 from collections import deque
@@ -26,11 +27,11 @@ from queues.broker.broker import Broker
 from queues.broker.result_intake import Put
 from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
-from queues.errors import BrokerLostError, QueuesError
+from queues.errors import BrokerLostError, LedgerError, QueuesError
 from queues.ray_errors import raise_translated, until_death
 from queues.records import Batch, Prompt, PutStatus
 from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.disk_space import full_disk_message, has_space
+from queues.runtime.disk_space import full_disk_message, has_space, is_full
 from queues.runtime.output_limits import keep_logs_small
 from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
@@ -118,17 +119,23 @@ class BrokerActor(Broker):
 
     def __init__(self, directory: Path, **options: Any) -> None:
         keep_logs_small()
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        if again:
             # A process that was killed keeps its lock until its disk answers.
             self.predecessor_seconds = LONGEST_SECONDS
-            if not has_space(directory):
+        while True:
+            if again and not has_space(directory):
                 log.warning("paused: %s", full_disk_message(directory))
                 while not has_space(directory):  # callers wait for the constructor meanwhile
                     time.sleep(SPACE_SECONDS)
-        try:
-            super().__init__(directory, **options)
-        except QueuesError as error:
-            self._error = error
+            try:
+                super().__init__(directory, **options)
+            except (QueuesError, sqlite3.Error) as error:
+                if again and is_full(error, directory):  # others have taken the space since
+                    time.sleep(SPACE_SECONDS)
+                    continue
+                self._error = error if isinstance(error, QueuesError) else LedgerError(f"{error}")
+            return
 
     def __getattr__(self, name: str) -> Never:
         """Raise the error of the constructor in the place of what it did not make."""

@@ -36,7 +36,7 @@ def make_publisher(
         return make_direct_publisher(config, broadcaster)
     from weight_sync.publish.snapshot import wire_dtype
     from weight_sync.publish.staged_publisher import StagedPublisher
-    from weight_sync.ray_broadcaster import ANSWER_SECONDS
+    from weight_sync.ray_broadcaster import GIVE_UP_SECONDS
 
     publisher = StagedPublisher(
         make_transport(config),
@@ -46,5 +46,5 @@ def make_publisher(
         codec=config.codec,
         wire_dtype=wire_dtype(config),
     )
-    publisher.announce_seconds = ANSWER_SECONDS
+    publisher.announce_seconds = GIVE_UP_SECONDS
     return publisher

@@ -40,8 +40,6 @@ POLL_SECONDS = 1.0
 """Longest wait for a lease before `stop` and the capacity are checked again."""
 LONGEST_ERROR = 12_000
 """Characters that are kept of the error of a group."""
-HAND_OVER_SECONDS = 5.0
-"""Time for interrupted rollouts to be saved, and for rollouts that just end to be put."""
 
 
 @dataclass(eq=False)
@@ -68,6 +66,8 @@ class RolloutWorker:
     """Purpose of its leases; None leases for either."""
     pinned_seconds: float = 600.0
     """Longest time that a worker that only evaluates makes a new version wait."""
+    hand_over_seconds: float = 5.0
+    """Time for interrupted rollouts to be saved, and for rollouts that just end to be put."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent_rollouts < self.largest_group:
@@ -132,7 +132,7 @@ class RolloutWorker:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
-                    for lease in await self._lease(capacity, POLL_SECONDS):
+                    for lease in await self._lease_or_stop(capacity, stop):
                         self._begin(lease, tasks)
                 await self._hand_over()
                 for task in (*background, *self.held.values()):
@@ -148,6 +148,17 @@ class RolloutWorker:
 
     async def _lease(self, rollouts: int, timeout: float) -> list[Lease]:
         return await self.work.lease(self._engine_id, rollouts, timeout, self.purpose)
+
+    async def _lease_or_stop(self, rollouts: int, stop: asyncio.Event) -> list[Lease]:
+        """Return new leases, or none once `stop` is set: the broker may be made again just then."""
+        leasing = asyncio.create_task(self._lease(rollouts, POLL_SECONDS))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return leasing.result() if leasing.done() else []
+        finally:
+            leasing.cancel()
+            stopping.cancel()
 
     async def _evaluate(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
         """Evaluate until `stop`; release the version when nothing is left to do at it."""
@@ -176,7 +187,7 @@ class RolloutWorker:
         with suppress(ActorsError):  # an engine that is gone has nothing to save
             await self.interrupt()
             if self.held:
-                await asyncio.wait([*self.held.values()], timeout=HAND_OVER_SECONDS)
+                await asyncio.wait([*self.held.values()], timeout=self.hand_over_seconds)
 
     def _capacity(self) -> int:
         """Return how many rollouts may begin now."""

@@ -9,7 +9,7 @@ Exit codes: 0 done, 1 failed at run time, 2 bad input, 130 interrupted after a c
 import json
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,7 +79,9 @@ def submit(
     replace: Replace = False,
     sft: Annotated[bool, typer.Option(help="Make the recipe's warm start first.")] = False,
     reward_model: Annotated[bool, typer.Option(help="Train its reward models first.")] = False,
-    resume: Annotated[bool, typer.Option(help="Resume a run that was submitted before.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Resume the run if it has begun; follow its job if that lives.")
+    ] = False,
     module: Annotated[
         list[str],
         typer.Option(
@@ -92,19 +94,18 @@ def submit(
 ) -> None:
     """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
     config = load(recipe, overrides)
-    from deploy.cluster.jobs import Jobs, check, command_of, files_of, resumption
+    from deploy.cluster.jobs import Jobs, check, command_of, files_of
     from deploy.config.loader import read_recipe
 
     check(read_recipe(recipe, overrides))
     preparation = {"sft": sft, "reward-model": reward_model}
     before = [name for name, wanted in preparation.items() if wanted]
-    if resume:
-        command = resumption(config, overrides, replace=replace, before=before)
-    else:
-        command = command_of(recipe, overrides, replace=replace, before=before)
+    command = command_of(recipe, overrides, replace=replace, resume=resume, before=before)
     modules = files_of(config, module, Path.cwd())
     file = Path(recipe) if Path(recipe).exists() else None
-    job = Jobs(address).submit(config, command, modules, file)
+    jobs = Jobs(address)
+    live = jobs.live_job(config) if resume else None
+    job = live or jobs.submit(config, command, modules, file)
     echo(f"job {job}; follow it by: headway attach {job} --address {address}")
     if wait:
         attach(job, address)
@@ -329,7 +330,7 @@ def _run_command() -> Any:
         if not only_informs(sys.argv[1:]):
             _check_not_shadowed()
             if sys.argv[1] in ("run", "resume"):
-                session_process.begin_session()
+                session_process.begin_session(_end_leftovers)
         sys.path.append(os.getcwd())
         return app(standalone_mode=True)
     except (KeyboardInterrupt, SystemExit) as leaving:
@@ -346,6 +347,15 @@ def _run_command() -> Any:
         if session is not None and code != INTERRUPTED and session.may_pass(error):
             session.fails(first_line(error))
         sys.exit(code)
+
+
+def _end_leftovers(run: Path) -> None:
+    """End what a killed session of a run has left, unless another command has the run by now."""
+    from deploy.cluster.cleanup import end_leftovers
+    from queues.runtime.file_lock import locked
+
+    with suppress(OSError), locked(run / session_process.DRIVER_LOCK):
+        end_leftovers(run)
 
 
 def _check_not_shadowed() -> None:

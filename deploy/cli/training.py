@@ -4,7 +4,9 @@ Each checks its recipe and prints its first line before it imports anything heav
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import InputError, RunFailed
@@ -18,11 +20,34 @@ if TYPE_CHECKING:
     from deploy.storage.run_directory import RunDirectory
 
 CHECKING = "checking the recipe, the model and the prompts"
+LOCATING_KEYS = ("name", "deploy.runs_dir")
+"""Settings that say which run it is; a run that has begun has no others of them."""
 
 
-def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
-    """Train a recipe to its end."""
+def run(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    replace: Replace = False,
+    go_on: Annotated[
+        bool,
+        typer.Option("--resume", help="Resume the run, or its backup, if it has begun."),
+    ] = False,
+) -> None:
+    """Train a recipe to its end.
+
+    With --resume, the same command begins a run and goes on with it, wherever it is called.
+    """
     config = load(recipe, overrides)
+    if go_on:
+        from deploy.storage.recovery import begun
+
+        if replace:
+            raise InputError("--resume goes on with a run, and --replace begins anew; choose one")
+        if (folder := begun(config)) is not None:
+            changed = [x for x in overrides if x.partition("=")[0].strip() not in LOCATING_KEYS]
+            resume(str(folder), changed, config.deploy.runs_dir)
+            return
     _allow_restarts(config)
     from deploy.runtime.console import Terminal
 

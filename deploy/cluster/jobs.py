@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 RECIPE = "recipe.toml"
 DOTTED = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*"')
 """A name in the user's own code, "module:attribute", as JSON has it."""
-LOCATING_KEYS = ("name", "deploy.runs_dir")
-"""Settings that identify a run that was submitted before."""
 GRACE_SECONDS = 300
 """Time beyond deploy.checkpoint_seconds after which Ray kills a cancelled job, if it has not ended:
 a run allows twice the time of its last checkpoint, which is not known here."""
@@ -91,6 +89,7 @@ class Jobs:
                 "runtime_env": environment,
                 "metadata": {
                     "run": config.name,
+                    "folder": str(config.deploy.runs_dir / config.name),
                     "steps": str(config.steps),
                     "submitted with ray": __version__,
                 },
@@ -106,6 +105,17 @@ class Jobs:
                     f"the cluster at {self._address} refuses the job: {_reason(error)}"
                 ) from None
         return job
+
+    def live_job(self, config: RunConfig) -> str | None:
+        """Return the job of a recipe's run that has not ended; None if there is none."""
+        folder = str(config.deploy.runs_dir / config.name)
+        jobs = self._retry(None, lambda: self._client.list_jobs())
+        ids = (
+            str(job.submission_id)
+            for job in jobs
+            if (job.metadata or {}).get("folder") == folder and job.status.value not in ENDED
+        )
+        return next(ids, None)
 
     def follow(self, job: str, echo: Callable[[str], Any]) -> int:
         """Pass on the log of a job until it ends, and return its exit code.
@@ -185,7 +195,7 @@ class Jobs:
             return 0
         raise RunFailed(f"job {job} failed before it began: {info.message}")
 
-    def _retry(self, job: str, question: Callable[[], Any]) -> Any:
+    def _retry(self, job: str | None, question: Callable[[], Any]) -> Any:
         """Return the cluster's answer about a job; RunFailed if none comes."""
         try:
             return self._ask(question)
@@ -213,10 +223,9 @@ class Jobs:
             self._sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _lost(self, job: str, error: Exception) -> RunFailed:
-        return RunFailed(
-            f"the cluster at {self._address} does not answer ({_reason(error)}); {self._hint(job)}"
-        )
+    def _lost(self, job: str | None, error: Exception) -> RunFailed:
+        hint = f"; {self._hint(job)}" if job else ""
+        return RunFailed(f"the cluster at {self._address} does not answer ({_reason(error)}){hint}")
 
     def _hint(self, job: str) -> str:
         return f"the job may go on: headway attach {job} --address {self._address}"
@@ -272,33 +281,28 @@ def _reason(error: Exception) -> str:
 
 
 def command_of(
-    recipe: str, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    replace: bool = False,
+    resume: bool = False,
+    before: Sequence[str] = (),
 ) -> str:
-    """Return the shell command of a job that starts a new run, after the commands in `before`.
+    """Return the shell command of a job that trains a recipe, after the commands in `before`.
 
     A recipe that is a file is RECIPE in the job's working folder.
-    """
-    name = RECIPE if Path(recipe).exists() else recipe
-    settings = [part for override in overrides for part in ("--set", override)]
-    always = ["--set", "deploy.ray_address=auto", *(["--replace"] if replace else [])]
-    commands = [["headway", verb, name, *settings, *always] for verb in (*before, "run")]
-    return " && ".join(shlex.join(command) for command in commands)
-
-
-def resumption(
-    config: RunConfig, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
-) -> str:
-    """Return the shell command of a job that resumes a run which was submitted before.
 
     Raises:
-        InputError: An option has no effect on a resumed run, whose recipe is stored.
+        InputError: It would resume a run and begin it anew.
     """
-    for option in (*(["replace"] if replace else []), *before):
-        raise InputError(f"--resume goes on with a run, and --{option} begins anew; choose one")
-    changed = [one for one in overrides if one.partition("=")[0].strip() not in LOCATING_KEYS]
-    settings = [part for override in changed for part in ("--set", override)]
-    runs_dir = str(config.deploy.runs_dir)
-    return shlex.join(["headway", "resume", config.name, "--runs-dir", runs_dir, *settings])
+    if resume and (anew := [*(["replace"] if replace else []), *before]):
+        raise InputError(f"--resume goes on with a run, and --{anew[0]} begins anew; choose one")
+    name = RECIPE if Path(recipe).exists() else recipe
+    settings = [part for override in overrides for part in ("--set", override)]
+    options = [*(["--replace"] if replace else []), *(["--resume"] if resume else [])]
+    always = ["--set", "deploy.ray_address=auto", *options]
+    commands = [["headway", verb, name, *settings, *always] for verb in (*before, "run")]
+    return " && ".join(shlex.join(command) for command in commands)
 
 
 def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Path]:

@@ -45,17 +45,20 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
     ]
 
 
-def evaluator(config: HeldoutConfig | None, actors: int) -> str | None:
+EVALUATOR = 0
+"""Number of the actor that only evaluates, where one does: the last one to be done without."""
+
+
+def evaluator(config: HeldoutConfig | None) -> str | None:
     """Return the id of the engine that only evaluates; None where all actors do everything."""
-    return engine_id_of(actors - 1) if config is not None and config.pinned else None
+    return engine_id_of(EVALUATOR) if config is not None and config.pinned else None
 
 
-def purpose(config: HeldoutConfig | None, actor: int, actors: int) -> Purpose | None:
-    """Return what actor number `actor` of `actors` leases; None where all actors do everything."""
-    only_evaluates = evaluator(config, actors)
-    if only_evaluates is None:
+def purpose(config: HeldoutConfig | None, actor: int) -> Purpose | None:
+    """Return what an actor, by its number, leases; None where all actors do everything."""
+    if evaluator(config) is None:
         return None
-    return Purpose.EVALUATE if engine_id_of(actor) == only_evaluates else Purpose.TRAIN
+    return Purpose.EVALUATE if actor == EVALUATOR else Purpose.TRAIN
 
 
 def scores_first(unfinished: Sequence[str]) -> bool:

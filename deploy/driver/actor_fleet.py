@@ -17,7 +17,7 @@ from typing import Any
 
 from actors.ray_actor import ActorSpec, create_actor
 from deploy.cluster.placement_group import Reservation, node_of, staying_nodes
-from deploy.config.evaluation_schedule import evaluator
+from deploy.config.evaluation_schedule import EVALUATOR, evaluator
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.named_tasks import named
 from deploy.driver.run_context import RunContext
@@ -33,13 +33,20 @@ from weight_sync.ray_broadcaster import BroadcasterClient
 ROLE = "actors"
 LOOK_SECONDS = 1.0
 """Seconds between two looks at requests, nodes and free resources."""
+HURRY_SECONDS = 8.0
+"""Deadline of an actor to hand over what it samples, on a node that is lost or drained."""
+PATIENT_SECONDS = 60.0
+"""That of one that leaves since fewer are wanted; the broker may be made again meanwhile."""
 
 
 class ActorFleet:
     """The actors of a run: those that work, and those that have left.
 
-    `spec_of` returns what an actor is made from, given its number and how many there are.
+    `spec_of` returns what an actor is made from, given its number and how many there are. No actor
+    joins while the learner starts.
     """
+
+    look_seconds = LOOK_SECONDS
 
     def __init__(
         self,
@@ -48,12 +55,13 @@ class ActorFleet:
         reservation: Reservation,
         queues: tuple[BrokerClient, BroadcasterClient],
         *,
+        learner_starts: Callable[[], bool] = lambda: False,
         create: Callable[..., Any] = create_actor,
-        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._context, self._spec_of, self._create = context, spec_of, create
-        self._reservation, self._look_seconds = reservation, look_seconds
+        self._reservation = reservation
         self._broker, self._broadcaster = queues
+        self._learner_starts = learner_starts
         config = context.config.actors
         self.count = config.count
         """The number of actors that is asked for."""
@@ -74,6 +82,12 @@ class ActorFleet:
     def active(self) -> list[ActorSupervisor]:
         """The actors that work or start."""
         return [actor for actor in self.actors if not (actor.left or actor.given_up)]
+
+    @property
+    def lacking(self) -> int:
+        """The number of actors that would work if there were resources for them."""
+        given_up = sum(actor.given_up for actor in self.actors)
+        return max(0, max(1, self.count - given_up) - len(self.active))
 
     def restart(self, name: str, reason: str, silent: float = 0.0) -> None:
         """End the process of an actor that works, so that another takes its place.
@@ -97,7 +111,7 @@ class ActorFleet:
             while self._working or not over:
                 tasks = {*self._working, *(() if over else (looking,))}
                 ended, _ = await asyncio.wait(
-                    tasks, timeout=self._look_seconds, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=self.look_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in ended:
                     task.result()
@@ -137,11 +151,12 @@ class ActorFleet:
         while True:
             for file, asked in await run_in_daemon_thread(lambda: scaling.requests(directory)):
                 await self._answer(file, asked)
-            if self._context.config.deploy.ray_address != "local":
-                await self._leave_nodes()
-            await self._fill()
+            shared = self._context.config.deploy.ray_address != "local"
+            # After the loss of a node, and for ranks of the learner, what is free may be needed.
+            if not (shared and await self._leave_nodes()) and not self._learner_starts():
+                await self._fill()
             await self._resize_queues()
-            await asyncio.sleep(self._look_seconds)
+            await asyncio.sleep(self.look_seconds)
 
     async def _answer(self, file: Path, asked: int) -> None:
         """Scale to the number that a request asks for, or refuse it, and answer."""
@@ -190,16 +205,13 @@ class ActorFleet:
                 actor.given_up, actor.left = False, True
         for number in new:
             self._join(number)
-        resident = evaluator(self._context.config.heldout, self._context.config.actors.count)
-        leaving = [actor for actor in self.active if actor.engine_id != resident]
-        leaving.sort(key=lambda actor: actor.number)
-        for actor in leaving[len(leaving) - max(0, len(self.active) - asked) :]:
+        for actor in sorted(self.active, key=lambda actor: actor.number)[asked:]:
             self._leave(actor)
         return None
 
-    async def _leave_nodes(self) -> None:
-        """Have actors leave nodes that are lost or that Ray drains."""
-        staying = await run_in_daemon_thread(staying_nodes)
+    async def _leave_nodes(self) -> bool:
+        """Have actors leave nodes that are lost or that Ray drains; return True if any has to."""
+        staying, leaves = await run_in_daemon_thread(staying_nodes), False
         for actor in self.active:
             handle = actor.handle
             node = self._reservation.node(ROLE, actor.number)
@@ -207,19 +219,25 @@ class ActorFleet:
                 node = await run_in_daemon_thread(partial(node_of, handle))
             if staying and node is not None and node not in staying:  # empty: Ray does not know
                 self._context.console.say(f"{actor.name} leaves its node, which is lost or drained")
-                self._leave(actor)
+                self._leave(actor, HURRY_SECONDS)
+                leaves = True
+        return leaves
 
     async def _fill(self) -> None:
-        """Have actors join as far as they are wanted and resources are free."""
+        """Have actors join as far as they are wanted and resources are free.
+
+        One that only evaluates is the first, since no other does its work.
+        """
         given_up = {actor.number for actor in self.actors if actor.given_up}
-        wanted = max(1, self.count - len(given_up))
-        while len(self.active) < max(wanted, self._most - len(given_up)):
+        pinned = evaluator(self._context.config.heldout) is not None
+        while self.lacking or len(self.active) < self._most - len(given_up):
             [number] = self._free_numbers(1, given_up)
+            if pinned and self.actors[EVALUATOR].left and number != EVALUATOR:
+                break  # it still leaves a node
             if not await self._reserve(self._reservation.add, number):
                 break
             self._join(number)
-        lacking = wanted - len(self.active)
-        told = f"{lacking} actor(s) wait for free resources" if lacking > 0 else None
+        told = f"{self.lacking} actor(s) wait for free resources" if self.lacking else None
         if told is not None and told != self._told:
             self._context.console.say(told)
         self._told = told
@@ -253,9 +271,9 @@ class ActorFleet:
         actor.left = False
         self._working[named(actor.name, actor.run())] = actor
 
-    def _leave(self, actor: ActorSupervisor) -> None:
+    def _leave(self, actor: ActorSupervisor, seconds: float = PATIENT_SECONDS) -> None:
         actor.left = True
-        task = asyncio.create_task(actor.leave())
+        task = asyncio.create_task(actor.leave(seconds))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 

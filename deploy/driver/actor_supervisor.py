@@ -10,8 +10,8 @@ broker or broadcaster, a bug. So does an actor that keeps dying, unless enough o
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,11 @@ from deploy.errors import RunFailed, first_line
 from deploy.observability.waits import ActorHealth
 from queues.errors import QueueClosed
 from queues.records import Purpose
+from queues.runtime.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS, until_silent
 from weight_sync.errors import DeadlineExceeded, LoadFailed
+
+HAND_OVER_SHARE = 0.6
+"""Share of the time to hand over that rollouts have to be saved; the rest is for the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +43,12 @@ class Timing:
     """Interval of requests for statistics; a process that dies loses what came after the last."""
     answer_seconds: float = 5.0
     """Deadline of an answer to a request for statistics."""
+    silent_seconds: float = SILENT_SECONDS
+    """Time without an answer after which a process that works hangs."""
+    loading_silent_seconds: float = LOADING_SILENT_SECONDS
+    """That of a process that loads."""
     resend_seconds: float = 60.0
     """Deadline for the engine to have taken the newest weights once more."""
-    hand_over_seconds: float = 8.0
-    """Deadline for the actor to hand over the groups that it is sampling."""
 
 
 class ActorSupervisor:
@@ -102,21 +108,21 @@ class ActorSupervisor:
             async with asyncio.timeout(self._timing.resend_seconds):
                 await self.handle.resend.remote()
 
-    async def stop(self) -> None:
-        """Have the actor save what it is sampling and take no further lease, before a deadline."""
+    async def stop(self, seconds: float) -> None:
+        """Have the actor save what it is sampling and take no further lease, in so many seconds."""
         if self.handle is None or self._working_since is None:
             return
         with suppress(RayError, TimeoutError):
-            async with asyncio.timeout(self._timing.hand_over_seconds):
-                await self.handle.stop.remote()
+            async with asyncio.timeout(seconds):
+                await self.handle.stop.remote(HAND_OVER_SHARE * seconds)
 
-    async def leave(self) -> None:
-        """End `run`: the actor hands over what it samples, and its process ends.
+    async def leave(self, seconds: float) -> None:
+        """End `run`: the actor hands over what it samples, in time, and its process ends.
 
         `run` may be called again after it has returned.
         """
         self.left = True
-        await self.stop()
+        await self.stop(seconds)
         await self._ask()  # what it has sampled in the end
         if self.handle is not None:
             ray.kill(self.handle)
@@ -136,14 +142,14 @@ class ActorSupervisor:
         try:
             await self._load()
         except RayError as error:
-            reason = _cause(error)
+            reason = self._cause(error)
         else:
             return True
         while await self._recover(reason, worked=0.0):
             try:
                 await self._restarts.await_start(self._load())
             except (RayError, RunFailed) as error:
-                reason = _cause(error)
+                reason = self._cause(error)
             else:
                 return True
         return False
@@ -205,17 +211,39 @@ class ActorSupervisor:
             if self.handle is None:
                 await self._restarts.await_start(self._load())
             self._working_since, self.joins = self._timing.clock.monotonic(), False
-            await self.handle.run.remote()
+            async with self._heard(self._timing.silent_seconds):
+                await self.handle.run.remote()
         except (RayError, RunFailed) as error:
-            ended, self._ended = self._ended, None
-            return ended or _cause(error)
+            return self._cause(error)
         finally:
             watching.cancel()
         return None
 
+    @asynccontextmanager
+    async def _heard(self, seconds: float, *, placed: bool = True) -> AsyncIterator[None]:
+        """End the process, and so its call in the block, if it does not answer for so long.
+
+        One that Ray has not `placed` yet has to answer once before that counts.
+        """
+
+        async def hear(handle: Any) -> None:
+            with suppress(RayError):  # it died, which ends its call as well
+                if not placed:
+                    await handle.ping.remote()
+                await until_silent(handle.ping.remote, seconds)
+                self._ended, self._silent = f"it did not answer within {seconds:g} s", seconds
+                ray.kill(handle)
+
+        hearing = asyncio.create_task(hear(self.handle))
+        try:
+            yield
+        finally:
+            hearing.cancel()
+
     async def _load(self) -> None:
         self.handle = self._create(self._spec)
-        await self.handle.start.remote()
+        async with self._heard(self._timing.loading_silent_seconds, placed=False):
+            await self.handle.start.remote()
 
     async def _recover(self, reason: str, *, worked: float) -> bool:
         """Clear away the process that died after `worked` seconds; return False if it is the last.
@@ -273,13 +301,17 @@ class ActorSupervisor:
         if actor is self.handle:
             self._statistics = statistics
 
+    def _cause(self, error: RayError | RunFailed) -> str:
+        """Return why the process was ended, or describe an error that a new one may not meet.
 
-def _cause(error: RayError | RunFailed) -> str:
-    """Describe an error that a new actor may not meet again.
+        Raises:
+            RayError: The error itself, if a new actor would meet it too.
+        """
+        ended, self._ended = self._ended, None
+        return ended or _describe(error)
 
-    Raises:
-        RayError: The error itself, if a new actor would meet it too.
-    """
+
+def _describe(error: RayError | RunFailed) -> str:
     if not isinstance(error, (RayTaskError, RunFailed)):
         return f"its process died: {first_line(error)}"  # of its node's memory or node too
     cause = error.cause if isinstance(error, RayTaskError) else error

@@ -65,6 +65,8 @@ class LearnerSupervisor:
         """Version at the last death of a rank, or at the begin."""
         self._stopping = False
         self._done = asyncio.Event()
+        self._announcing: asyncio.Task[None] | None = None
+        """The newest version, on its way to a broadcaster that was made again."""
         self._ended: str | None = None
         """Why the present ranks were ended, if none died by itself."""
         self._silent = 0.0
@@ -146,7 +148,8 @@ class LearnerSupervisor:
 
     async def announce_again(self) -> None:
         """Have the newest version announced to a broadcaster that was made again."""
-        self._group.announce_again()
+        # In the background, since the broadcaster may die again before it has heard.
+        self._announcing = asyncio.create_task(self._group.announce_again())
 
     async def _load(self) -> None:
         await self._group.start()

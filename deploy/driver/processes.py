@@ -97,7 +97,11 @@ class Processes:
         self.services = self._supervise_services()
         """The processes that Ray restarts."""
         self.fleet = ActorFleet(
-            context, self._actor_spec, self._reservation, (self.broker, self.broadcaster)
+            context,
+            self._actor_spec,
+            self._reservation,
+            (self.broker, self.broadcaster),
+            learner_starts=lambda: self.learner.starts,
         )
 
     @property
@@ -168,7 +172,7 @@ class Processes:
         actors = config.actors.model_copy(update={"count": count})
         return ActorSpec(
             index=number,
-            purpose=purpose(config.heldout, number, config.actors.count),
+            purpose=purpose(config.heldout, number),
             config=actors_on_cores(actors, os.sched_getaffinity(0), config.learner.cores),
             weight_sync=config.weight_sync,
             model_path=self._context.inputs.model_path,
@@ -186,6 +190,5 @@ class Processes:
 
 def fewest(config: RunConfig) -> dict[str, int]:
     """Return the fewest processes, by role, with which a run that has lost nodes goes on."""
-    if evaluator(config.heldout, config.actors.count) is not None:
-        return {}  # the actor that evaluates is one of them
-    return {ROLE: config.actors.min_count or 1}
+    least = 1 if evaluator(config.heldout) is None else 2  # one evaluates, another generates
+    return {ROLE: max(least, config.actors.min_count or 1)}

@@ -14,8 +14,8 @@ from ray.exceptions import RayError, RayTaskError
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
-from learner.ranks.ray_group import PING_SECONDS, SILENT_SECONDS
 from queues.errors import BrokerLostError
+from queues.runtime.hang_detection import SILENT_SECONDS, until_silent
 from weight_sync.errors import BroadcasterDied
 
 
@@ -76,7 +76,7 @@ class ServiceSupervisor:
         """Keep the process at work from `start` on, until cancelled: restart it whenever it dies.
 
         Raises:
-            RunFailed: It died more often in a row than deploy.max_restarts, or started too slowly.
+            RunFailed: It died, or started too slowly, more often in a row than deploy.max_restarts.
             RayTaskError: It raised something that a new process would raise too.
         """
         await self._wanted.wait()
@@ -100,7 +100,7 @@ class ServiceSupervisor:
                 reason = f"its process died: {first_line(error)}"
                 if began is None and not isinstance(error, RayError):
                     self.client.stop(again=True)  # it may hang
-            except TimeoutError:
+            except (TimeoutError, RunFailed):
                 self.client.stop(again=True)
                 reason = "it did not start in time"
                 if began is not None:
@@ -121,22 +121,17 @@ class ServiceSupervisor:
 
     async def _live(self) -> None:
         """Wait until the process dies: raise its client's error, or TimeoutError if it hangs."""
-        lost = ping = asyncio.ensure_future(self.client.live())
+        lost = asyncio.ensure_future(self.client.live())
+        hangs = asyncio.ensure_future(until_silent(self.client.ping))
         try:
-            while not lost.done():
-                ping = asyncio.ensure_future(self.client.ping())
-                done, _ = await asyncio.wait(
-                    {lost, ping}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    raise TimeoutError
-                if not lost.done():
-                    ping.result()
-                    await asyncio.wait({lost}, timeout=PING_SECONDS)
-            await lost
+            await asyncio.wait({lost, hangs}, return_when=asyncio.FIRST_COMPLETED)
+            if not lost.done():
+                hangs.result()
+                raise TimeoutError
+            lost.result()
         finally:
             lost.cancel()
-            ping.cancel()
+            hangs.cancel()
 
     def stop(self) -> None:
         """End the process for good."""

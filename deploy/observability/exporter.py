@@ -68,7 +68,7 @@ class Exporter:
         self._run, self._file, self._targets = config.name, folder / FILE, targets
         self._node, self._waits_for = node, waits_for
         self._loop: asyncio.AbstractEventLoop | None = None
-        engine = evaluator(config.heldout, config.actors.count)
+        engine = evaluator(config.heldout)
         self._evaluator = engine and engine.replace("engine", "actor")
         """Name of an actor that only evaluates, and may therefore idle and lag."""
         self._written = ""

@@ -42,6 +42,8 @@ class Health:
     """The longest step of the learner so far."""
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
+    actors_lacking: int = 0
+    """Actors that are wanted, and for which the cluster has no resources."""
     silent: Collection[str] = ()
     """Processes but the broker, as "learner-1", that do not answer."""
     disk: bool
@@ -103,15 +105,26 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
         yield Wait("driver", "learner", "its last checkpoint", allowed), broker.learner
 
 
+def _on_learner(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:
+    if health.learner_busy:
+        return
+    version, depth = broker.version, broker.depth
+    who, what = "driver", "asked for"
+    if depth["taken"]:
+        who, what = "broker", "trained"
+    elif depth["ready"] >= health.groups_per_batch and not broker.waits_for:
+        who, what = "results queue", "taken"
+    elif broker.learner[1] == version:
+        return
+    allowed = STEP_FACTOR * health.step_seconds
+    wait = Wait(who, "learner", f"batch {version} to be {what}", allowed)
+    yield wait, (version, broker.learner)
+
+
 def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:
+    yield from _on_learner(health, broker)
     version, depth = broker.version, broker.depth
     names = {actor.engine_id: name for name, actor in health.actors.items()}
-    progress, trains = (version, broker.learner), not health.learner_busy
-    allowed = STEP_FACTOR * health.step_seconds
-    if depth["taken"] and trains:
-        yield Wait("broker", "learner", f"batch {version} to be trained", allowed), progress
-    elif depth["ready"] >= health.groups_per_batch and trains and not broker.waits_for:
-        yield Wait("results queue", "learner", f"batch {version} to be taken", allowed), progress
     groups_by_holder: dict[str, list[str]] = {}
     for group, engine in broker.waits_for.items():
         holder = names.get(engine or "", engine or "nobody")
@@ -124,8 +137,11 @@ def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait,
             name = names[engine]
             pinned = health.actors[name].pinned_seconds
             yield Wait(name, "weight update", f"a version above {served}", pinned), served
-    if not health.actors:
-        return  # they start: nobody waits for prompts yet
+    if not health.actors:  # they start: nobody waits for prompts yet
+        if health.actors_lacking:
+            what = f"resources for {health.actors_lacking} actor(s)"
+            yield Wait("prompt queue", "the cluster", what), None
+        return
     in_work = depth["queued"] or depth["leased"] or depth["taken"]
     if scores_first(broker.evaluations):
         yield Wait("feeder", "actors", "scores of the initial policy"), broker.accepted

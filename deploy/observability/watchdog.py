@@ -73,6 +73,8 @@ class WatchedRun:
     """Asks the learner why it waits for space on a disk, if it does."""
     actors: Callable[[], Mapping[str, ActorHealth]]
     """Returns the health of each rollout actor that has started."""
+    actors_lacking: Callable[[], int]
+    """Returns how many actors wait for resources of the cluster."""
     handles: Callable[[], Mapping[str, Any]]
     """Returns the present Ray handles of the processes by name."""
     learner_starts: Callable[[], bool]
@@ -200,6 +202,7 @@ class Watchdog:
             learner_saved=self._run.learner_saved(),
             step_seconds=max((t.published_at - t.step_started_at for t in times), default=0.0),
             actors=actors,
+            actors_lacking=self._run.actors_lacking(),
             silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,

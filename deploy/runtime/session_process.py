@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ DRIVER = "driver"
 """Name of the process of a session where restarts are counted."""
 PROGRESS = "metrics.jsonl"
 """File in the folder of a run that grows with every batch that is trained for the first time."""
+DRIVER_LOCK = "driver.lock"
+"""File there that the command which works on the run locks; it names its process and host."""
 PARENT_LOCK = "parent.lock"
 """File there that the parent locks, so that a run is not taken for ended between two sessions."""
 
@@ -160,11 +162,14 @@ def is_again() -> bool:
     return session is not None and bool(session.crashes)
 
 
-def begin_session() -> None:
-    """Return in the process of a session, and never in its parent, which exits as it does."""
+def begin_session(end_leftovers: Callable[[Path], None]) -> None:
+    """Return in the process of a session, and never in its parent, which exits as it does.
+
+    `end_leftovers` ends what a killed session of a run, by its folder, has left.
+    """
     known = json.loads(os.environ.pop(INHERITED, "{}"))
     budget = RestartBudget(known.get("limit", FIRST_LIMIT), known.get("in_a_row", 0))
-    parent = Parent(budget, known.get("crashes", []), known.get("lost_since"))
+    parent = Parent(budget, known.get("crashes", []), known.get("lost_since"), end_leftovers)
     parent.watch(known.get("pid"), known.get("socket"))
 
 
@@ -172,9 +177,13 @@ class Parent:
     """The parent of a session in this process."""
 
     def __init__(
-        self, budget: RestartBudget, crashes: Sequence[str], lost_since: float | None
+        self,
+        budget: RestartBudget,
+        crashes: Sequence[str],
+        lost_since: float | None,
+        end_leftovers: Callable[[Path], None],
     ) -> None:
-        self._budget = budget
+        self._budget, self._end_leftovers = budget, end_leftovers
         self._again = sys.argv[1:]
         self._is_resumed = False
         """True once a session has named the run to resume."""
@@ -182,8 +191,8 @@ class Parent:
         """True once this process has locked the folder of that run."""
         self._pidfd: int | None = None
         """The process of the present session."""
-        self._failed_early = False
-        """True if the last session has said that it failed before the loop of its run began."""
+        self._has_worked = False
+        """True if the loop of the last session's run had begun."""
         self._crashes = [*crashes]
         """How sessions crashed that are not in the record of the run, the oldest first."""
         self._lost_since = lost_since
@@ -242,6 +251,7 @@ class Parent:
         if "code" in sent:
             os._exit(sent["code"])
         if self._interrupted:
+            self._clear_away()
             os._exit(INTERRUPTED)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
@@ -264,7 +274,7 @@ class Parent:
         self._budget.limit = sent.get("limit", self._budget.limit)
         if "recorded" in sent:
             self._crashes.clear()
-        self._failed_early = "error" in sent and not sent.get("worked")
+        self._has_worked = bool(sent.get("worked"))
         if "again" in sent:
             self._again, self._is_resumed = sent["again"], True
         return sent
@@ -291,12 +301,13 @@ class Parent:
         trained = self._trained
         with suppress(OSError):
             self._trained = (Path(self._again[-1]) / PROGRESS).stat().st_size
-        settled = worked >= SETTLED_SECONDS and not self._failed_early
+        settled = worked >= SETTLED_SECONDS and self._has_worked
         settled = settled or self._trained > trained
         seconds = self._budget.next_wait(settled=settled)
         if seconds is None:
             with suppress(OSError):
                 os.write(2, f"headway: {self._budget.exhausted(DRIVER, crash)}\n".encode())
+            self._clear_away()
             os._exit(1)
         if self._is_resumed and not self._is_held:
             # Not before it is known that no folder of the user shadows the package.
@@ -306,6 +317,11 @@ class Parent:
                 take(os.open(Path(self._again[-1]) / PARENT_LOCK, MAKE, 0o666))
                 self._is_held = True
         return seconds
+
+    def _clear_away(self) -> None:
+        """End what the last session has left, such as workers that it had stopped to end them."""
+        if self._is_resumed:
+            self._end_leftovers(Path(self._again[-1]))
 
     def _forward(self, number: int) -> None:
         self._interrupted = True

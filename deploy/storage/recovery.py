@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.storage.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
@@ -20,7 +21,7 @@ from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import recorded_checkpoints
 from queues.readers.lost_groups import lost_groups
 from queues.runtime.folder_checksums import damage_of
-from queues.storage.backup import check_backup, read_current, restore
+from queues.storage.backup import CURRENT, check_backup, read_current, restore
 from queues.storage.ledger_schema import JOURNAL_NAME
 from queues.storage.salvage import forget_checkpoints
 
@@ -122,6 +123,29 @@ def _require_groups(directory: RunDirectory, since: int) -> None:
             f"{error}; it has group {group_id}, which {use}{others}; put the file back from a "
             f"copy, or `headway salvage {directory.path}` goes back to the last state that is whole"
         )
+
+
+def begun(config: RunConfig) -> Path | None:
+    """Return the folder of a recipe's run, or its backup if that is gone; None if there is neither.
+
+    Raises:
+        InputError: There are backups of several runs of that name.
+    """
+    directory, backups = RunDirectory.of(config), config.deploy.backup_dir
+    if directory.recipe_file.exists() or directory.ledger.exists():
+        return directory.path
+    if backups is None:
+        return None
+    named = re.compile(rf"{re.escape(config.name)}-[0-9a-f]{{8}}")
+    kept = sorted(path.parent for path in backups.glob(f"*/{CURRENT}"))
+    kept = [folder for folder in kept if named.fullmatch(folder.name)]
+    if len(kept) > 1:
+        raise InputError(
+            f"{directory.path} is not there, and there are backups of several runs named "
+            f"{config.name!r}: {', '.join(map(str, kept))}; go on with one of them by `headway "
+            "resume FOLDER`, or delete the others"
+        )
+    return kept[0] if kept else None
 
 
 def from_backup(backup: Path, runs_dir: Path, say: Say) -> RunDirectory:

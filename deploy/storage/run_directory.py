@@ -27,7 +27,7 @@ from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, exit_code_of
-from deploy.runtime.session_process import PARENT_LOCK
+from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
@@ -66,8 +66,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.summary_file = path / "summary.json"
         self.page = path / "report.html"
-        self._lock = path / "driver.lock"
-        """Held by the command that works on the run, and names its process and host."""
+        self._lock = path / session_process.DRIVER_LOCK
         self._replaced = path.with_name(f".{path.name}.replaced")
 
     @classmethod
@@ -226,6 +225,8 @@ class RunDirectory:
         Raises:
             InputError: Another command works on the run, or has deleted it.
         """
+        if not session_process.is_again() and is_held(self.path / session_process.PARENT_LOCK):
+            raise self._going_on()  # between two sessions of a command
         with ExitStack() as hold:
             try:
                 descriptor = hold.enter_context(locked(self._lock))
@@ -298,7 +299,7 @@ class RunDirectory:
 
     def rests(self) -> bool:
         """Return True if no process works on the run."""
-        held = is_held(self._lock) or is_held(self.path / PARENT_LOCK)
+        held = is_held(self._lock) or is_held(self.path / session_process.PARENT_LOCK)
         return not (held or is_open(self.path))
 
     def trained_nothing(self) -> bool:

@@ -45,8 +45,14 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
     ours = hasattr(cause, "exit_code")
     failed = RankFailed(f"rank {rank}: {cause if ours else repr(cause)}")
     failed.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
+    failed.died = _is_of_device(cause)
     failed.is_root_cause = ours or not _is_lost_connection(cause)
     return failed
+
+
+def _is_of_device(error: Any) -> bool:
+    """Return True for torch's errors of a GPU but a lack of memory: a new process may have none."""
+    return any(base.__name__ == "AcceleratorError" for base in type(error).__mro__)
 
 
 def _is_lost_connection(error: Any) -> bool:

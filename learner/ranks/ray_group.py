@@ -6,7 +6,8 @@
        └──paused──────────────────────────────────────────▶ rank 0, 1, …   that they answer
 
 The first rank that dies or raises ends the group, by name; who created it may create another, which
-goes on from a checkpoint. Rank 0 leads the others (`ray_leader`).
+goes on from a checkpoint. Rank 0 leads the others (`ray_leader`). A rank answers in a thread of its
+own while it computes: a collective operation that hangs is left to the watchdog.
 """
 
 import asyncio
@@ -21,19 +22,20 @@ from learner.errors import RankFailed
 from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_rank import RankActor
 from learner.ranks.spec import LearnerSpec, environment
+from queues.runtime.hang_detection import (
+    LOADING_SILENT_SECONDS,
+    PING_SECONDS,
+    SILENT_SECONDS,
+    until_silent,
+)
 from queues.runtime.prometheus import MetricsAccess
 
 GRACE_SECONDS = 5.0
 """Time that a lost connection waits for the death that explains it."""
+ANNOUNCE_SECONDS = 30.0
+"""Time for a version to be announced again before it is tried once more."""
 ANSWER_SECONDS = 5.0
 """Deadline of a rank's answer about itself."""
-SILENT_SECONDS = 15.0
-"""A process that does not answer for so long hangs; a rank answers in a thread of its own while it
-computes, so that a collective operation that hangs is left to the watchdog."""
-LOADING_SILENT_SECONDS = 60.0
-"""A rank that loads hangs after so long; code of libraries may keep it from answering sooner."""
-PING_SECONDS = 2.0
-"""Interval at which a process is asked."""
 
 
 class LearnerGroup:
@@ -95,15 +97,11 @@ class LearnerGroup:
 
     async def _hear(self, number: int, rank: Any, silent_seconds: float) -> None:
         """Ask a rank again and again, and raise RankFailed once it does not answer any more."""
-        late = 0
-        while late < 2:  # an answer may be late since this process was stopped meanwhile
-            try:
-                await call_rank(number, rank.paused.remote(), timeout=silent_seconds / 2)
-            except TimeoutError:
-                late += 1
-            else:
-                late = 0
-                await asyncio.sleep(self._ping_seconds)
+
+        async def ping() -> None:
+            await call_rank(number, rank.paused.remote())
+
+        await until_silent(ping, silent_seconds, interval=self._ping_seconds)
         failed = RankFailed(f"rank {number} hangs: no answer in {silent_seconds:g} s")
         failed.died, failed.silent_seconds = True, silent_seconds
         raise failed
@@ -127,10 +125,14 @@ class LearnerGroup:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((reason for reason in answers if isinstance(reason, str)), None)
 
-    def announce_again(self) -> None:
-        """Have rank 0 announce its newest version once more; returns at once."""
-        with suppress(RayError):
-            self._ranks[0].announce_again.remote()
+    async def announce_again(self) -> None:
+        """Have rank 0 announce its newest version once more; Ray may lose a call, so it repeats."""
+        with suppress(RankFailed):  # new ranks announce by themselves
+            while True:
+                call = self._ranks[0].announce_again.remote()
+                with suppress(TimeoutError):
+                    await call_rank(0, call, timeout=ANNOUNCE_SECONDS)
+                    return
 
     def stop(self) -> None:
         """End `run` at the next batch boundary, with a checkpoint; returns at once."""

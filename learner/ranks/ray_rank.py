@@ -135,7 +135,8 @@ class RankActor:
             observe=self._observe,
         )
         reached = await learner.run(self._stop)
-        await self._call(self._publisher.flush, spec.weight_sync.timeout_seconds)
+        # An engine that a direct publisher gives up then has its own deadline behind it.
+        await self._call(self._publisher.flush, 2 * spec.weight_sync.timeout_seconds)
         return reached
 
     async def serve_metrics(self, access: MetricsAccess) -> str:

@@ -161,6 +161,7 @@ class Backup:
             "checkpoints": str((self._run / "checkpoints").resolve()),
             "claim": _claim_of(self._run),
         }
+        check_backup(self._run, self._folder)  # copying took time
         _write_current(self._folder, self._current)
         self._remove(unneeded)  # also what another broker has appended since this run was restored
         for other in self._folder.glob("ledger-*"):
@@ -213,15 +214,18 @@ class Backup:
             with read:
                 size = os.fstat(read.fileno()).st_size
                 if copied != size:
-                    with segment_path(target, number).open("wb" if copied is None else "r+b") as to:
-                        start = copied if copied and copied < size else 0
+                    # A new segment of a broker that has taken the run over is left alone.
+                    mode = "xb" if copied is None else "r+b"
+                    with segment_path(target, number).open(mode) as to:
+                        self._copied.setdefault(number, 0)
+                        start = min(copied or 0, size)
                         to.truncate(start)  # frames may have been taken back
                         to.seek(start)
                         read.seek(start)
                         shutil.copyfileobj(read, to)
                         to.flush()
                         os.fsync(to.fileno())
-                        if copied is None:
+                        if not copied:
                             sync_path(target)
                         self._copied[number] = to.tell()
         self._newest = max(existing, default=0)
@@ -318,9 +322,12 @@ def restore(folder: Path, run: Path) -> Path:
     try:
         (run / CLAIM).write_text(current["claim"])
         _write_current(folder, current)  # from now on no other broker answers
-        for end in ("-journal", ""):
-            if (copy := folder / f"{current['ledger']}{end}").exists():
-                shutil.copyfile(copy, run / f"{FILE_NAME}{end}")
+        copy, before = folder / current["ledger"], 0
+        while (now := copy.stat().st_mtime_ns) != before:  # one that still writes stops soon
+            before = now
+            shutil.copyfile(copy, file)
+            if (undo := folder / f"{copy.name}-journal").exists():
+                shutil.copyfile(undo, run / f"{FILE_NAME}-journal")
         shutil.copytree(folder / JOURNAL_NAME, run / JOURNAL_NAME)
         with closing(sqlite3.connect(file)) as database:  # takes back what was half written
             database.execute("SELECT count(*) FROM meta").fetchone()

@@ -123,7 +123,7 @@ def test_an_actor_leaves_when_it_is_told_to_and_can_still_be_asked(folder):
         with published(broadcaster):
             running = asyncio.create_task(actor.run())
             await desk.until(lambda events: len(desk.of("lease")) > 1)
-            await actor.stop()
+            await actor.stop(5.0)
             await asyncio.wait_for(running, 10)
         return await actor.statistics()
 
@@ -162,7 +162,7 @@ def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
         with pytest.raises(ActorsError, match="must be started before"):
             await actor.run()
         before = await actor.statistics()
-        await actor.stop()
+        await actor.stop(5.0)
         await actor.start()
         await asyncio.wait_for(actor.run(), 10)
         assert desk.events == []
@@ -194,7 +194,7 @@ def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
         before = await actor.statistics.remote()
         with pytest.raises(InputError, match="has no tokenizer"):
             await actor.start.remote()
-        await actor.stop.remote()
+        await actor.stop.remote(5.0)
         return before, await actor.statistics.remote()
 
     before, after = asyncio.run(asyncio.wait_for(scenario(), 120))

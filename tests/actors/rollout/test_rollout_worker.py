@@ -297,6 +297,20 @@ def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
     asyncio.run(scenario())
 
 
+def test_stop_interrupts_what_is_running_though_the_broker_is_made_again():
+    async def scenario():
+        desk, stage = Desk(lease("g1")), Stage()
+        worker = build(desk, stage)
+        async with working(worker):
+            await worker.on_version(3)
+            await desk.until(lambda events: len(stage.begun) == 2)
+            desk.lease = lambda *_: asyncio.Event().wait()
+            await asyncio.sleep(0)
+        assert stage.interrupted
+
+    asyncio.run(scenario())
+
+
 def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attempt():
     """It cannot be gone on with, and is left to whoever leases the group next."""
 

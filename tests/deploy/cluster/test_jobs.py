@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from deploy.cluster.jobs import Jobs, check, command_of, files_of, pack, resumption
+from deploy.cluster.jobs import Jobs, check, command_of, files_of, pack
 from deploy.config.loader import load_recipe, read_recipe
 from deploy.errors import InputError, RunFailed
 from queues.readers.checkpoints import newest_checkpoint
@@ -81,27 +81,20 @@ def test_a_job_does_on_the_head_node_what_the_user_asked_for():
         "headway run demo --set steps=3 --set 'name=a b' --set deploy.ray_address=auto --replace"
     )
     auto = "--set deploy.ray_address=auto"
-    assert command_of(str(RECIPE), [], replace=False, before=["sft", "reward-model"]) == (
+    assert command_of(str(RECIPE), [], before=["sft", "reward-model"]) == (
         f"headway sft recipe.toml {auto} && headway reward-model recipe.toml {auto} && "
         f"headway run recipe.toml {auto}"
     )
-    settings = ["name=mine", "deploy.runs_dir=/data/runs"]
-    command = resumption(load_recipe("demo", settings), settings, replace=False)
-    assert command == "headway resume mine --runs-dir /data/runs"
+    assert command_of("demo", ["name=mine"], resume=True) == (
+        "headway run demo --set name=mine --set deploy.ray_address=auto --resume"
+    )
 
 
-def test_a_resumed_run_is_given_what_is_set():
-    settings = ["name=mine", "steps=3", "deploy.runs_dir=/data/runs"]
-    command = resumption(load_recipe("demo", settings), settings, replace=False)
-    assert command == "headway resume mine --runs-dir /data/runs --set steps=3"
-
-
-def test_what_a_resumed_run_would_not_do_is_refused():
-    config = load_recipe("demo", ["steps=3"])
+def test_a_job_that_goes_on_with_a_run_and_begins_anew_is_refused():
     with pytest.raises(InputError, match=r"--replace begins anew"):
-        resumption(config, [], replace=True)
+        command_of("demo", [], replace=True, resume=True)
     with pytest.raises(InputError, match=r"--sft begins anew"):
-        resumption(config, [], replace=False, before=["sft"])
+        command_of("demo", [], resume=True, before=["sft"])
 
 
 @pytest.mark.parametrize(
@@ -310,9 +303,14 @@ class TestOnACluster:
         assert refused.returncode == 2
         assert "actors.temperature: 1.0 → 0.9: rollouts in its ledger" in refused.stdout
         where = ("--set", f"deploy.runs_dir={headway.folder / 'runs'}", "--set", "name=long")
-        address = ("--address", cluster.address)
-        again = headway("submit", RECIPE, *where, *address, "--resume", "--wait")
-        assert again.returncode == 0, again.stdout + again.stderr
+        again = [
+            *("submit", RECIPE, *where, "--address", cluster.address),
+            *("--set", "sft.name=small", "--resume"),
+        ]
+        live = job_of(headway(*again).stdout)
+        same = headway(*again, "--wait")
+        assert job_of(same.stdout) == live, "a second command follows the job that goes on"
+        assert same.returncode == 0, same.stdout + same.stderr
         summary = json.loads((folder / "summary.json").read_text())
         assert (summary["status"], summary["version"]) == ("done", 600)
         assert summary["accounting"]["trained_twice"] == 0

@@ -30,7 +30,7 @@ class Supervisor:
         self.given_up = self.left = self.joins = False
         self.handle, self.ended = None, asyncio.Event()
         self.fails, self.counts = None, counts
-        self.health = "working"
+        self.health, self.seconds, self.hands_over = "working", None, None
 
     def join(self):
         self.given_up, self.joins = False, True
@@ -42,8 +42,11 @@ class Supervisor:
         if self.fails:
             raise self.fails
 
-    async def leave(self):
+    async def leave(self, seconds):
+        self.seconds = seconds
         await asyncio.sleep(0)
+        if self.hands_over is not None:
+            await self.hands_over.wait()
         self.ended.set()
 
 
@@ -118,9 +121,15 @@ class Stage:
         self.directory.store_recipe(config)
         self.nodes, self.queues = Nodes(free), (Queue(), Queue())
         self.nodes.held = set(range(config.actors.count if reserved is None else reserved))
+        self.learner_starts = False
         self.fleet = ActorFleet(
-            self.context, lambda number, count: number, self.nodes, self.queues, look_seconds=0.01
+            self.context,
+            lambda number, count: number,
+            self.nodes,
+            self.queues,
+            learner_starts=lambda: self.learner_starts,
         )
+        self.fleet.look_seconds = 0.01
 
     def play(self, scenario):
         async def act():
@@ -239,6 +248,54 @@ def test_the_actor_that_only_evaluates_stays(stage):
         await played.until(lambda: played.numbers() == [0, 1])
 
     played.play(scenario)
+
+
+def test_the_actor_that_only_evaluates_joins_again_before_all_others(stage):
+    played = stage(
+        0, "heldout.pinned=true", "actors.count=2", "actors.max_count=3", "deploy.ray_address=auto"
+    )
+
+    async def scenario(running):
+        resident = played.fleet.actors[0]
+        resident.hands_over = asyncio.Event()
+        played.nodes.lost, played.nodes.free = {0, 1}, 1
+        await played.until(lambda: played.numbers() == [])
+        await played.look()
+        assert played.numbers() == [], "it has not left yet"
+        resident.hands_over.set()
+        await played.until(lambda: played.numbers() == [0])
+        played.nodes.free = 2
+        await played.until(lambda: played.numbers() == [0, 1, 2])
+
+    played.play(scenario)
+
+
+def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
+    played = stage(0, "actors.count=2", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        played.learner_starts, played.nodes.lost, played.nodes.free = True, {1}, 1
+        await played.until(lambda: played.numbers() == [0])
+        await played.look()
+        assert (played.numbers(), played.fleet.lacking) == ([0], 1)
+        played.learner_starts = False
+        await played.until(lambda: played.numbers() == [0, 1])
+
+    played.play(scenario)
+
+
+def test_an_actor_has_less_time_to_hand_over_on_a_node_that_goes(stage):
+    played = stage(0, "actors.count=3", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        played.nodes.lost = {2}
+        await played.until(lambda: played.numbers() == [0, 1])
+        await played.scale(1)
+        await played.until(lambda: played.numbers() == [0])
+
+    played.play(scenario)
+    _, asked, lost = (actor.seconds for actor in played.fleet.actors)
+    assert (asked, lost) == (actor_fleet.PATIENT_SECONDS, actor_fleet.HURRY_SECONDS)
 
 
 def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(stage):

@@ -18,6 +18,8 @@ from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 
 OVER = None
 HANG = "hang"
+SILENT = "silent"
+"""A life that hangs, and answers no ping."""
 
 
 def raised(cause):
@@ -54,8 +56,9 @@ class Stage:
                 clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
                 poll_seconds=60.0,
                 answer_seconds=0.05,
-                hand_over_seconds=0.05,
                 resend_seconds=0.05,
+                silent_seconds=0.2,
+                loading_silent_seconds=0.2,
             ),
         )
 
@@ -104,14 +107,14 @@ class Actor:
         self.seconds = seconds[0] if seconds else 0.0
         self.number = sum(kind == "create" for kind, *_ in stage.events)
         stage.note("create", self.number)
-        for name in ("start", "run", "statistics", "stop", "resend"):
+        for name in ("start", "run", "statistics", "stop", "resend", "ping"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
         self.dead = False
         self.killed = asyncio.Event()
 
     async def _end(self, name, how):
         self.stage.note(name, self.number)
-        if how == HANG:
+        if how in (HANG, SILENT):
             await self.killed.wait()
             raise RayActorError
         self.stage.now += self.seconds
@@ -126,13 +129,17 @@ class Actor:
     async def _run(self):
         await self._end("run", self.ran)
 
-    async def _stop(self):
+    async def _stop(self, seconds):
         self.stage.note("stop", self.number)
         await asyncio.Event().wait()
 
     async def _resend(self):
         self.stage.note("resend", self.number)
         await asyncio.Event().wait()
+
+    async def _ping(self):
+        if self.ran == SILENT:
+            await asyncio.Event().wait()
 
     async def _statistics(self):
         if self.dead:
@@ -236,11 +243,11 @@ def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(stage, mo
             running = asyncio.create_task(supervisor.run())
             while (moment, 0) not in played.events:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            await supervisor.leave()
+            await supervisor.leave(0.05)
         else:
 
             async def sleep(seconds):
-                await supervisor.leave()
+                await supervisor.leave(0.05)
 
             played.sleep_hook = sleep
             running = asyncio.create_task(supervisor.run())
@@ -300,6 +307,16 @@ def test_ten_good_minutes_begin_the_count_anew(stage):
                    max_restarts=3)  # fmt: skip
     played.play()
     assert played.waits == [1, 2, 4, 1, 2]
+
+
+def test_an_actor_that_answers_no_ping_is_ended_and_its_silence_counts_as_lost(stage):
+    played = stage(SILENT, OVER)
+    played.play()
+    assert played.events[2:6] == [
+        ("run", 0), ("kill", 0), ("kill", 0), ("release", "engine-3"),
+    ]  # fmt: skip
+    assert [row["reason"] for row in played.rows()] == ["it did not answer within 0.2 s"]
+    assert played.record.away == {"actor-3": 0.2}
 
 
 def test_an_actor_that_finished_a_rollout_begins_the_count_anew(stage):
@@ -380,13 +397,13 @@ def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_en
     played = stage(HANG)
 
     async def scenario():
-        await played.supervisor.stop()
+        await played.supervisor.stop(0.05)
         assert played.events == [], "there is none yet"
         working = asyncio.create_task(played.supervisor.run())
         async with asyncio.timeout(10):
             while ("run", 0) not in played.events:
                 await asyncio.wait({working}, timeout=0.001)
-            await played.supervisor.stop()
+            await played.supervisor.stop(0.05)
         assert played.events[-1] == ("stop", 0)
         working.cancel()
         await asyncio.wait({working})

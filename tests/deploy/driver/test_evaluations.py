@@ -70,15 +70,15 @@ def test_samples_without_sampling_are_refused():
         HeldoutConfig(samples=4)
 
 
-def test_a_pinned_evaluation_has_the_last_actor_to_itself_and_else_all_do_everything():
+def test_a_pinned_evaluation_has_the_first_actor_to_itself_and_else_all_do_everything():
     pinned = HeldoutConfig(pinned=True)
-    assert [purpose(pinned, index, 3) for index in range(3)] == [
-        Purpose.TRAIN,
-        Purpose.TRAIN,
+    assert [purpose(pinned, index) for index in range(3)] == [
         Purpose.EVALUATE,
+        Purpose.TRAIN,
+        Purpose.TRAIN,
     ]
     for config in (HeldoutConfig(), None):
-        assert [purpose(config, index, 2) for index in range(2)] == [None, None]
+        assert [purpose(config, index) for index in range(2)] == [None, None]
 
 
 def test_a_pinned_evaluation_that_leaves_no_actor_for_training_is_refused():
@@ -140,7 +140,7 @@ class Watched:
 
 
 @pytest.mark.parametrize(
-    ("unfinished", "looks"), [(("greedy@0", "greedy@10"), 3), (("greedy@10",), 1)]
+    ("unfinished", "looks"), [(("greedy@0", "greedy@10"), 2), (("greedy@10",), 1)]
 )
 def test_training_waits_until_the_evaluator_has_the_first_version_and_not_for_its_score(
     unfinished, looks
@@ -148,7 +148,5 @@ def test_training_waits_until_the_evaluator_has_the_first_version_and_not_for_it
     config = HeldoutConfig(size=2, every=10, pinned=True)
     broker = Watched(*unfinished)
     planned = plan(config, steps=10, temperature=1.0)
-    asyncio.run(
-        asyncio.wait_for(initial(broker, planned, evaluator(config, 2), poll_seconds=0.0), 10)
-    )
+    asyncio.run(asyncio.wait_for(initial(broker, planned, evaluator(config), poll_seconds=0.0), 10))
     assert broker.looks == looks

@@ -21,7 +21,7 @@ class LiveRun(Run):
         self.context = make_context(folder)
         self.saves, self.stopped = saves, asyncio.Event()
         self.learner = SimpleNamespace(starts=starts, saved=False, stop=self.stopped.set)
-        actor = SimpleNamespace(stop=lambda: asyncio.sleep(0))
+        actor = SimpleNamespace(stop=lambda seconds: asyncio.sleep(0))
         self.processes = SimpleNamespace(learner=self.learner, actors=[actor])
         self.recorder = SimpleNamespace(conclude=lambda status: asyncio.sleep(0))
 

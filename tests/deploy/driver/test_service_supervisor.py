@@ -45,13 +45,14 @@ class Process:
 
     async def ping(self):
         if self.hangs:
-            self.hangs = False
-            self.stage.now += self.lives.pop(0)
             raise TimeoutError
 
     def stop(self, *, again=False):
         assert again
         self.ended += 1
+        if self.hangs:
+            self.hangs = False
+            self.stage.now += self.lives.pop(0)
 
 
 class Stage:
@@ -119,7 +120,7 @@ def test_one_that_dies_while_it_starts_for_the_first_time_is_restarted_too(tmp_p
     assert stage.record.restarts == {"reward-model": 1}
 
 
-@pytest.mark.parametrize("error", [BrokerLostError, BroadcasterDied, TimeoutError])
+@pytest.mark.parametrize("error", [BrokerLostError, BroadcasterDied, TimeoutError, RunFailed])
 def test_one_that_hangs_while_it_starts_again_is_ended(tmp_path, error):
     stage = Stage(tmp_path, 5.0, error("no answer within 30 s"))
     stage.play()

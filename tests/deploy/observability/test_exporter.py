@@ -75,10 +75,10 @@ def ask(exporter, path):
 
 
 def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, others, tmp_path):
-    others.append(("actor-0", "10.0.0.2:9001"))
+    others.append(("actor-1", "10.0.0.2:9001"))
     driver = {"run": "mine", "process": "driver", "role": "driver", "node": "10.0.0.7"}
     broker = {"process": "broker", "role": "broker", "node": "10.0.0.1"}
-    actor = {"process": "actor-0", "role": "actor", "node": "10.0.0.2"}
+    actor = {"process": "actor-1", "role": "actor", "node": "10.0.0.2"}
     expected = [
         {"targets": [exporter.address], "labels": driver},
         {"targets": ["10.0.0.1:9000"], "labels": driver | broker},
@@ -95,7 +95,7 @@ def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, oth
 def test_who_only_evaluates_is_told_apart(exporter, others):
     others += [("actor-0", "10.0.0.2:1"), ("actor-1", "10.0.0.2:2")]
     purposes = [each["labels"].get("purpose") for each in exporter.targets()]
-    assert purposes == [None, None, None, "evaluate"]
+    assert purposes == [None, None, "evaluate", None]
 
 
 def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_for(exporter):

@@ -64,6 +64,11 @@ def actor(**changes):
         ),
         (broker(queued=0, leased=0), "actors", "feeder", "prompts"),
         (broker(version=9), "driver", "learner", "its last checkpoint"),
+        (broker(learner=(1, 2)), "driver", "learner", "batch 4 to be asked for"),
+        (
+            replace(HEALTH, actors={}, actors_lacking=2),
+            *("prompt queue", "the cluster", "resources for 2 actor(s)"),
+        ),
     ],
 )
 def test_each_wait_has_its_owner(health, who, on, what):
@@ -123,7 +128,16 @@ def test_a_learner_may_take_several_times_its_longest_step():
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
     watched = Waits(deadline=10.0)
     scoring = [
-        broker(version=0, engines={}, queued=0, leased=0, live=0, evaluations=["e@0"], accepted=n)
+        broker(
+            version=0,
+            learner=(0, 0),
+            engines={},
+            queued=0,
+            leased=0,
+            live=0,
+            evaluations=["e@0"],
+            accepted=n,
+        )
         for n in (3, 4)
     ]
     watched.overdue(scoring[0], 0.0)

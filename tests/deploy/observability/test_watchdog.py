@@ -83,6 +83,7 @@ class Stage:
             Terminal(Console(file=self.output, width=400)),
             self.record,
             WatchedRun(
+                actors_lacking=lambda: 0,
                 status=self.ask,
                 learner_paused=self.ask_learner,
                 actors=lambda: {"actor-0": self.actor},

@@ -30,7 +30,7 @@ folder = pathlib.Path(sys.argv[-1])
 session_process.STOPPED_SECONDS = 0.6
 session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600"))
 raise_interrupts()
-session_process.begin_session()
+session_process.begin_session(lambda run: (run / "cleared").touch())
 session = session_process.session
 log = folder / "sessions"
 number = log.read_text().count("\\n") if log.exists() else 0
@@ -224,11 +224,15 @@ def test_an_interrupt_reaches_the_session_once_however_it_is_sent(tmp_path, numb
     assert len(command.sessions()) == 1
 
 
-def test_a_session_that_crashes_after_an_interrupt_is_not_started_again(tmp_path):
-    command = Command(tmp_path, [("waits",), ("dies",)])
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_session_that_crashes_after_an_interrupt_leaves_nothing_and_is_not_started_again(
+    tmp_path, begins
+):
+    command = Command(tmp_path, [*[("goes on", 9)] * begins, ("waits",), ("dies",)])
     command.waits(0)
     command.process.send_signal(signal.SIGTERM)
     assert command.end() == (130, "")
+    assert (tmp_path / "cleared").exists() == begins
 
 
 def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
@@ -242,6 +246,13 @@ def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
         "the last error: its process ended with exit code 1\n"
     )
     assert [session.in_a_row for session in command.sessions()] == [0, 1, 1, 2]
+    assert (tmp_path / "cleared").exists()
+
+
+def test_the_time_of_a_session_that_never_worked_begins_no_new_count(tmp_path):
+    dies = [("goes on", LIMIT), ("dies",)]
+    command = Command(tmp_path, *[dies] * 3, SETTLED_SECONDS="0")
+    assert (command.end()[0], len(command.sessions())) == (1, 3)
 
 
 def test_a_session_that_fails_to_begin_is_started_again_and_names_its_error_in_the_end(tmp_path):
@@ -332,7 +343,7 @@ def test_an_error_ends_the_run_unless_it_may_pass(
     session = Sent(crash, has_worked)
     monkeypatch.setattr(session_process, "received", SimpleNamespace(any=lambda: False))
     monkeypatch.setattr(session_process, "session", session)
-    monkeypatch.setattr(session_process, "begin_session", lambda: None)
+    monkeypatch.setattr(session_process, "begin_session", lambda end_leftovers: None)
     monkeypatch.setattr(app, "app", fail)
     monkeypatch.setattr(sys, "argv", ["headway", "resume", "mine"])
     monkeypatch.setattr(sys, "path", [*sys.path])

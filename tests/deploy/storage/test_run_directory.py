@@ -10,7 +10,9 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError, RunFailed
+from deploy.runtime import session_process
 from deploy.storage.run_directory import RunDirectory, RunMissing
+from queues.runtime.file_lock import locked
 from tests.deploy.trained import train
 
 
@@ -167,6 +169,18 @@ def test_a_run_that_is_being_made_is_held_from_its_beginning(config):
             pass
         assert directory.rows("metrics.jsonl") == []
     directory.check_at_rest()
+
+
+def test_a_run_between_two_sessions_of_a_command_is_held_but_for_the_next_of_them(
+    config, monkeypatch
+):
+    directory = create(config, replace=False)
+    with locked(directory.path / session_process.PARENT_LOCK):
+        with pytest.raises(InputError, match="is going on"), directory.held():
+            pass
+        monkeypatch.setattr(session_process, "is_again", lambda: True)
+        with directory.held():
+            pass
 
 
 def test_what_another_has_put_in_the_place_of_a_refused_run_stays(config, tmp_path):

@@ -46,6 +46,12 @@ def test_a_rank_that_died_is_told_from_one_that_raised():
     assert not rank_failure(0, raised(LOST)).died
 
 
+def test_an_error_of_a_gpu_counts_as_a_death_and_a_lack_of_its_memory_does_not():
+    fault = rank_failure(0, raised(torch.AcceleratorError("CUDA error: illegal memory access")))
+    assert (fault.died, fault.is_root_cause) == (True, True)
+    assert not rank_failure(0, raised(torch.OutOfMemoryError("CUDA out of memory"))).died
+
+
 def test_the_root_cause_survives_pickling():
     sent = pickle.loads(pickle.dumps(rank_failure(2, raised(LOST))))
     assert isinstance(sent, RankFailed)

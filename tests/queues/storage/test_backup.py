@@ -105,6 +105,56 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_backup(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        broker = begin(tmp_path)
+        await work(broker, 2)
+        trained = await train(broker)
+        await broker.close()
+        copy = backup.Backup._copy_journal
+
+        def overtaken(self: backup.Backup) -> list[int]:
+            monkeypatch.undo()
+            take_over(tmp_path, "elsewhere")
+            return copy(self)
+
+        monkeypatch.setattr(backup.Backup, "_copy_journal", overtaken)
+        with pytest.raises(LedgerError, match="went on elsewhere"):
+            begin(tmp_path)
+        again = begin(tmp_path, "elsewhere")
+        assert [decode(x).group_id for x in read_batch(tmp_path / "elsewhere", 0)] == trained
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_a_ledger_that_changes_while_it_is_copied_is_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        broker = begin(tmp_path)
+        await work(broker, 2)
+        original, copied = shutil.copyfile, list[Path]()
+
+        def copyfile(source: Path, target: Path, **options: Any) -> None:
+            original(source, target, **options)
+            if not copied:
+                with Path(source).open("ab") as file:  # as a broker that still writes
+                    file.write(bytes(4096))
+            copied.append(target)
+
+        monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+        run = take_over(tmp_path, "elsewhere")
+        [ledger] = (tmp_path / "backup").glob("ledger-*.sqlite")
+        assert (run / "ledger.sqlite").read_bytes() == ledger.read_bytes()
+        monkeypatch.undo()
+        await broker.close()
+
+    asyncio.run(main())
+
+
 def test_results_follow_in_time(tmp_path: Path) -> None:
     async def main() -> None:
         broker = begin(tmp_path, backup_seconds=0.1)

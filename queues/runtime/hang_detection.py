@@ -1,0 +1,34 @@
+"""Detection of a process that hangs: it is asked again and again, and gives no answer any more."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+SILENT_SECONDS = 15.0
+"""A process that does not answer for so long hangs."""
+LOADING_SILENT_SECONDS = 60.0
+"""One that loads hangs after so long; code of libraries may keep it from answering sooner."""
+PING_SECONDS = 2.0
+"""Interval at which a process is asked."""
+
+
+async def until_silent(
+    ping: Callable[[], Awaitable[object]],
+    silent_seconds: float = SILENT_SECONDS,
+    *,
+    interval: float = PING_SECONDS,
+) -> None:
+    """Return once the process that `ping` asks has not answered for `silent_seconds`.
+
+    It has to miss two deadlines in a row: an answer is late also where the process that asks was
+    stopped meanwhile. An error of `ping` is raised.
+    """
+    late = 0
+    while late < 2:
+        try:
+            async with asyncio.timeout(silent_seconds / 2):
+                await ping()
+        except TimeoutError:
+            late += 1
+        else:
+            late = 0
+            await asyncio.sleep(interval)
