@@ -41,7 +41,7 @@ test: setup  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 	$(PYTEST) -n 3 --dist loadscope -m "not slow and not gpu"
 
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
+	$(PYTEST) -n 3 --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
 
 test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
 	$(PYTEST) -n 2 --dist loadscope -m "not slow and not gpu and ($(HEAVY))"

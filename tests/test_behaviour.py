@@ -72,7 +72,17 @@ def test_commands_take_the_same_arguments_and_options():
     assert current == recorded("commands.json")
 
 
-@pytest.mark.parametrize("cause", recorded("exit_codes.json"))
+SLOW = {"a cluster that does not answer"}
+"""Causes that take half a minute, as attempts go on for so long."""
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        pytest.param(cause, marks=pytest.mark.slow if cause in SLOW else ())
+        for cause in recorded("exit_codes.json")
+    ],
+)
 def test_exit_codes_are_the_same(cause, tmp_path):
     expected = recorded("exit_codes.json")[cause]
     result = behaviour.call(expected["arguments"], tmp_path)

@@ -139,6 +139,7 @@ def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
     assert caught.value.reason == REWARD_MODEL_LOST
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_path):
@@ -166,6 +167,7 @@ def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_process_that_dies_comes_back_with_its_models_and_lost_scores_are_asked_again(tmp_path):

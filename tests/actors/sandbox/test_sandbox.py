@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -112,11 +113,12 @@ needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 def processes_of(user_floor=0x60000000):
     """Return the processes that still run as a user of a sandbox."""
-    return [
-        path.name
-        for path in Path("/proc").glob("[0-9]*")
-        if path.exists() and path.stat().st_uid >= user_floor
-    ]
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError):  # it has just ended
+            if path.stat().st_uid >= user_floor:
+                found.append(path.name)
+    return found
 
 
 def wait_for_end(processes):
@@ -274,11 +276,13 @@ def test_a_sandbox_ends_with_whoever_started_it():
         deadline = time.monotonic() + 30
         started = psutil.Process(process.pid)
         inside: set[str] = set()
-        while not inside:
-            assert time.monotonic() < deadline, "no program was started"
-            below = {str(child.pid) for child in started.children(recursive=True)}
-            inside = below & set(processes_of())
-        process.kill()
+        try:
+            while not inside:
+                assert time.monotonic() < deadline, "no program was started"
+                below = {str(child.pid) for child in started.children(recursive=True)}
+                inside = below & set(processes_of())
+        finally:
+            process.kill()
     wait_for_end(inside)
 
 

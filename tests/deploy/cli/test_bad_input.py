@@ -62,7 +62,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("deploy.runtime.session_process.begin_session", lambda: None)
+    monkeypatch.setattr("deploy.runtime.session_process.begin_session", lambda end_leftovers: None)
     importlib.invalidate_caches()
     yield tmp_path
     sys.modules.pop("mine", None)

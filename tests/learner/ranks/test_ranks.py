@@ -140,6 +140,7 @@ def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interrupt
         assert torch.equal(again["weights"][name], tensor), name
 
 
+@pytest.mark.slow
 def test_ranks_whose_disk_fills_up_within_a_checkpoint_wait_for_room_and_go_on(
     model_path, mount_disk, tmp_path
 ):
@@ -222,7 +223,7 @@ OTHER_STEPS = {
 }
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(x, marks=pytest.mark.slow) for x in (0, 1)), 3])
 def test_batches_of_an_earlier_session_are_trained_again_with_its_settings(
     model_path, tmp_path, stage
 ):

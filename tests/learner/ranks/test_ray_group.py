@@ -217,6 +217,7 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
     assert losses[3] < losses[0]
 
 
+@pytest.mark.slow
 def test_a_follower_that_is_killed_ends_the_run_with_its_name(session):
     item = session(checkpoint_every=1000)
 

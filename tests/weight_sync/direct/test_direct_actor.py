@@ -142,7 +142,7 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
         second, runs = begin(fails_at=None)
         until(lambda: second.actor.worker.versions == [1])
         assert second.actor.engine.checksum == digest
-        second.ask(second.actor.stop()).result(30)
+        second.ask(second.actor.stop(5.0)).result(30)
         runs.result(30)
     reports = asyncio.run(broadcaster.reports(0))
     assert [(r.version, r.seeding, r.error) for r in reports] == [

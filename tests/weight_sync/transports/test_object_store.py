@@ -37,11 +37,13 @@ def sums(version: int) -> dict[str, float]:
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.slow
 def test_engines_of_both_nodes_get_every_value(results) -> None:
     assert results["sums"] == [sums(1)] * 3
     assert results["second"] == [sums(2)] * 2
 
 
+@pytest.mark.slow
 def test_a_bucket_is_pulled_once_for_all_engines_of_a_node(results) -> None:
     for version in ("first", "second"):
         one, other = results[f"{version}_memories"]
@@ -49,26 +51,31 @@ def test_a_bucket_is_pulled_once_for_all_engines_of_a_node(results) -> None:
         assert len(set(one)) == 3
 
 
+@pytest.mark.slow
 def test_a_superseded_version_is_refused_by_name(results) -> None:
     assert "version 1 was superseded by 2" in results["superseded"]
 
 
+@pytest.mark.slow
 def test_a_corrupted_bucket_is_refused_on_the_other_node(results) -> None:
     assert "its manifest says 00000000" in results["corrupted"]
 
 
+@pytest.mark.slow
 def test_a_dead_downloader_leaves_staged_weights_and_is_replaced(results) -> None:
     assert results["held_without_downloader"] == sums(2)
     assert results["after_downloader_died"] == sums(2)
     assert results["downloader_recovery_seconds"] < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["downloader", "uploader"])
 def test_a_process_that_hangs_fails_one_try_and_is_replaced(results, kind) -> None:
     assert f"cannot be fetched: headway-{kind}-" in results[f"hung_{kind}"]
     assert results[f"after_hung_{kind}"] == sums(2)
 
 
+@pytest.mark.slow
 def test_a_dead_learner_is_an_error_and_takes_nothing_staged_with_it(results) -> None:
     assert results["after_learner_died"].startswith("StagingError: ")
     assert results["held_after_learner_died"] == sums(2)
