@@ -63,9 +63,12 @@ class ActorSpec(EngineSpec):
     """Longest time that such an actor makes a new version wait."""
 
 
-def create_actor(spec: ActorSpec, **options: Any) -> Any:
-    """Start the process of a rollout actor; `options` are those of Ray. Returns its handle."""
-    remote = ray.remote(concurrency_groups={PINGS: 1})(RolloutActor).options(
+def create_actor(spec: ActorSpec, actor: "type[RolloutActor] | None" = None, **options: Any) -> Any:
+    """Start the process of a rollout actor; `options` are those of Ray. Returns its handle.
+
+    `actor` is a subclass of `RolloutActor` to take instead.
+    """
+    remote = ray.remote(concurrency_groups={PINGS: 1})(actor or RolloutActor).options(
         **{
             "num_cpus": spec.config.cpus,
             "num_gpus": spec.config.gpus,
@@ -192,7 +195,7 @@ class RolloutActor:
 
     @ray.method(concurrency_group=PINGS)
     async def ping(self) -> None:
-        """Answer, in a thread of its own: code that blocks other calls is no hang."""
+        """Return at once, in a thread of its own, so that user code which blocks is no hang."""
 
     async def stop(self, seconds: float) -> None:
         """End `run`, even if it has not begun, and save running rollouts, for at most `seconds`.

@@ -20,6 +20,7 @@ import ray
 from deploy.cluster.ray_cluster import fail_with_raylet, status_command
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
+from deploy.driver.actor_fleet import PATIENT_SECONDS
 from deploy.driver.feeder import feed
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.driver.processes import Processes
@@ -122,12 +123,17 @@ class Run:
                 restart_learner=self.processes.learner.restart,
                 restart_actor=self.processes.fleet.restart,
                 actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
-                actors_lacking=lambda: self.processes.fleet.lacking,
+                actors_lacking=self._actors_lacking,
                 handles=self.processes.handles,
                 save=self.save,
                 write=self.context.jsonl.write,
             ),
         )
+
+    def _actors_lacking(self) -> int:
+        """Return how many actors wait for resources, if none works or loads; else 0."""
+        fleet = self.processes.fleet
+        return 0 if fleet.active else fleet.lacking
 
     def waits_for(self) -> list[str]:
         """Return what the run waits for instead of training; it may be called in any thread."""
@@ -280,7 +286,8 @@ class Run:
         learner.stop()
         seconds = self.context.config.deploy.checkpoint_seconds
         seconds += save_seconds(self.context)
-        leaving = [asyncio.create_task(actor.stop(seconds)) for actor in self.processes.actors]
+        handing_over = min(seconds, PATIENT_SECONDS)
+        leaving = [asyncio.create_task(actor.stop(handing_over)) for actor in self.processes.actors]
         saving = () if learner.starts else (self.learning,)  # ranks that load have nothing to save
         ends = [
             asyncio.create_task(asyncio.wait({*saving, *leaving})),

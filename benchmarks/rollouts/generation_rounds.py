@@ -60,8 +60,7 @@ class MeasuredActor(ray_actor.RolloutActor):
 
 def create_measured_actor(spec: ray_actor.ActorSpec) -> Any:
     """Start the process of a rollout actor that samples given numbers of tokens."""
-    options = {"num_cpus": 0, "max_concurrency": ray_actor.MAX_CONCURRENCY}
-    return ray.remote(MeasuredActor).options(**options).remote(spec)
+    return ray_actor.create_actor(spec, MeasuredActor, num_cpus=0)
 
 
 def fix_lengths(engine: Any) -> Any:

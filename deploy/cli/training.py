@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHECKING = "checking the recipe, the model and the prompts"
 LOCATING_KEYS = ("name", "deploy.runs_dir")
-"""Settings that say which run it is; a run that has begun has no others of them."""
+"""Keys that say which run is meant; they are not passed on to `resume`."""
 
 
 def run(
@@ -29,9 +29,9 @@ def run(
     overrides: Overrides = [],  # noqa: B006
     *,
     replace: Replace = False,
-    go_on: Annotated[
+    resume_if_begun: Annotated[
         bool,
-        typer.Option("--resume", help="Resume the run, or its backup, if it has begun."),
+        typer.Option("--resume", help="Resume it if it has begun, if need be from its backup."),
     ] = False,
 ) -> None:
     """Train a recipe to its end.
@@ -39,12 +39,12 @@ def run(
     With --resume, the same command begins a run and goes on with it, wherever it is called.
     """
     config = load(recipe, overrides)
-    if go_on:
-        from deploy.storage.recovery import begun
+    if resume_if_begun:
+        from deploy.storage.recovery import find_begun_run
 
         if replace:
             raise InputError("--resume goes on with a run, and --replace begins anew; choose one")
-        if (folder := begun(config)) is not None:
+        if (folder := find_begun_run(config)) is not None:
             changed = [x for x in overrides if x.partition("=")[0].strip() not in LOCATING_KEYS]
             resume(str(folder), changed, config.deploy.runs_dir)
             return

@@ -46,7 +46,8 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
 
 
 EVALUATOR = 0
-"""Number of the actor that only evaluates, where one does: the last one to be done without."""
+"""Number of the actor that only evaluates, if one does. It is the first, since that one is kept
+where there are resources for few actors only."""
 
 
 def evaluator(config: HeldoutConfig | None) -> str | None:

@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 HURRY_SECONDS = 8.0
 """Deadline of an actor to hand over what it samples, on a node that is lost or drained."""
 PATIENT_SECONDS = 60.0
-"""That of one that leaves since fewer are wanted; the broker may be made again meanwhile."""
+"""That of one that leaves since fewer are wanted: long enough for a restart of the broker."""
 
 
 class ActorFleet:
@@ -87,7 +87,14 @@ class ActorFleet:
     def lacking(self) -> int:
         """The number of actors that would work if there were resources for them."""
         given_up = sum(actor.given_up for actor in self.actors)
-        return max(0, max(1, self.count - given_up) - len(self.active))
+        lacking = max(1, self.count - given_up) - len(self.active)
+        return max(lacking, int(self._evaluator_is_away))
+
+    @property
+    def _evaluator_is_away(self) -> bool:
+        """True if no actor evaluates now, although one is to do nothing else."""
+        pinned = evaluator(self._context.config.heldout) is not None
+        return pinned and self.actors[EVALUATOR].left
 
     def restart(self, name: str, reason: str, silent: float = 0.0) -> None:
         """End the process of an actor that works, so that another takes its place.
@@ -161,7 +168,7 @@ class ActorFleet:
     async def _answer(self, file: Path, asked: int) -> None:
         """Scale to the number that a request asks for, or refuse it, and answer."""
         before = self.count
-        refused = await self._scale(asked)
+        refused = self._refusal(asked) or await self._scale(asked)
         row = {
             "at": clock.now(),
             "id": scaling.request_id(file),
@@ -178,10 +185,18 @@ class ActorFleet:
 
         await run_in_daemon_thread(write)
 
+    def _refusal(self, asked: int) -> str | None:
+        """Return why the number of actors cannot change now, if so."""
+        shared = self._context.config.deploy.ray_address != "local"
+        if shared and asked > self.count and self._learner_starts():
+            return "the learner is being restarted, and may need the resources; try again later"
+        return None
+
     async def _scale(self, asked: int) -> str | None:
         """Change the number of actors and record it; return the reason if that cannot be."""
         directory = self._context.directory
-        new = self._free_numbers(asked - len(self.active))
+        away = int(self._evaluator_is_away)  # it comes back by itself
+        new = self._free_numbers(asked - away - len(self.active), {EVALUATOR} if away else ())
         try:
             # A limit below the new number would be refused, and ends with this request anyway.
             keys = ("count", "max_count") if self._most else ("count",)
@@ -205,7 +220,7 @@ class ActorFleet:
                 actor.given_up, actor.left = False, True
         for number in new:
             self._join(number)
-        for actor in sorted(self.active, key=lambda actor: actor.number)[asked:]:
+        for actor in sorted(self.active, key=lambda actor: actor.number)[asked - away :]:
             self._leave(actor)
         return None
 
@@ -229,10 +244,9 @@ class ActorFleet:
         One that only evaluates is the first, since no other does its work.
         """
         given_up = {actor.number for actor in self.actors if actor.given_up}
-        pinned = evaluator(self._context.config.heldout) is not None
         while self.lacking or len(self.active) < self._most - len(given_up):
             [number] = self._free_numbers(1, given_up)
-            if pinned and self.actors[EVALUATOR].left and number != EVALUATOR:
+            if self._evaluator_is_away and number != EVALUATOR:
                 break  # it still leaves a node
             if not await self._reserve(self._reservation.add, number):
                 break

@@ -1,4 +1,4 @@
-"""Keeps one rollout actor alive: restarts it when its process or its engine dies.
+"""Keeps one rollout actor alive: restarts it when its process or engine dies or does not answer.
 
     start ─▶ run ─▶ the run is over
       ▲       ├─▶ leave ─▶ hand over the groups ─▶ kill ─▶ release its leases
@@ -31,7 +31,7 @@ from queues.runtime.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 
 HAND_OVER_SHARE = 0.6
-"""Share of the time to hand over that rollouts have to be saved; the rest is for the answer."""
+"""Share of the deadline of `stop` in which rollouts must be saved; the rest is for its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class ActorSupervisor:
                 await self.handle.resend.remote()
 
     async def stop(self, seconds: float) -> None:
-        """Have the actor save what it is sampling and take no further lease, in so many seconds."""
+        """Have the actor save its running rollouts and take no further lease, within `seconds`."""
         if self.handle is None or self._working_since is None:
             return
         with suppress(RayError, TimeoutError):
@@ -211,7 +211,7 @@ class ActorSupervisor:
             if self.handle is None:
                 await self._restarts.await_start(self._load())
             self._working_since, self.joins = self._timing.clock.monotonic(), False
-            async with self._heard(self._timing.silent_seconds):
+            async with self._ended_if_silent(self._timing.silent_seconds):
                 await self.handle.run.remote()
         except (RayError, RunFailed) as error:
             return self._cause(error)
@@ -220,10 +220,10 @@ class ActorSupervisor:
         return None
 
     @asynccontextmanager
-    async def _heard(self, seconds: float, *, placed: bool = True) -> AsyncIterator[None]:
-        """End the process, and so its call in the block, if it does not answer for so long.
+    async def _ended_if_silent(self, seconds: float, *, placed: bool = True) -> AsyncIterator[None]:
+        """Kill the process if it does not answer for `seconds`, so that a call in the block fails.
 
-        One that Ray has not `placed` yet has to answer once before that counts.
+        If Ray may not have `placed` it yet, the time begins at its first answer.
         """
 
         async def hear(handle: Any) -> None:
@@ -242,7 +242,7 @@ class ActorSupervisor:
 
     async def _load(self) -> None:
         self.handle = self._create(self._spec)
-        async with self._heard(self._timing.loading_silent_seconds, placed=False):
+        async with self._ended_if_silent(self._timing.loading_silent_seconds, placed=False):
             await self.handle.start.remote()
 
     async def _recover(self, reason: str, *, worked: float) -> bool:
@@ -297,7 +297,7 @@ class ActorSupervisor:
             async with asyncio.timeout(self._timing.answer_seconds):
                 statistics = await actor.statistics.remote()
         except (TimeoutError, RayError):
-            return  # it hangs, which the watchdog notices, or died, which ends `run` as well
+            return  # it hangs or died, which ends `run` as well
         if actor is self.handle:
             self._statistics = statistics
 

@@ -149,6 +149,8 @@ class LearnerSupervisor:
     async def announce_again(self) -> None:
         """Have the newest version announced to a broadcaster that was made again."""
         # In the background, since the broadcaster may die again before it has heard.
+        if self._announcing is not None:
+            self._announcing.cancel()
         self._announcing = asyncio.create_task(self._group.announce_again())
 
     async def _load(self) -> None:

@@ -43,7 +43,7 @@ class Health:
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     actors_lacking: int = 0
-    """Actors that are wanted, and for which the cluster has no resources."""
+    """Actors that wait for resources of the cluster, if no other works or loads; else 0."""
     silent: Collection[str] = ()
     """Processes but the broker, as "learner-1", that do not answer."""
     disk: bool

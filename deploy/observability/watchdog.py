@@ -74,7 +74,7 @@ class WatchedRun:
     actors: Callable[[], Mapping[str, ActorHealth]]
     """Returns the health of each rollout actor that has started."""
     actors_lacking: Callable[[], int]
-    """Returns how many actors wait for resources of the cluster."""
+    """Returns how many actors wait for resources of the cluster, if no other works or loads."""
     handles: Callable[[], Mapping[str, Any]]
     """Returns the present Ray handles of the processes by name."""
     learner_starts: Callable[[], bool]

@@ -125,7 +125,7 @@ def _require_groups(directory: RunDirectory, since: int) -> None:
         )
 
 
-def begun(config: RunConfig) -> Path | None:
+def find_begun_run(config: RunConfig) -> Path | None:
     """Return the folder of a recipe's run, or its backup if that is gone; None if there is neither.
 
     Raises:

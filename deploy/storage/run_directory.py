@@ -226,7 +226,7 @@ class RunDirectory:
             InputError: Another command works on the run, or has deleted it.
         """
         if not session_process.is_again() and is_held(self.path / session_process.PARENT_LOCK):
-            raise self._going_on()  # between two sessions of a command
+            raise self._going_on(self._holder())  # perhaps between two sessions of a command
         with ExitStack() as hold:
             try:
                 descriptor = hold.enter_context(locked(self._lock))

@@ -51,7 +51,7 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
 
 
 def _is_of_device(error: Any) -> bool:
-    """Return True for torch's errors of a GPU but a lack of memory: a new process may have none."""
+    """Return True for an error of a GPU but a lack of memory, which a new process may not meet."""
     return any(base.__name__ == "AcceleratorError" for base in type(error).__mro__)
 
 

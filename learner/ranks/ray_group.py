@@ -127,7 +127,7 @@ class LearnerGroup:
 
     async def announce_again(self) -> None:
         """Have rank 0 announce its newest version once more; Ray may lose a call, so it repeats."""
-        with suppress(RankFailed):  # new ranks announce by themselves
+        with suppress(RankFailed, RayError):  # new ranks announce by themselves
             while True:
                 call = self._ranks[0].announce_again.remote()
                 with suppress(TimeoutError):

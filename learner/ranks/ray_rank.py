@@ -135,7 +135,7 @@ class RankActor:
             observe=self._observe,
         )
         reached = await learner.run(self._stop)
-        # An engine that a direct publisher gives up then has its own deadline behind it.
+        # A direct publisher first waits `timeout_seconds` for an engine that hangs.
         await self._call(self._publisher.flush, 2 * spec.weight_sync.timeout_seconds)
         return reached
 

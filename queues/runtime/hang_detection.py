@@ -1,4 +1,4 @@
-"""Detection of a process that hangs: it is asked again and again, and gives no answer any more."""
+"""Hang detection: ping a process at intervals, until it misses two deadlines in a row."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 SILENT_SECONDS = 15.0
 """A process that does not answer for so long hangs."""
 LOADING_SILENT_SECONDS = 60.0
-"""One that loads hangs after so long; code of libraries may keep it from answering sooner."""
+"""The same for a process that loads: code of libraries may keep it from answering for longer."""
 PING_SECONDS = 2.0
 """Interval at which a process is asked."""
 

@@ -214,9 +214,9 @@ class Backup:
             with read:
                 size = os.fstat(read.fileno()).st_size
                 if copied != size:
-                    # A new segment of a broker that has taken the run over is left alone.
-                    mode = "xb" if copied is None else "r+b"
-                    with segment_path(target, number).open(mode) as to:
+                    if copied is None:  # not over one of a broker that has taken the run over
+                        check_backup(self._run, self._folder)
+                    with segment_path(target, number).open("wb" if copied is None else "r+b") as to:
                         self._copied.setdefault(number, 0)
                         start = min(copied or 0, size)
                         to.truncate(start)  # frames may have been taken back
@@ -323,7 +323,8 @@ def restore(folder: Path, run: Path) -> Path:
         (run / CLAIM).write_text(current["claim"])
         _write_current(folder, current)  # from now on no other broker answers
         copy, before = folder / current["ledger"], 0
-        while (now := copy.stat().st_mtime_ns) != before:  # one that still writes stops soon
+        # Another broker may still be writing; it stops at its next check.
+        while (now := copy.stat().st_mtime_ns) != before:
             before = now
             shutil.copyfile(copy, file)
             if (undo := folder / f"{copy.name}-journal").exists():

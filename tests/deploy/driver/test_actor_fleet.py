@@ -270,6 +270,27 @@ def test_the_actor_that_only_evaluates_joins_again_before_all_others(stage):
     played.play(scenario)
 
 
+@pytest.mark.parametrize("asked", [4, 2])
+def test_the_actor_that_only_evaluates_comes_back_whatever_number_is_asked_for(stage, asked):
+    played = stage(0, "heldout.pinned=true", "actors.count=3", "deploy.ray_address=auto")
+
+    async def scenario(running):
+        resident = played.fleet.actors[0]
+        resident.hands_over = asyncio.Event()
+        played.nodes.lost = {0}
+        await played.until(lambda: played.numbers() == [1, 2])
+        played.nodes.free = 9
+        await played.scale(asked)
+        await played.look()
+        assert 0 not in played.numbers()
+        resident.hands_over.set()
+        await played.until(lambda: 0 in played.numbers())
+        await played.look()
+        assert len(played.numbers()) == asked
+
+    played.play(scenario)
+
+
 def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
     played = stage(0, "actors.count=2", "deploy.ray_address=auto")
 
@@ -278,6 +299,8 @@ def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
         await played.until(lambda: played.numbers() == [0])
         await played.look()
         assert (played.numbers(), played.fleet.lacking) == ([0], 1)
+        with pytest.raises(InputError, match="the learner is being restarted"):
+            await played.scale(3)
         played.learner_starts = False
         await played.until(lambda: played.numbers() == [0, 1])
 

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.storage.recovery import begun, find_checkpoint, from_backup
+from deploy.storage.recovery import find_begun_run, find_checkpoint, from_backup
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.salvage import salvage
 from deploy.storage.sessions import begin_session, resumed_recipe
@@ -58,20 +58,20 @@ def test_a_run_whose_folder_is_lost_is_made_anew_with_its_recipe_and_checkpoints
 
 def test_a_recipe_finds_its_run_then_its_backup_and_never_one_of_several(tmp_path):
     config = load_recipe("demo", ["name=mine", f"deploy.runs_dir={tmp_path / 'runs_dir'}"])
-    assert begun(config) is None
+    assert find_begun_run(config) is None
     backups = tmp_path / "backup_dir"
     config = config.updated(deploy={"backup_dir": backups})
-    assert begun(config) is None
+    assert find_begun_run(config) is None
     directory, backup = begin(tmp_path)
     (backups / "mine-and-more-0123abcd").mkdir()
     (backups / "mine-and-more-0123abcd" / CURRENT).write_text("{}")
     (backups / "mine-0123abcd").mkdir()  # its run was killed before it had a broker
-    assert begun(config) == directory.path
+    assert find_begun_run(config) == directory.path
     shutil.rmtree(directory.path)
-    assert begun(config) == backup
+    assert find_begun_run(config) == backup
     (backups / "mine-0123abcd" / CURRENT).write_text("{}")
     with pytest.raises(InputError, match=r"several runs named 'mine': .*mine-0123abcd, .*mine-"):
-        begun(config)
+        find_begun_run(config)
 
 
 def test_a_folder_that_exists_stays_and_is_named(run, tmp_path):
