@@ -37,8 +37,7 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 	$(BIN)/headway sft demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
 	$(BIN)/headway run demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
 
-test: setup  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
-	$(PYTEST) -n 3 --dist loadscope -m "not slow and not gpu"
+test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
 	$(PYTEST) -n 3 --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
