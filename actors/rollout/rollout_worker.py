@@ -132,7 +132,7 @@ class RolloutWorker:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
-                    for lease in await self._lease_or_stop(capacity, POLL_SECONDS, stop):
+                    for lease in await self._lease(capacity, POLL_SECONDS, stop):
                         self._begin(lease, tasks)
                 await self._hand_over()
                 for task in (*background, *self.held.values()):
@@ -146,14 +146,11 @@ class RolloutWorker:
             self.left.set()
             self._release()
 
-    async def _lease(self, rollouts: int, timeout: float) -> list[Lease]:
-        return await self.work.lease(self._engine_id, rollouts, timeout, self.purpose)
-
-    async def _lease_or_stop(
-        self, rollouts: int, timeout: float, stop: asyncio.Event
-    ) -> list[Lease]:
+    async def _lease(self, rollouts: int, timeout: float, stop: asyncio.Event) -> list[Lease]:
         """Return new leases, or none as soon as `stop` is set, even if the broker is restarting."""
-        leasing = asyncio.create_task(self._lease(rollouts, timeout))
+        leasing = asyncio.ensure_future(
+            self.work.lease(self._engine_id, rollouts, timeout, self.purpose)
+        )
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -168,7 +165,7 @@ class RolloutWorker:
             self._changed.clear()
             pinned, capacity = self._evaluated, self._capacity()
             idle = not self.held  # before asking: a group that fails meanwhile is leased again
-            leases = await self._lease_or_stop(capacity, 0.0, stop) if capacity > 0 else []
+            leases = await self._lease(capacity, 0.0, stop) if capacity > 0 else []
             for lease in leases:
                 self._begin(lease, tasks)
             if not leases:

@@ -62,6 +62,8 @@ class ActorFleet:
         self._reservation = reservation
         self._broker, self._broadcaster = queues
         self._learner_starts = learner_starts
+        self._shared = context.config.deploy.ray_address != "local"
+        """True on a cluster that others may use too, whose nodes come and go."""
         config = context.config.actors
         self.count = config.count
         """The number of actors that is asked for."""
@@ -158,9 +160,8 @@ class ActorFleet:
         while True:
             for file, asked in await run_in_daemon_thread(lambda: scaling.requests(directory)):
                 await self._answer(file, asked)
-            shared = self._context.config.deploy.ray_address != "local"
             # After the loss of a node, and for ranks of the learner, what is free may be needed.
-            if not (shared and await self._leave_nodes()) and not self._learner_starts():
+            if not (self._shared and await self._leave_nodes()) and not self._learner_starts():
                 await self._fill()
             await self._resize_queues()
             await asyncio.sleep(self.look_seconds)
@@ -187,8 +188,7 @@ class ActorFleet:
 
     def _refusal(self, asked: int) -> str | None:
         """Return why the number of actors cannot change now, if so."""
-        shared = self._context.config.deploy.ray_address != "local"
-        if shared and asked > self.count and self._learner_starts():
+        if self._shared and asked > self.count and self._learner_starts():
             return "the learner is being restarted, and may need the resources; try again later"
         return None
 

@@ -52,11 +52,16 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
 
 def _is_of_device(error: Any) -> bool:
     """Return True for an error of a GPU but a lack of memory, which a new process may not meet."""
-    return any(base.__name__ == "AcceleratorError" for base in type(error).__mro__)
+    return _is_a(error, "AcceleratorError")
 
 
 def _is_lost_connection(error: Any) -> bool:
     """Return True for torch's errors of communication; those of Gloo are plain RuntimeErrors."""
-    if any(base.__name__ == "DistError" for base in type(error).__mro__):
+    if _is_a(error, "DistError"):
         return True
     return type(error) is RuntimeError and any(text in str(error) for text in CONNECTION_TEXTS)
+
+
+def _is_a(error: Any, name: str) -> bool:
+    """Return True if an error is of torch's type of this name, without importing torch."""
+    return any(base.__name__ == name for base in type(error).__mro__)

@@ -214,7 +214,7 @@ class Backup:
             with read:
                 size = os.fstat(read.fileno()).st_size
                 if copied != size:
-                    if copied is None:  # not over one of a broker that has taken the run over
+                    if copied is None:  # it may be one of a broker that has taken the run over
                         check_backup(self._run, self._folder)
                     with segment_path(target, number).open("wb" if copied is None else "r+b") as to:
                         self._copied.setdefault(number, 0)
