@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from deploy.cli import app as cli
+from learner.advantages import ESTIMATORS
+from learner.losses import LOSSES
 from tests.deploy.broken import HELD, Case, sets, tokenizer
 from tests.deploy.broken_inputs import INPUTS
 from tests.deploy.broken_recipes import RECIPES
@@ -58,11 +60,13 @@ def check_message(case: Case, code: int | str | None, output: str, errors: str) 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Provide a folder to run in; forget the user's modules that were imported from it."""
+    """Provide a folder to run in; forget the user's module that was imported, and its functions."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("deploy.runtime.session_process.begin_session", lambda end_leftovers: None)
+    for registry in (LOSSES, ESTIMATORS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     importlib.invalidate_caches()
     yield tmp_path
     sys.modules.pop("mine", None)
