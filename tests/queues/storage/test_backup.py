@@ -378,13 +378,11 @@ def stall(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
     monkeypatch.setattr(backup, "sync_path", sync)
 
 
-async def pause(broker: Any) -> str:
-    """Wait until the broker pauses, and return the reason."""
-    until = time.monotonic() + WAIT
-    while (reason := await broker.paused()) is None:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
-    return str(reason)
+async def until_paused(broker: Any, pattern: str) -> None:
+    """Wait until the broker says that it pauses for this reason."""
+    async with asyncio.timeout(WAIT):
+        while not re.search(pattern, str(await broker.paused())):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_full", [True, False])
@@ -406,13 +404,13 @@ def test_storage_that_is_full_or_does_not_answer_is_waited_for(
         monkeypatch.setattr(backup, "has_space", lambda folder: freed.is_set())
         training = asyncio.create_task(train(broker))
         reason = "no space is left on the disk of .*backup" if is_full else "backup does not answer"
-        assert re.search(reason, await pause(broker))
+        await until_paused(broker, reason)
         assert waiting.is_set()
         assert not training.done()
         freed.set()
         async with asyncio.timeout(WAIT):
             assert len(await training) == 2
-        assert await broker.paused() is None
+        await until_paused(broker, "None")
         await broker.close()
         with open_ledger(lose(tmp_path, "copy")) as database:
             assert database.execute("SELECT acked_at FROM batches").fetchone()[0] is not None
@@ -432,7 +430,7 @@ def test_full_storage_does_not_keep_a_broker_from_closing(
         stall(monkeypatch, write)
         monkeypatch.setattr(backup, "has_space", lambda folder: False)
         training = asyncio.create_task(train(broker))
-        await pause(broker)
+        await until_paused(broker, "no space is left")
         async with asyncio.timeout(WAIT):
             await broker.close()
             with pytest.raises(LedgerError, match="cannot be written: OSError ENOSPC"):

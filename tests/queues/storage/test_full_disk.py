@@ -34,9 +34,9 @@ from tests.queues.conftest import answer, make_broker, make_prompts
 
 disk, elsewhere = Path(sys.argv[1]), Path(sys.argv[2])
 
-async def until(broker, paused):
+async def until_paused(broker, reason):
     async with asyncio.timeout(20):
-        while ((await broker.status()).paused is not None) is not paused:
+        while reason not in str((await broker.status()).paused):
             await asyncio.sleep(0.01)
 
 async def main():
@@ -60,9 +60,7 @@ async def main():
         put = asyncio.create_task(broker.put("a", payloads[lease.group_id]))
         done, _ = await asyncio.wait([put], timeout=0.3)
         if not done:
-            await until(broker, paused=True)
-            paused = (await broker.status()).paused
-            assert f"no space is left on the disk of {disk / 'run'}" in paused
+            await until_paused(broker, f"no space is left on the disk of {disk / 'run'}")
             assert await broker.heartbeat("a", [(lease.group_id, 1)]) == []
             copy = elsewhere / str(round_)  # as if everything were killed now
             shutil.copytree(disk / "run", copy)
@@ -75,7 +73,7 @@ async def main():
         async with asyncio.timeout(20):
             assert await put is PutStatus.ACCEPTED
         accepted.append(payloads[lease.group_id])
-        await until(broker, paused=False)
+        await until_paused(broker, "None")
     assert sorted((await broker.take(0, 1.0)).payloads) == sorted(accepted)
     assert (await broker.accounting()).balanced
     await broker.close()
