@@ -3,10 +3,11 @@
     headway bench checkpoint [--size 60m] [--every 10] [--checkpoints 3] [--threads 1]
 
 The loop of `headway bench train` with checkpoints on this machine's disk. Waiting is the gap before
-the batch after a checkpoint, less the median of the other gaps; a copy is one of as many bytes as a
-checkpoint has, in memory that is allocated. "Beside" is the computing of that batch, beside which
-the checkpoint is written, as a ratio to the others'. The first checkpoint, which
-allocates the copy too, is left out of the conclusion.
+the batch after a checkpoint, less the median of the other gaps, and the time for which that batch's
+optimizer step waits for the copy of the state; a copy is one of as many bytes as a checkpoint has,
+in memory that is allocated. "Beside" is the computing of that batch, beside which the state is
+copied and written, as a ratio to the others'. The first checkpoint, which allocates the copy too,
+is left out of the conclusion.
 """
 
 import multiprocessing
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.synthetic_load import SIZES, batch, write
@@ -30,13 +32,14 @@ COPIES = 9
 def costs(batches: Sequence[Mapping[str, float]], every: int, copy_seconds: float) -> Record:
     """Return the costs of each checkpoint, one `every` so many batches of `learner_loop.gaps`.
 
-    The row at index i is of the gap after batch i and of batch i + 1.
+    The row at index i is of the gap after batch i and of batch i + 1, whose step waited for `copy`
+    seconds.
     """
     after = [row for number, row in enumerate(batches, start=1) if number % every == 0]
     others = [row for number, row in enumerate(batches, start=1) if number % every]
     usual_gap = median(row["gap"] for row in others)
     usual = median(row["step"] - row["gap"] for row in others)
-    waited = [row["gap"] - usual_gap for row in after]
+    waited = [row["gap"] - usual_gap + row["copy"] for row in after]
     return {
         "waited_seconds": waited,
         "copies": [seconds / copy_seconds for seconds in waited],
@@ -58,6 +61,19 @@ def measure_copy(count: int) -> float:
     return median(seconds)
 
 
+def note_waits(engine: Any) -> list[float]:
+    """Return a list that gets the seconds for which each step waits for a copy of the state."""
+    seconds, wait = [], engine.finish_capture
+
+    def timed() -> None:
+        began = time.perf_counter()
+        wait()
+        seconds.append(time.perf_counter() - began)
+
+    engine.finish_capture = timed
+    return seconds
+
+
 def measure_loop(name: str, every: int, checkpoints: int) -> Record:
     """Train with checkpoints in this process."""
     from benchmarks.training.learner_clock import ClockedEngine
@@ -73,10 +89,12 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
         write(size, Path(folder))
         tiny_tokenizer("0123456789+=", size.longest).save_pretrained(folder)
         rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
+        copies = note_waits(rank.engine)
         engine = ClockedEngine(rank.engine, rank.engine.device)
         rank.updater = Updater(engine, config)
         groups, batches = batch(size, seed=1)[:1], every * checkpoints + 2
         rows = gaps(rank, engine, groups, batches, checkpoint_every=every)
+        rows = [{**row, "copy": seconds} for row, seconds in zip(rows, copies[1:], strict=True)]
         rank.capture()
         rank.write(f"{folder}/checkpoint")
         files = Path(folder, "checkpoint").rglob("*.safetensors")

@@ -2,7 +2,7 @@
 
     capture: every rank copies  ─▶ prepare ─▶ every rank writes ─▶ finish: state, ─▶ commit ─▶ prune
              its part                         and syncs its part   checksums, rename
-    (training waits)               (training goes on)
+    (the next step waits for it)   (training goes on)
 
 Rank 0 prepares, finishes and prunes; the caller commits the checkpoint to the broker's ledger. A
 folder that was never committed is garbage, which `prune` removes when training begins. Every file

@@ -6,6 +6,7 @@ The only file that imports deepspeed. One process is one rank.
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,7 @@ class DeepSpeedEngine:
         self._zero_stage = zero_stage
         self._adapted = any(True for _ in lora.factors(module))
         self._copies = HostCopy()
+        self._captured: Future[dict[str, Tensor]] | None = None
         self.steps_taken = 0
         optimizer = optimizer_section(config, module)
         zero: dict[str, Any] = {
@@ -212,6 +214,7 @@ class DeepSpeedEngine:
 
     def step(self) -> float:
         """See `Trainable.step`."""
+        self.finish_capture()
         factor = rate_factor(self._config.schedule, self.steps_taken, self._total_steps)
         for group, rate in zip(self._optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = rate * factor
@@ -303,14 +306,11 @@ class DeepSpeedEngine:
         state = dict(self.weights()) if self.rank == 0 and by_name is None else {}
         parts = {f"{part.name}@{part.start}": part for part in parts_of(self._engine)}
         views = ((name, part.values.detach()) for name, part in parts.items())
-        copies = self._copies.take_lasting([*state.items(), *views])
-        held = [part._replace(values=copies[name]) for name, part in parts.items()]
-        if self.rank == 0:
-            held.append(Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken])))
+        captured = self._captured = self._copies.begin([*state.items(), *views])
+        steps = Part(STEPS_TAKEN, 0, torch.tensor([self.steps_taken]))
 
-        weights = {name: copies[name] for name in state} if by_name is None else by_name
-
-        def save_model(folder: Path) -> None:
+        def save_model(folder: Path, copies: Mapping[str, Tensor]) -> None:
+            weights = {name: copies[name] for name in state} if by_name is None else by_name
             if self._adapted:
                 lora.write_adapter(model, weights, folder)
             else:
@@ -318,11 +318,19 @@ class DeepSpeedEngine:
                 write_weights(model, weights.items(), folder)
 
         def write(folder: Path) -> None:
+            copies = captured.result()
+            held = [part._replace(values=copies[name]) for name, part in parts.items()]
             if self.rank == 0:
-                self._save_with_tokenizer(folder, lambda: save_model(folder))
+                self._save_with_tokenizer(folder, lambda: save_model(folder, copies))
+                held.append(steps)
             write_parts(folder / OPTIMIZER_FOLDER, held, rank=self.rank, ranks=self.ranks)
 
         return write
+
+    def finish_capture(self) -> None:
+        """Wait until `capture` has copied what a step changes; `step` does so by itself."""
+        if self._captured is not None:
+            self._captured.result()
 
     def _capture_by_name(self) -> dict[str, Tensor] | None:
         """Copy an adapter, or gathered weights, on rank 0; None where the model has all weights."""

@@ -75,6 +75,8 @@ class Trainable(Protocol):
     def capture(self) -> Callable[[Path], None]:
         """Copy the model, and everything needed to go on, to host memory. Collective.
 
+        Most of it is copied while the next gradient is computed, and the step waits for the end.
+
         Returns a function that writes this rank's part of it, with the tokenizer, to a folder. It
         may be called once in any thread, before the next `capture`, while training goes on.
         """

@@ -63,7 +63,7 @@ class Reference:
         if not self._refreshed:
             return None
         model = self._policy.model
-        copies = self._copies.take_lasting(model.state_dict().items())
+        copies = self._copies.begin(model.state_dict().items()).result()
 
         def write(folder: Path) -> None:
             own = folder / REFERENCE_FOLDER

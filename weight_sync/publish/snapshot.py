@@ -28,10 +28,6 @@ BLOCK_BYTES = 256 * 2**20
 """Size of a block of memory that is registered with a GPU; a larger tensor has its own."""
 PIECE_ELEMENTS = 2**22
 """Copied at a time: 16 MiB of float32, enough for stores that bypass the cache."""
-COPY_THREADS = 4
-"""Threads that copy tensors which stay as they are; their cores share the memory's bandwidth."""
-SHARED_ELEMENTS = 2**24
-"""Copied at a time by one of them: 64 MiB of float32."""
 CAST_ELEMENTS = 2**14
 """Cast at a time; torch would use all its threads for twice as many."""
 
@@ -126,31 +122,6 @@ class Snapshot:
             return thread.submit(digest.hexdigest).result
         finally:
             thread.shutdown(wait=False)
-
-    @torch.no_grad()
-    def take_lasting(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy tensors that all stay as they are meanwhile, without a checksum.
-
-        Several threads share the pieces, so that one whose core is occupied copies fewer.
-        """
-        self.tensors = []
-        waits: list[Callable[[], object]] = []
-        pieces: list[tuple[Tensor, Tensor]] = []
-        for name, tensor in tensors:
-            host = self._host(name, tensor, tensor.dtype)
-            self.tensors.append((name, host))
-            if self._gpu.holds(tensor):
-                waits.append(self._gpu.copy(tensor, host))
-            elif tensor.is_contiguous():
-                both = (torch.split(x.view(-1), SHARED_ELEMENTS) for x in (tensor, host))
-                pieces += zip(*both, strict=True)
-            else:
-                host.copy_(tensor)
-        with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="copy") as threads:
-            for _ in threads.map(lambda piece: _copy_bytes(*piece), pieces):
-                pass
-        for wait in waits[-1:]:  # they are in the order of a stream
-            wait()
 
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)

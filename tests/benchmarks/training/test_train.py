@@ -138,12 +138,16 @@ def test_the_learner_is_measured(tmp_path):
         assert 0 < each["publish"] + each["ack"] + each["take"] < each["gap"] < each["step"]
 
 
-def test_a_checkpoint_costs_the_gap_after_it_beyond_the_usual_one_in_copies_of_its_state():
+def test_a_checkpoint_costs_the_gap_beyond_the_usual_one_and_the_wait_for_its_copy():
     gaps, computing = [1.0, 5.0, 1.0, 4.0, 3.0], [2.0, 3.0, 2.0, 4.0, 2.0]
-    rows = [{"gap": gap, "step": gap + own} for gap, own in zip(gaps, computing, strict=True)]
+    copies = [0.0, 0.0, 0.0, 0.5, 0.0]
+    rows = [
+        {"gap": gap, "step": gap + own, "copy": copy}
+        for gap, own, copy in zip(gaps, computing, copies, strict=True)
+    ]
     assert costs(rows, 2, 2.0) == {
-        "waited_seconds": [4.0, 3.0],
-        "copies": [2.0, 1.5],
+        "waited_seconds": [4.0, 3.5],
+        "copies": [2.0, 1.75],
         "beside": [1.5, 2.0],
         "batch_seconds": 2.0,
     }

@@ -1,5 +1,7 @@
 """The real engine against plain torch: same gradient, same steps, whatever the ZeRO stage."""
 
+import threading
+
 import pytest
 import torch
 from rollouts import cut_off, random_groups, unexplained
@@ -13,6 +15,7 @@ from learner.model.policy import build_tiny, load_policy
 from learner.model.scalar_model import load_scalar_model
 from learner.update import Updater
 from tests.learner.model.architectures import write
+from weight_sync.publish.snapshot import Snapshot
 
 pytestmark = pytest.mark.deepspeed
 
@@ -133,26 +136,58 @@ def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, refere
         torch.testing.assert_close(tensor, weights[name].detach(), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 3])
-def test_a_policy_is_saved_as_it_was_captured_while_it_trains_on(model_path, tmp_path, zero_stage):
-    engine = make_engine(model_path, zero_stage)
+@pytest.mark.parametrize(
+    ("zero_stage", "optimizer"),
+    [*((stage, "adamw") for stage in (0, 1, 2, 3)), *((stage, "muon") for stage in (0, 1, 2))],
+)
+def test_a_policy_is_saved_as_it_was_captured_though_copied_only_when_a_step_waits_for_it(
+    model_path, tmp_path, monkeypatch, zero_stage, optimizer
+):
+    from learner.engine.deepspeed import PolicyEngine
 
-    def step():
+    waited = threading.Event()
+    take, finish_capture = Snapshot.take, PolicyEngine.finish_capture
+
+    def take_late(*arguments, **options):
+        if threading.current_thread().name.startswith("capture"):
+            assert waited.wait(60), "nothing waits for the copy"
+        return take(*arguments, **options)
+
+    def finish_waiting(engine):
+        waited.set()
+        finish_capture(engine)
+
+    def step(engine):
         engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
         engine.step()
 
+    def weights(engine):
+        return {name: tensor.clone() for name, tensor in engine.weights()}
+
+    config = CONFIG.model_copy(update={"optimizer": optimizer})
+    engine = make_engine(model_path, zero_stage, config)
     try:
-        step()
+        step(engine)
+        monkeypatch.setattr(Snapshot, "take", take_late)
+        monkeypatch.setattr(PolicyEngine, "finish_capture", finish_waiting)
         write = engine.capture()
-        trained = {name: tensor.clone() for name, tensor in engine.weights()}
-        step()
+        captured = weights(engine)
+        step(engine)
         write(tmp_path / "saved")
+        trained = weights(engine)
     finally:
         engine.close()
     loaded = dict(policy(str(tmp_path / "saved")).model.named_parameters())
-    assert loaded.keys() == trained.keys()
-    for name, tensor in trained.items():
+    assert loaded.keys() == captured.keys()
+    for name, tensor in captured.items():
         assert torch.equal(tensor, loaded[name])
+    engine = make_engine(model_path, zero_stage, config)
+    try:
+        engine.load(tmp_path / "saved")
+        step(engine)
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in engine.weights())
+    finally:
+        engine.close()
     assert (tmp_path / "saved" / "tokenizer.json").exists()
     assert not list((tmp_path / "saved").rglob("*.pt")), "nothing in it is a pickle"
 
