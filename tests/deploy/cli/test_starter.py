@@ -57,6 +57,7 @@ def test_right_answers_are_rewarded_and_demonstrations_guess(task, monkeypatch):
     assert 0.15 < right / 500 < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_the_task_is_tried_prepared_and_trained(task):

@@ -25,6 +25,7 @@ from deploy.planner.predict import (
     some_counts,
 )
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
+from tests.deploy.conftest import call_main
 
 GIVEN = PlanInputs(
     tokens=40,
@@ -224,8 +225,8 @@ def test_what_cannot_be_planned_is_one_message(settings, changes, message):
         (["demo", "--run", "x", "--bounds", "two"], "--bounds 'two'"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_one_message(headway, arguments, message):
-    result = headway("plan", *arguments)
+def test_the_command_says_what_is_wrong_in_one_message(tmp_path, arguments, message):
+    result = call_main(["plan", *arguments], tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("headway: ")
     assert message in result.stderr

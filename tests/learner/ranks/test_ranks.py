@@ -223,7 +223,8 @@ OTHER_STEPS = {
 }
 
 
-@pytest.mark.parametrize("stage", [*(pytest.param(x, marks=pytest.mark.slow) for x in (0, 1)), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 3])
 def test_batches_of_an_earlier_session_are_trained_again_with_its_settings(
     model_path, tmp_path, stage
 ):

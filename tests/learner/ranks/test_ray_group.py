@@ -140,6 +140,7 @@ def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sessi
         assert time.monotonic() < deadline, "the dead wait for nothing"
 
 
+@pytest.mark.slow
 def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp_path):
     settings = {"zero_stage": 3, "checkpoint_every": 2, "keep_checkpoints": 2}
     first = session(**settings, steps=6)
