@@ -1,23 +1,28 @@
 """Reward models in a Ray actor, and the client that rollout actors call.
 
-The actor has no state but the models, so Ray restarts it when it dies: it loads them at the first
-call, and calls whose answer was lost are repeated. The driver's supervisor counts the restarts.
+The actor has no state but the models, so it is created anew when it dies, on another node where its
+own is lost: clients find it by its name, and repeat calls whose answer was lost.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
 from actors.errors import ActorsError, RewardFailed, RewardModelLost
 from actors.reward_models.scoring import RewardModels, load_reward_models
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.output_limits import keep_logs_small
 
 NAME = "reward-model"
+"""Name of the actor, which no two of a run have at a time."""
+LOOK_SECONDS = 0.5
+"""Seconds between two attempts to find, or to create, the process after another one's death."""
 MAX_CONCURRENCY = 10_000
 """Texts that may wait for their score at once."""
 
@@ -26,26 +31,26 @@ def create_reward_model(
     paths: Sequence[str],
     config: RewardModelConfig,
     *,
-    timeout: float,
     template_options: Mapping[str, Any] | None = None,
     **options: Any,
-) -> "RewardModelClient":
-    """Start the process of the reward models on the cluster; `start` loads them.
+) -> Any:
+    """Start the process of the reward models on the cluster, and return its handle in Ray.
 
-    `timeout` is the deadline of one score in seconds, `template_options` are
-    actors.chat_template_options, `options` are those of Ray.
+    `template_options` are actors.chat_template_options, `options` are those of Ray.
+
+    Raises:
+        ValueError: There is one already.
     """
     remote = ray.remote(RewardModelActor).options(
         **{
+            "name": NAME,
             "num_cpus": 0,
             "num_gpus": config.gpus,
-            "max_restarts": -1,
             "max_concurrency": MAX_CONCURRENCY,
             **options,
         }
     )
-    handle = remote.remote(tuple(paths), config, template_options)
-    return RewardModelClient(handle, timeout=timeout)
+    return remote.remote(tuple(paths), config, template_options)
 
 
 class RewardModelActor:
@@ -89,26 +94,20 @@ class RewardModelActor:
 
 
 class RewardModelClient:
-    """A client of the reward models (a `TextScorer`); can be sent to other processes."""
+    """A client of the reward models (a `TextScorer`); can be sent to other processes.
 
-    def __init__(self, actor: Any, *, timeout: float) -> None:
-        self.handle, self._timeout = actor, timeout
+    `timeout` is the deadline of one score in seconds.
+    """
 
-    async def start(self, *, again: bool = False) -> None:
-        """Load the models; `again` waits for a process that restarts, any number of times.
-
-        Raises:
-            InputError: A model cannot be used.
-            RayError: The process died.
-        """
-        await self.handle.start.options(max_task_retries=-1 if again else 0).remote()
+    def __init__(self, *, timeout: float) -> None:
+        self._timeout = timeout
+        self._found: Any = None
 
     async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
-        """See `TextScorer.score`; repeats the call if the process restarts in time."""
-        call = self.handle.score.options(max_task_retries=-1)
+        """See `TextScorer.score`; repeats the call if the process is created anew in time."""
         try:
             async with asyncio.timeout(self._timeout):
-                return float(await call.remote(prompt, completion))
+                return await self._score(prompt, completion)
         except RayTaskError as error:
             if isinstance(error.cause, ActorsError):
                 raise error.cause from error
@@ -118,8 +117,70 @@ class RewardModelClient:
         except TimeoutError as error:
             raise RewardModelLost(f"{NAME} gave no score within {self._timeout:g} s") from error
 
+    async def _score(self, prompt: str | Sequence[Message], completion: str) -> float:
+        while True:
+            if self._found is None:
+                with suppress(ValueError):  # there is none at the moment
+                    self._found = await run_in_daemon_thread(lambda: ray.get_actor(NAME))
+            if self._found is not None:
+                with suppress(RayActorError):
+                    return float(await self._found.score.remote(prompt, completion))
+                self._found = None
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+class RewardModelProcess:
+    """The process of the reward models, as the driver creates and ends it.
+
+    `create` makes it in Ray, or returns None while there is no node for it; `is_lost` returns True
+    once it has to be made on another.
+    """
+
+    def __init__(
+        self, create: Callable[[], Any], is_lost: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._create, self._is_lost = create, is_lost
+        self.handle: Any = create()
+        """Its handle in Ray; None while there is no process."""
+
+    async def start(self, *, again: bool = False) -> None:
+        """Load the models, `again` in a new process once there is a node for it.
+
+        Raises:
+            InputError: A model cannot be used.
+            RayError: The process died.
+        """
+        if again:
+            self.stop()
+        while not await self._begin():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _begin(self) -> bool:
+        """Load the models; return False if there is no node, or it is lost meanwhile.
+
+        Ray never begins a process on a node that it finds lost later.
+        """
+        if self.handle is None:
+            await run_in_daemon_thread(self._create_anew)
+        if self.handle is None:
+            return False
+        loading = asyncio.ensure_future(self.handle.start.remote())
+        try:
+            while not (await asyncio.wait({loading}, timeout=LOOK_SECONDS))[0]:
+                if await run_in_daemon_thread(self._is_lost):
+                    self.stop()
+                    return False
+            loading.result()
+        finally:
+            loading.cancel()
+        return True
+
+    def _create_anew(self) -> None:
+        with suppress(ValueError):  # Ray has not yet noticed that the one before is gone
+            self.handle = self._create()
+
     async def live(self) -> None:
-        """Wait for the death of the process, which Ray restarts; raise RayError then."""
+        """Wait for the death of the process; raise RayError then."""
         await self.handle.live.remote()
 
     async def ping(self) -> None:
@@ -127,5 +188,7 @@ class RewardModelClient:
         await self.handle.ping.remote()
 
     def stop(self, *, again: bool = False) -> None:
-        """End the process for good, or so that Ray starts it `again`."""
-        ray.kill(self.handle, no_restart=not again)
+        """End the process, whether for good or to be started `again`."""
+        if self.handle is not None:
+            ray.kill(self.handle)
+        self.handle = None

@@ -65,6 +65,8 @@ class Reservation:
         self._shared = shared
         self.group: PlacementGroup | None = None
         """The group that the run began with, which ends with it."""
+        self.awaited: set[str] = set()
+        """The roles that `restore` found too little for."""
         reserving = [request for request in requests if shared and request.resources]
         if not reserving:
             return
@@ -120,6 +122,10 @@ class Reservation:
         bundle = self._bundles.get((role, number))
         return bundle is not None and bundle.node in staying_nodes()
 
+    def is_lost(self, role: str, number: int) -> bool:
+        """Return True if a process has resources on a node that is lost or that Ray drains."""
+        return (role, number) in self._bundles and not self.holds(role, number)
+
     def add(self, role: str, number: int) -> bool:
         """Reserve the resources of one process, if it holds none; return False if none are free.
 
@@ -134,6 +140,10 @@ class Reservation:
     def restore(self, role: str) -> bool:
         """Give every process of a role what `add` gives one; return False if too little is free."""
         added = [self.add(role, number) for number in range(self._requests[role].count)]
+        if all(added):
+            self.awaited.discard(role)
+        else:
+            self.awaited.add(role)
         return all(added)
 
     def remove(self, role: str, number: int) -> None:

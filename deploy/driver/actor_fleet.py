@@ -2,6 +2,7 @@
 
     headway scale ─▶ does it fit? ─▶ recorded ─▶ actors join or leave ─▶ the answer
     a node is lost or drained ─▶ its actors leave ─▶ they join again where resources are free
+    others wait for a node ─▶ an actor leaves, down to actors.min_count
     resources are free ─▶ another actor joins, up to actors.max_count
 
 An actor that leaves hands over what it samples, so that others go on with it. Numbers are used
@@ -161,7 +162,11 @@ class ActorFleet:
             for file, asked in await run_in_daemon_thread(lambda: scaling.requests(directory)):
                 await self._answer(file, asked)
             # After the loss of a node, and for ranks of the learner, what is free may be needed.
-            if not (self._shared and await self._leave_nodes()) and not self._learner_starts():
+            if self._shared and await self._leave_nodes():
+                pass
+            elif self._reservation.awaited:
+                self._give_node_back()
+            elif not self._learner_starts():
                 await self._fill()
             await self._resize_queues()
             await asyncio.sleep(self.look_seconds)
@@ -237,6 +242,14 @@ class ActorFleet:
                 self._leave(actor, HURRY_SECONDS)
                 leaves = True
         return leaves
+
+    def _give_node_back(self) -> None:
+        """Have the last actor leave, unless one still holds its node or all are needed."""
+        active = self.active
+        if len(self._working) == len(active) > (self._least or self.count):
+            actor = max(active, key=lambda actor: actor.number)
+            self._context.console.say(f"{actor.name} gives its node back, which others wait for")
+            self._leave(actor, HURRY_SECONDS)
 
     async def _fill(self) -> None:
         """Have actors join as far as they are wanted and resources are free.

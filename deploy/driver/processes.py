@@ -10,7 +10,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.engines.model_folder import context_length, served_dtype
 from actors.ray_actor import ActorSpec
-from actors.ray_reward_model import RewardModelClient, create_reward_model
+from actors.ray_reward_model import (
+    RewardModelClient,
+    RewardModelProcess,
+    create_reward_model,
+)
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
@@ -71,7 +75,13 @@ class Processes:
             permit_seconds=config.weight_sync.timeout_seconds,
             scheduling_strategy=NodeAffinitySchedulingStrategy(self.node, soft=False),
         )
-        self._reward_models = self._create_reward_models()
+        self._reward_models: RewardModelProcess | None = None
+        """One process for all of them; None where no reward asks them."""
+        if context.inputs.reward_models:
+            self._reward_models = RewardModelProcess(
+                self._create_reward_models,
+                partial(self._reservation.is_lost, "reward_model", 0),
+            )
         version, folder = context.checkpoint or (0, None)
         self.learner = LearnerSupervisor(
             context,
@@ -95,7 +105,7 @@ class Processes:
             access=self._access,
         )
         self.services = self._supervise_services()
-        """The processes that Ray restarts."""
+        """The processes that are restarted by themselves, wherever callers are."""
         self.fleet = ActorFleet(
             context,
             self._actor_spec,
@@ -117,7 +127,11 @@ class Processes:
     def handles(self) -> dict[str, Any]:
         """Return the Ray handles of all present processes by name."""
         return {
-            **{service.name: service.client.handle for service in self.services},
+            **{
+                service.name: service.client.handle
+                for service in self.services
+                if service.client.handle is not None
+            },
             **{f"learner-{rank}": handle for rank, handle in enumerate(self.learner.handles)},
             **{actor.name: actor.handle for actor in self.actors if actor.handle is not None},
         }
@@ -137,7 +151,7 @@ class Processes:
             ),
         ]
         if models is not None:
-            serve = self._with_access(partial(show_process, models.handle))
+            serve = self._with_access(lambda access: show_process(models.handle, access))
             services.append(ServiceSupervisor(context, REWARD_MODEL, models, serve=serve))
         return services
 
@@ -153,15 +167,18 @@ class Processes:
             return None
         return create_learner(spec, partial(self._reservation.options, "learner"))
 
-    def _create_reward_models(self) -> RewardModelClient | None:
-        """Create one process for all reward models; None where no reward asks them."""
-        config, models = self._context.config, self._context.inputs.reward_models
-        if not models:
+    def _create_reward_models(self) -> Any:
+        """Create the process of the reward models, if need be on another node; None without room.
+
+        Raises:
+            ValueError: There is one already.
+        """
+        if not self._reservation.restore("reward_model"):
             return None
+        config = self._context.config
         return create_reward_model(
-            models,
+            self._context.inputs.reward_models,
             config.actors.reward_model,
-            timeout=config.actors.reward_timeout_seconds,
             template_options=config.actors.chat_template_options,
             **self._reservation.options("reward_model", 0),
         )
@@ -181,7 +198,11 @@ class Processes:
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
-            reward_model_client=self._reward_models,
+            reward_model_client=(
+                RewardModelClient(timeout=config.actors.reward_timeout_seconds)
+                if self._reward_models
+                else None
+            ),
             metrics=self._access,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,

@@ -86,13 +86,17 @@ def test_a_scorer_keeps_the_contract(kind, scenario, paths):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_scorer_in_a_process_of_its_own_keeps_the_contract(paths):
-    from actors.ray_reward_model import create_reward_model
+    from actors.ray_reward_model import (
+        RewardModelClient,
+        RewardModelProcess,
+        create_reward_model,
+    )
 
     async def scenario():
-        scorer = create_reward_model(paths, CONFIG, timeout=60.0)
+        process = RewardModelProcess(lambda: create_reward_model(paths, CONFIG))
         for part in CONTRACT:
-            await part(scorer)
-        scorer.stop()
+            await part(RewardModelClient(timeout=60.0))
+        process.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
@@ -143,26 +147,32 @@ def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_path):
-    from actors.ray_reward_model import create_reward_model
+    from actors.ray_reward_model import (
+        RewardModelClient,
+        RewardModelProcess,
+        create_reward_model,
+    )
 
     paths = [build_classifier(tmp_path / "0")]
+    config = RewardModelConfig(max_wait_ms=3e5)
 
     async def scenario():
-        client = create_reward_model(paths, RewardModelConfig(max_wait_ms=3e5), timeout=300.0)
-        await client.start()
+        process = RewardModelProcess(lambda: create_reward_model(paths, config))
+        await process.start()
+        client = RewardModelClient(timeout=300.0)
         asked = asyncio.create_task(client.score("1+1=", "2"))  # waits for others to come
-        pid = await client.handle.__ray_call__.remote(lambda _: os.getpid())
-        await client.ping()
+        pid = await process.handle.__ray_call__.remote(lambda _: os.getpid())
+        await process.ping()
         assert not asked.done()
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(client.ping(), 1.0)
+                await asyncio.wait_for(process.ping(), 1.0)
         finally:
             os.kill(pid, signal.SIGCONT)
-        await client.ping()
+        await process.ping()
         asked.cancel()
-        client.stop()
+        process.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
@@ -170,27 +180,51 @@ def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_process_that_dies_comes_back_with_its_models_and_lost_scores_are_asked_again(tmp_path):
-    import ray
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_is_created_anew_and_lost_scores_are_asked_again(
+    tmp_path, number
+):
     from ray.exceptions import RayActorError
 
-    from actors.ray_reward_model import create_reward_model
+    from actors.ray_reward_model import (
+        RewardModelClient,
+        RewardModelProcess,
+        create_reward_model,
+    )
 
     paths = [build_classifier(tmp_path / "0")]
+    config = RewardModelConfig(max_wait_ms=500.0)
+    has_room, looks = True, 0
+
+    def create():
+        nonlocal looks
+        looks += 1
+        return create_reward_model(paths, config) if has_room else None
 
     async def scenario():
-        client = create_reward_model(paths, RewardModelConfig(max_wait_ms=500.0), timeout=90.0)
-        await client.start()
+        nonlocal has_room
+        process = RewardModelProcess(create)
+        await process.start()
+        client = RewardModelClient(timeout=90.0)
         expected = await client.score("1+1=", "2")
-        watching = asyncio.create_task(client.live())
+        first = process.handle
+        watching = asyncio.create_task(process.live())
         asked = asyncio.create_task(client.score("1+1=", "2"))
         await asyncio.sleep(0)  # the request is sent, and waits for others to come
-        ray.kill(client.handle, no_restart=False)
+        os.kill(await first.__ray_call__.remote(lambda _: os.getpid()), number)
+        has_room = False
+        again = asyncio.create_task(process.start(again=True))
         with pytest.raises(RayActorError):
             await watching
+        while looks < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (asked.done(), again.done()) == (False, False)
+        has_room = True
+        await again
+        assert process.handle != first
         assert await asked == pytest.approx(expected, abs=1e-5)
-        client.stop()
-        with pytest.raises(RewardModelLost, match="the process of reward-model is gone"):
-            await client.score("1+1=", "2")
+        process.stop()
+        with pytest.raises(RewardModelLost, match="reward-model gave no score within 1 s"):
+            await RewardModelClient(timeout=1.0).score("1+1=", "2")
 
     asyncio.run(asyncio.wait_for(scenario(), 120))

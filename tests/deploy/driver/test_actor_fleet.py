@@ -54,7 +54,7 @@ class Nodes:
     """Resources for so many actors, of which those at `lost` numbers are on nodes that go."""
 
     def __init__(self, free):
-        self.free, self.held, self.lost = free, set(), set()
+        self.free, self.held, self.lost, self.awaited = free, set(), set(), set()
         self.removes = threading.Event()
         self.removes.set()
 
@@ -303,6 +303,29 @@ def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
             await played.scale(3)
         played.learner_starts = False
         await played.until(lambda: played.numbers() == [0, 1])
+
+    played.play(scenario)
+
+
+@pytest.mark.parametrize(("least", "stay"), [("", [0, 1]), ("actors.min_count=1", [0])])
+def test_actors_give_nodes_back_one_by_one_that_others_wait_for(stage, least, stay):
+    settings = ("actors.count=2", "actors.max_count=4", *filter(None, [least]))
+    played = stage(2, *settings, "deploy.ray_address=auto")
+
+    async def scenario(running):
+        await played.until(lambda: played.numbers() == [0, 1, 2, 3])
+        played.nodes.removes.clear()
+        played.nodes.awaited = {"learner"}
+        await played.until(lambda: played.numbers() == [0, 1, 2])
+        await played.look()
+        assert played.numbers() == [0, 1, 2]
+        played.nodes.removes.set()
+        await played.until(lambda: played.numbers() == stay)
+        await played.look()
+        await played.look()
+        assert played.numbers() == stay
+        played.nodes.awaited = set()
+        await played.until(lambda: played.numbers() == [0, 1, 2, 3])
 
     played.play(scenario)
 

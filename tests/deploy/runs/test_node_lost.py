@@ -1,4 +1,4 @@
-"""Runs on several nodes that lose one: of the broker, with its disk, or of the learner."""
+"""Runs that lose a node: of the broker, with its disk, of the learner, or of reward models."""
 
 import contextlib
 import shutil
@@ -8,8 +8,12 @@ import pytest
 
 from learner.diagnostics.trained_log import VARIABLE
 from queues.runtime import clock
+from tests.deploy import conftest
+from tests.deploy.conftest import RECIPE
+from tests.deploy.offline.test_reward_model import JUDGED, SECTION
+from tests.deploy.processes import titled
 from tests.deploy.runs.test_broker_dies import rows
-from tests.deploy.runs.test_learner_dies import Going
+from tests.deploy.runs.test_learner_dies import RANK, Going
 
 BACKUP_SECONDS = 2.0
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
@@ -32,13 +36,22 @@ def nodes_of(**counts):
     )
     try:
         nodes = [
-            cluster.add_node(num_cpus=1, labels={"pool": pool})
+            cluster.add_node(num_cpus=1, labels={"pool": pool}, resources={pool: 1})
             for pool, count in counts.items()
             for _ in range(count)
         ]
         yield cluster, nodes
     finally:
         cluster.shutdown()
+
+
+def raylet(node):
+    """Return the process id of the raylet of a node, whose children are the node's processes."""
+    return node.all_processes["raylet"][0].process.pid
+
+
+def has_rank(node):
+    return titled(raylet(node), RANK)
 
 
 def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backup(
@@ -57,8 +70,7 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
         address = f"deploy.ray_address={cluster.address}"
         with Going(headway, name, *settings, address) as going:
             going.trains(13)
-            raylet = cluster.head_node.all_processes["raylet"][0].process
-            command, node = psutil.Process(going.process.pid), psutil.Process(raylet.pid)
+            command, node = map(psutil.Process, (going.process.pid, raylet(cluster.head_node)))
             killed_at = clock.now()
             for process in (command, *command.children(), *node.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -104,3 +116,52 @@ def test_a_run_that_loses_a_node_of_its_learner_goes_on_where_another_joins(head
     print(f"the learner was away for {run.summary['lost_seconds']['learner']:.1f} s")
     assert again >= 2, "batches after the checkpoint are trained again"
     assert "the learner goes on from version 10" in run.output
+
+
+def test_an_actor_gives_its_node_to_a_learner_that_lost_its_own(headway, monkeypatch):
+    name = "given-back"
+    settings = (
+        "steps=40", "heldout.every=40", "actors.max_count=2",
+        "weight_sync.transport=object_store", *(
+            f'deploy.placement.{role}={{labels={{pool="any"}}}}' for role in ("learner", "actors")
+        ),
+    )  # fmt: skip
+    monkeypatch.setenv(VARIABLE, str(headway.folder / f"{name}.trained"))  # for all nodes
+    recipe = headway.folder / "given-back.toml"
+    recipe.write_text(RECIPE.read_text().replace('cores = ["0"]', ""))
+    monkeypatch.setattr(conftest, "RECIPE", recipe)
+    with nodes_of(any=3) as (cluster, nodes):
+        address = f"deploy.ray_address={cluster.address}"
+        with Going(headway, name, *settings, address) as going:
+            going.until(lambda: "actor-1 is ready" in going.log_of_driver())
+            going.trains(13)
+            [leads] = going.until(lambda: [node for node in nodes if has_rank(node)])
+            cluster.remove_node(leads, allow_graceful=False)
+            run = going.end()
+            going.check_accounts(40)
+    assert (run.summary["status"], run.summary["version"]) == ("done", 40)
+    assert "the learner waits for a node" in run.output
+    assert "actor-1 gives its node back, which others wait for" in run.output
+    assert not run.summary["restarts"]["actors"]
+    print(f"the learner was away for {run.summary['lost_seconds']['learner']:.1f} s")
+
+
+def test_reward_models_go_on_where_another_node_joins(headway, monkeypatch):
+    name = "lost-judge-node"
+    assert headway.recipe("reward-model", *SECTION).returncode == 0
+    settings = (
+        *SECTION, JUDGED, "sft.name=small", "reward_model.name=small", "steps=40",
+        "heldout.every=40", "actors.heldout_reward=['last_answer']", *POOLS,
+        'deploy.placement.reward_model={labels={pool="judge"},resources={judge=1.0}}',
+    )  # fmt: skip
+    monkeypatch.setenv(VARIABLE, str(headway.folder / f"{name}.trained"))  # for all nodes
+    with nodes_of(learn=1, generate=1, judge=1) as (cluster, [*_, judge]):
+        address = f"deploy.ray_address={cluster.address}"
+        with Going(headway, name, *settings, address) as going:
+            going.trains(13)
+            cluster.remove_node(judge, allow_graceful=False)
+            going.until(lambda: "reward-model is restarted" in going.log_of_driver())
+            cluster.add_node(num_cpus=1, labels={"pool": "judge"}, resources={"judge": 1})
+            run, _ = going.check(40, reward_models=1)
+    assert "reward-model is ready again" in run.output
+    print(f"reward models were away for {run.summary['lost_seconds']['reward_models']:.1f} s")
