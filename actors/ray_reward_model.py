@@ -132,14 +132,11 @@ class RewardModelClient:
 class RewardModelProcess:
     """The process of the reward models, as the driver creates and ends it.
 
-    `create` makes it in Ray, or returns None while there is no node for it; `is_lost` returns True
-    once it has to be made on another.
+    `create` makes it in Ray, or returns None while there is no node for it.
     """
 
-    def __init__(
-        self, create: Callable[[], Any], is_lost: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._create, self._is_lost = create, is_lost
+    def __init__(self, create: Callable[[], Any]) -> None:
+        self._create = create
         self.handle: Any = create()
         """Its handle in Ray; None while there is no process."""
 
@@ -152,28 +149,11 @@ class RewardModelProcess:
         """
         if again:
             self.stop()
-        while not await self._begin():  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def _begin(self) -> bool:
-        """Load the models; return False if there is no node, or it is lost meanwhile.
-
-        Ray never begins a process on a node that it finds lost later.
-        """
-        if self.handle is None:
+        while self.handle is None:
             await run_in_daemon_thread(self._create_anew)
-        if self.handle is None:
-            return False
-        loading = asyncio.ensure_future(self.handle.start.remote())
-        try:
-            while not (await asyncio.wait({loading}, timeout=LOOK_SECONDS))[0]:
-                if await run_in_daemon_thread(self._is_lost):
-                    self.stop()
-                    return False
-            loading.result()
-        finally:
-            loading.cancel()
-        return True
+            if self.handle is None:
+                await asyncio.sleep(LOOK_SECONDS)
+        await self.handle.start.remote()
 
     def _create_anew(self) -> None:
         with suppress(ValueError):  # Ray has not yet noticed that the one before is gone

@@ -122,10 +122,6 @@ class Reservation:
         bundle = self._bundles.get((role, number))
         return bundle is not None and bundle.node in staying_nodes()
 
-    def is_lost(self, role: str, number: int) -> bool:
-        """Return True if a process has resources on a node that is lost or that Ray drains."""
-        return (role, number) in self._bundles and not self.holds(role, number)
-
     def add(self, role: str, number: int) -> bool:
         """Reserve the resources of one process, if it holds none; return False if none are free.
 

@@ -78,10 +78,7 @@ class Processes:
         self._reward_models: RewardModelProcess | None = None
         """One process for all of them; None where no reward asks them."""
         if context.inputs.reward_models:
-            self._reward_models = RewardModelProcess(
-                self._create_reward_models,
-                partial(self._reservation.is_lost, "reward_model", 0),
-            )
+            self._reward_models = RewardModelProcess(self._create_reward_models)
         version, folder = context.checkpoint or (0, None)
         self.learner = LearnerSupervisor(
             context,

@@ -42,17 +42,20 @@ def test_ranks_move_from_a_lost_node_once_another_has_room():
 
         assert sorted(nodes()) == sorted([stays.node_id, lost.node_id])
         assert held.restore("learner"), "nothing is lost yet"
+        assert not held.awaited
         cluster.remove_node(lost, allow_graceful=False)
         deadline = time.monotonic() + 60
         while lost.node_id in staying_nodes():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert not held.restore("learner"), "the node that stays has no room for both"
+        assert held.awaited == {"learner"}
         new = cluster.add_node(num_cpus=1, labels={"pool": "train"})
         while not held.restore("learner"):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert sorted(nodes()) == sorted([stays.node_id, new.node_id])
+        assert not held.awaited
     finally:
         ray.shutdown()
         cluster.shutdown()
