@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorAlreadyExistsError, RayError, RayTaskError
 
 from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
@@ -39,7 +39,7 @@ def create_reward_model(
     `template_options` are actors.chat_template_options, `options` are those of Ray.
 
     Raises:
-        ValueError: There is one already.
+        ActorAlreadyExistsError: There is one already.
     """
     remote = ray.remote(RewardModelActor).options(
         **{
@@ -101,7 +101,9 @@ class RewardModelClient:
 
     def __init__(self, *, timeout: float) -> None:
         self._timeout = timeout
-        self._found: Any = None
+        self._actor: Any = None
+        """Handle of the process that was found last; None once that is gone."""
+        self._finding = asyncio.Lock()
 
     async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """See `TextScorer.score`; repeats the call if the process is created anew in time."""
@@ -112,21 +114,29 @@ class RewardModelClient:
             if isinstance(error.cause, ActorsError):
                 raise error.cause from error
             raise RewardFailed(f"{NAME} failed: {error.cause!r}") from error
-        except RayError as error:
-            raise RewardModelLost(f"the process of {NAME} is gone: {error}") from error
         except TimeoutError as error:
             raise RewardModelLost(f"{NAME} gave no score within {self._timeout:g} s") from error
 
     async def _score(self, prompt: str | Sequence[Message], completion: str) -> float:
         while True:
-            if self._found is None:
+            actor = await self._find()
+            try:
+                return float(await actor.score.remote(prompt, completion))
+            except RayTaskError:
+                raise
+            except RayError:  # however it died
+                if self._actor is actor:
+                    self._actor = None
+
+    async def _find(self) -> Any:
+        """Return the handle of the process, once there is one."""
+        async with self._finding:
+            while self._actor is None:
                 with suppress(ValueError):  # there is none at the moment
-                    self._found = await run_in_daemon_thread(lambda: ray.get_actor(NAME))
-            if self._found is not None:
-                with suppress(RayActorError):
-                    return float(await self._found.score.remote(prompt, completion))
-                self._found = None
-            await asyncio.sleep(LOOK_SECONDS)
+                    self._actor = await run_in_daemon_thread(lambda: ray.get_actor(NAME))
+                if self._actor is None:
+                    await asyncio.sleep(LOOK_SECONDS)
+            return self._actor
 
 
 class RewardModelProcess:
@@ -137,11 +147,11 @@ class RewardModelProcess:
 
     def __init__(self, create: Callable[[], Any]) -> None:
         self._create = create
-        self.handle: Any = create()
+        self.handle: Any = None
         """Its handle in Ray; None while there is no process."""
 
     async def start(self, *, again: bool = False) -> None:
-        """Load the models, `again` in a new process once there is a node for it.
+        """Create the process once there is a node for it, `again` if it is gone; load the models.
 
         Raises:
             InputError: A model cannot be used.
@@ -156,7 +166,7 @@ class RewardModelProcess:
         await self.handle.start.remote()
 
     def _create_anew(self) -> None:
-        with suppress(ValueError):  # Ray has not yet noticed that the one before is gone
+        with suppress(ActorAlreadyExistsError):  # Ray has not noticed that the one before is gone
             self.handle = self._create()
 
     async def live(self) -> None:

@@ -37,7 +37,7 @@ from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.preflight.disk_space import parameter_bytes
 from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
-from deploy.storage.run_record import RECOVERIES
+from deploy.storage.run_record import RECOVERIES, REWARD_MODEL
 from queues.errors import QueuesError
 from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
 from queues.runtime import clock
@@ -119,6 +119,11 @@ class Run:
                 status=lambda: broker.status(after=self.context.config.steps),
                 learner_paused=self.processes.learner.paused,
                 learner_starts=lambda: self.processes.learner.starts,
+                reward_models_start=lambda: any(
+                    service.starts
+                    for service in self.processes.services
+                    if service.name == REWARD_MODEL
+                ),
                 learner_saved=lambda: self.processes.learner.saved,
                 restart_learner=self.processes.learner.restart,
                 restart_actor=self.processes.fleet.restart,

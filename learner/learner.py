@@ -1,15 +1,16 @@
 """The learner's loop.
 
     take(v) ──▶ update: optimizer steps ──▶ publish(v + 1) ──▶ ack(v, report) ──▶ checkpoint?
-      │ waits for the broker:                 │ returns when the     │ frees          │ returns when
-      │ B groups are ready                    │ weights are copied   │ capacity       │ all is kept
+      │ waits for the broker:                 │ returns when the     │ frees          │ returns as
+      │ B groups are ready                    │ weights are copied   │ capacity       │ it is copied
 
 It waits only in `take`, and for the last checkpoint if the next is due before that is written. A
-checkpoint is written while later batches are trained, and committed once it is whole: before, it
-does not exist. Actors unblock `take` by putting groups. They wait for the `ack`, which frees
-capacity for B new leases, and for the publication (a version new enough to sample with). A version
-that was trained before, which happens after going back to an older checkpoint, is the recorded
-batch again, and its `ack` does nothing. How ranks train together is `learner.ranks.ray_leader`.
+checkpoint is copied and written while later batches are trained, and committed once it is whole:
+before, it does not exist. Actors unblock `take` by putting groups. They wait for the `ack`, which
+frees capacity for B new leases, and for the publication (a version new enough to sample with). A
+version that was trained before, which happens after going back to an older checkpoint, is the
+recorded batch again, and its `ack` does nothing. How ranks train together is
+`learner.ranks.ray_leader`.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ class Trainer(Protocol):
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
     ) -> Awaitable[str]:
-        """Copy the state that a checkpoint has, so that the weights may change on return.
+        """Begin to copy the state that a checkpoint has; the next `update` changes no part before.
 
         What is returned writes it, and gives its path, relative to the run's folder.
         """

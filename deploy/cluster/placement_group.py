@@ -6,7 +6,9 @@ node that `assign` chose. A process that joins later has a group of its own, whi
 cluster that was started for the run has nobody else, and no group.
 """
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -66,7 +68,8 @@ class Reservation:
         self.group: PlacementGroup | None = None
         """The group that the run began with, which ends with it."""
         self.awaited: set[str] = set()
-        """The roles that `restore` found too little for."""
+        """Roles of which `restore` could not place every process."""
+        self._lock = threading.RLock()
         reserving = [request for request in requests if shared and request.resources]
         if not reserving:
             return
@@ -128,10 +131,11 @@ class Reservation:
         Where the node of those that it held is lost or drained, it gets others.
         """
         request = self._requests[role]
-        if not (self._shared and request.resources) or self.holds(role, number):
-            return True
-        self.remove(role, number)
-        return self._try_to_reserve([replace(request, count=1)], first=number) is not None
+        with self._lock:
+            if not (self._shared and request.resources) or self.holds(role, number):
+                return True
+            self.remove(role, number)
+            return self._try_to_reserve([replace(request, count=1)], first=number) is not None
 
     def restore(self, role: str) -> bool:
         """Give every process of a role what `add` gives one; return False if too little is free."""
@@ -144,10 +148,37 @@ class Reservation:
 
     def remove(self, role: str, number: int) -> None:
         """Give back what `add` reserved; what the run began with stays reserved."""
-        bundle = self._bundles.get((role, number))
-        if bundle is not None and bundle.group is not self.group:
-            remove_placement_group(bundle.group)
-            del self._bundles[role, number]
+        with self._lock:
+            bundle = self._bundles.get((role, number))
+            if bundle is not None and bundle.group is not self.group:
+                remove_placement_group(bundle.group)
+                del self._bundles[role, number]
+
+    def to_give_back(self, role: str, numbers: Sequence[int]) -> list[int]:
+        """Return whose resources would let all processes of `awaited` roles be placed.
+
+        Of these processes of a role, the first so many in order, of those that hold resources which
+        they can give back. None if what is free is enough, or all together are too little.
+        """
+        awaited = [
+            replace(request, count=missing)
+            for request in self._requests.values()
+            if request.role in self.awaited
+            and (missing := sum(not self.holds(request.role, n) for n in range(request.count)))
+        ]
+        free = {node.node_id: node for node in _free_nodes()}
+        given: list[int] = []
+        for number in numbers:
+            if assign(awaited, [*free.values()]) is not None:
+                return given
+            bundle = self._bundles.get((role, number))
+            if bundle is not None and bundle.group is not self.group and bundle.node in free:
+                node = free[bundle.node]
+                total = Counter(node.resources)
+                total.update(self._requests[role].resources)
+                free[bundle.node] = replace(node, resources=total)
+                given.append(number)
+        return given if assign(awaited, [*free.values()]) is not None else []
 
     def node(self, role: str, number: int) -> str | None:
         """Return Ray's id of the node where a process holds resources; None where it holds none."""

@@ -2,7 +2,7 @@
 
     headway scale ─▶ does it fit? ─▶ recorded ─▶ actors join or leave ─▶ the answer
     a node is lost or drained ─▶ its actors leave ─▶ they join again where resources are free
-    others wait for a node ─▶ an actor leaves, down to actors.min_count
+    others wait for a node ─▶ actors that joined later leave, where that helps
     resources are free ─▶ another actor joins, up to actors.max_count
 
 An actor that leaves hands over what it samples, so that others go on with it. Numbers are used
@@ -10,6 +10,7 @@ again: the actor that joins next has the lowest number that is free.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,6 +35,8 @@ from weight_sync.ray_broadcaster import BroadcasterClient
 ROLE = "actors"
 LOOK_SECONDS = 1.0
 """Seconds between two looks at requests, nodes and free resources."""
+GIVE_SECONDS = 10.0
+"""Seconds that others have to take what actors gave back, before more of them leave."""
 HURRY_SECONDS = 8.0
 """Deadline of an actor to hand over what it samples, on a node that is lost or drained."""
 PATIENT_SECONDS = 60.0
@@ -80,6 +83,8 @@ class ActorFleet:
         self._working: dict[asyncio.Task[None], ActorSupervisor] = {}
         """The actors that work, start or leave, by the task that ends with them."""
         self._leaving: set[asyncio.Task[None]] = set()
+        self._gave_back_at = -math.inf
+        """When actors left last so that others get what they held, on the loop's clock."""
 
     @property
     def active(self) -> list[ActorSupervisor]:
@@ -162,11 +167,10 @@ class ActorFleet:
             for file, asked in await run_in_daemon_thread(lambda: scaling.requests(directory)):
                 await self._answer(file, asked)
             # After the loss of a node, and for ranks of the learner, what is free may be needed.
-            if self._shared and await self._leave_nodes():
-                pass
-            elif self._reservation.awaited:
-                self._give_node_back()
-            elif not self._learner_starts():
+            leaves = self._shared and await self._leave_nodes()
+            if self._reservation.awaited:
+                await self._give_back()
+            elif not (leaves or self._learner_starts()):
                 await self._fill()
             await self._resize_queues()
             await asyncio.sleep(self.look_seconds)
@@ -193,8 +197,12 @@ class ActorFleet:
 
     def _refusal(self, asked: int) -> str | None:
         """Return why the number of actors cannot change now, if so."""
-        if self._shared and asked > self.count and self._learner_starts():
-            return "the learner is being restarted, and may need the resources; try again later"
+        restarts = self._learner_starts() or self._reservation.awaited
+        if self._shared and asked > self.count and restarts:
+            return (
+                "the learner is being restarted, or reward models are, and may need the resources; "
+                "try again later"
+            )
         return None
 
     async def _scale(self, asked: int) -> str | None:
@@ -243,13 +251,21 @@ class ActorFleet:
                 leaves = True
         return leaves
 
-    def _give_node_back(self) -> None:
-        """Have the last actor leave, unless one still holds its node or all are needed."""
-        active = self.active
-        if len(self._working) == len(active) > (self._least or self.count):
-            actor = max(active, key=lambda actor: actor.number)
-            self._context.console.say(f"{actor.name} gives its node back, which others wait for")
-            self._leave(actor, HURRY_SECONDS)
+    async def _give_back(self) -> None:
+        """Have the last actors leave, as far as others then get what they wait for."""
+        now = asyncio.get_running_loop().time()
+        if now < self._gave_back_at + GIVE_SECONDS:
+            return
+        pinned = evaluator(self._context.config.heldout) is not None
+        least = max(self._least or self.count, 2 if pinned else 1)
+        active = sorted(self.active, key=lambda actor: -actor.number)
+        spare = [actor.number for actor in active[: max(0, len(active) - least)]]
+        given = await self._reserve(self._reservation.to_give_back, spare)
+        for actor in active:
+            if actor.number in given:
+                self._context.console.say(f"{actor.name} gives back its node, which others need")
+                self._leave(actor, HURRY_SECONDS)
+                self._gave_back_at = now
 
     async def _fill(self) -> None:
         """Have actors join as far as they are wanted and resources are free.

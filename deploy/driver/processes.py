@@ -102,7 +102,7 @@ class Processes:
             access=self._access,
         )
         self.services = self._supervise_services()
-        """The processes that are restarted by themselves, wherever callers are."""
+        """The processes that hold no part of the policy and are each restarted alone."""
         self.fleet = ActorFleet(
             context,
             self._actor_spec,
@@ -168,16 +168,21 @@ class Processes:
         """Create the process of the reward models, if need be on another node; None without room.
 
         Raises:
-            ValueError: There is one already.
+            ActorAlreadyExistsError: There is one already.
         """
-        if not self._reservation.restore("reward_model"):
+        role, config = "reward_model", self._context.config
+        waits = role in self._reservation.awaited
+        if not self._reservation.restore(role):
+            if not waits:
+                self._context.console.say(
+                    "the reward models wait for a node with free resources, since theirs is lost"
+                )
             return None
-        config = self._context.config
         return create_reward_model(
             self._context.inputs.reward_models,
             config.actors.reward_model,
             template_options=config.actors.chat_template_options,
-            **self._reservation.options("reward_model", 0),
+            **self._reservation.options(role, 0),
         )
 
     def _actor_spec(self, number: int, count: int) -> ActorSpec:

@@ -1,4 +1,4 @@
-"""Keeps a process alive that Ray restarts when it dies, up to a limit.
+"""Keeps a process alive that is made again when it dies, up to a limit.
 
 These are the broker, the broadcaster and the reward models. Calls from elsewhere wait meanwhile, as
 long as their own deadlines allow. A process that does not answer is ended. What cannot be started
@@ -34,7 +34,7 @@ class Service(Protocol):
         """Wait for an answer that a process which does not hang gives at once."""
 
     def stop(self, *, again: bool = False) -> None:
-        """End the process for good, or so that Ray starts it `again`."""
+        """End the process for good, or to be started `again`."""
 
 
 class ServiceSupervisor:
@@ -66,6 +66,11 @@ class ServiceSupervisor:
         self._on_restart = on_restart
         self._wanted, self._works = asyncio.Event(), asyncio.Event()
         self._restarts = Restarts(context, name, clock)
+
+    @property
+    def starts(self) -> bool:
+        """True until the process works, for the first time or again."""
+        return not self._works.is_set()
 
     async def start(self) -> None:
         """Have `run` start the process for the first time; the caller sets the deadline."""
@@ -108,6 +113,7 @@ class ServiceSupervisor:
                     reason = f"it did not answer within {silent:g} s"
             else:
                 raise RunFailed(f"{self.name} ended without a reason")
+            self._works.clear()
             worked = 0.0 if began is None else self._clock.monotonic() - began
             before, version = version, self._context.record.version
             trained = version > before

@@ -34,6 +34,8 @@ class Health:
     """The broker or the learner waits for space on a disk."""
     learner_starts: bool = False
     """The ranks of the learner load, which has a deadline of its own."""
+    reward_models_start: bool = False
+    """The process of the reward models is being made again, with a deadline of its own."""
     learner_writes: bool = False
     """A checkpoint is being written, and may still take time."""
     learner_saved: bool = False
@@ -91,7 +93,7 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
     if not health.disk:
         yield Wait("driver", DISK, "a small file to become durable"), None
     for name, actor in health.actors.items():
-        if actor.running:
+        if actor.running and not health.reward_models_start:
             progress = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), progress
     for name in health.silent:
@@ -184,14 +186,14 @@ class Movement:
     def idle_seconds(self, health: Health, now: float) -> float:
         """Return the seconds without movement by `now` (monotonic seconds).
 
-        The time does not count while the learner or all actors start, the learner waits for the
-        writing of a checkpoint, or the run for space on a disk. A broker that does not answer does
-        not move.
+        The time does not count while the learner, the reward models or all actors start, the
+        learner waits for the writing of a checkpoint, or the run for space on a disk. A broker that
+        does not answer does not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:
             newest = (broker.version, broker.learner, broker.accepted, dict(broker.engines))
-        starts = health.learner_busy or not health.actors
+        starts = health.learner_busy or health.reward_models_start or not health.actors
         excused = starts or (broker is not None and health.paused)
         if self._moved_at is None or excused or newest != self._newest:
             self._newest, self._moved_at = newest, now

@@ -79,6 +79,8 @@ class WatchedRun:
     """Returns the present Ray handles of the processes by name."""
     learner_starts: Callable[[], bool]
     """Returns whether the ranks of the learner load, for the first time or again."""
+    reward_models_start: Callable[[], bool]
+    """Returns whether the process of the reward models is being made again."""
     learner_saved: Callable[[], bool]
     """Returns whether the learner has trained and saved its last version."""
     restart_learner: Callable[[str, int, float], None]
@@ -198,6 +200,7 @@ class Watchdog:
             broker=self._newest,
             paused=paused is not None,
             learner_starts=self._run.learner_starts(),
+            reward_models_start=self._run.reward_models_start(),
             learner_writes=clock.wall(clock.now()) < self._writes_until,
             learner_saved=self._run.learner_saved(),
             step_seconds=max((t.published_at - t.step_started_at for t in times), default=0.0),

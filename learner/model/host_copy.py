@@ -22,10 +22,10 @@ class HostCopy:
         return dict(self._snapshot.tensors)
 
     def begin(self, tensors: Iterable[tuple[str, Tensor]]) -> Future[dict[str, Tensor]]:
-        """Copy tensors in a thread, beside what a GPU computes; return the copies by name.
+        """Begin to copy tensors in a thread, beside what a GPU computes.
 
-        The tensors must stay as they are until then. Those with the same elements in memory share
-        a copy.
+        They must stay as they are until the future has the copies, by name. Tensors with the same
+        elements in memory share a copy.
         """
         places: dict[tuple[int, int], str] = {}
         first: dict[str, tuple[str, Tensor]] = {}

@@ -94,11 +94,60 @@ def test_a_scorer_in_a_process_of_its_own_keeps_the_contract(paths):
 
     async def scenario():
         process = RewardModelProcess(lambda: create_reward_model(paths, CONFIG))
+        await process.start()
         for part in CONTRACT:
             await part(RewardModelClient(timeout=60.0))
         process.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+class Gone:
+    """A process of reward models that has died by other causes than Ray's usual one."""
+
+    def __init__(self, error):
+        self.score, self.asked, self._error = self, 0, error
+
+    async def remote(self, prompt, completion):
+        self.asked += 1
+        while self.asked < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        raise self._error
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "ActorUnschedulableError"])
+def test_however_the_process_died_all_look_for_the_next_one_together(monkeypatch, kind):
+    import ray
+
+    from actors import ray_reward_model
+    from actors.ray_reward_model import RewardModelClient
+
+    class Works:
+        class score:  # noqa: N801
+            @staticmethod
+            async def remote(prompt, completion):
+                return 2.0
+
+    gone = Gone(getattr(ray.exceptions, kind)("it is gone"))
+    answers = [gone, ValueError("there is none"), Works]
+    looks = []
+
+    def find(name):
+        looks.append(name)
+        answer = answers[len(looks) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get_actor", find)
+    monkeypatch.setattr(ray_reward_model, "LOOK_SECONDS", 0.01)
+
+    async def scenario():
+        client = RewardModelClient(timeout=10.0)
+        return await asyncio.gather(*(client.score("1", "2") for _ in range(5)))
+
+    assert asyncio.run(scenario()) == [2.0] * 5
+    assert (gone.asked, looks) == (5, ["reward-model"] * 3)
 
 
 def test_without_a_judge_the_reward_fails_and_is_no_zero():

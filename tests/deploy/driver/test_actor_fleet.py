@@ -54,7 +54,8 @@ class Nodes:
     """Resources for so many actors, of which those at `lost` numbers are on nodes that go."""
 
     def __init__(self, free):
-        self.free, self.held, self.lost, self.awaited = free, set(), set(), set()
+        self.free, self.held, self.lost = free, set(), set()
+        self.awaited, self.needed, self.asked = set(), 0, None
         self.removes = threading.Event()
         self.removes.set()
 
@@ -80,6 +81,10 @@ class Nodes:
 
     def waits(self, role, number):
         return number not in self.held
+
+    def to_give_back(self, role, numbers):
+        self.asked = self.asked or numbers
+        return numbers[: self.needed]
 
     def node(self, role, number):
         return "lost" if number in self.lost else "stays"
@@ -307,25 +312,43 @@ def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
     played.play(scenario)
 
 
-@pytest.mark.parametrize(("least", "stay"), [("", [0, 1]), ("actors.min_count=1", [0])])
-def test_actors_give_nodes_back_one_by_one_that_others_wait_for(stage, least, stay):
-    settings = ("actors.count=2", "actors.max_count=4", *filter(None, [least]))
-    played = stage(2, *settings, "deploy.ray_address=auto")
+def test_actors_give_back_what_others_need_and_join_again(stage):
+    played = stage(2, "actors.count=2", "actors.max_count=4", "deploy.ray_address=auto")
 
     async def scenario(running):
         await played.until(lambda: played.numbers() == [0, 1, 2, 3])
-        played.nodes.removes.clear()
-        played.nodes.awaited = {"learner"}
+        played.nodes.needed, played.nodes.awaited = 1, {"learner"}
         await played.until(lambda: played.numbers() == [0, 1, 2])
         await played.look()
-        assert played.numbers() == [0, 1, 2]
-        played.nodes.removes.set()
-        await played.until(lambda: played.numbers() == stay)
-        await played.look()
-        await played.look()
-        assert played.numbers() == stay
+        assert played.numbers() == [0, 1, 2], "the others get time to take it"
+        with pytest.raises(InputError, match="or reward models are, and may need the resources"):
+            await played.scale(5)
         played.nodes.awaited = set()
         await played.until(lambda: played.numbers() == [0, 1, 2, 3])
+
+    played.play(scenario)
+    assert played.nodes.asked == [3, 2], "the last ones first"
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ((), [0, 1]),
+        (("actors.min_count=1",), [0]),
+        (("actors.min_count=1", "heldout.pinned=true"), [0, 1]),
+    ],
+)
+def test_as_many_actors_as_the_run_needs_give_nothing_back(stage, monkeypatch, settings, left):
+    monkeypatch.setattr(actor_fleet, "GIVE_SECONDS", 0.0)
+    settings = ("actors.count=2", "actors.max_count=4", "deploy.ray_address=auto", *settings)
+    played = stage(2, *settings)
+
+    async def scenario(running):
+        await played.until(lambda: played.numbers() == [0, 1, 2, 3])
+        played.nodes.needed, played.nodes.awaited = 4, {"learner"}
+        await played.until(lambda: played.numbers() == left)
+        await played.look()
+        assert played.numbers() == left
 
     played.play(scenario)
 

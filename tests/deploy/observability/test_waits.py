@@ -200,7 +200,10 @@ def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved
     assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("excused", [{"paused": True}, {"actors": {}}, {"learner_starts": True}])
+@pytest.mark.parametrize(
+    "excused",
+    [{"paused": True}, {"actors": {}}, {"learner_starts": True}, {"reward_models_start": True}],
+)
 def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
     movement = Movement()
     movement.idle_seconds(HEALTH, 0.0)

@@ -89,6 +89,7 @@ class Stage:
                 actors=lambda: {"actor-0": self.actor},
                 handles=lambda: self.handles,
                 learner_starts=lambda: self.learner_starts,
+                reward_models_start=lambda: False,
                 learner_saved=lambda: False,
                 restart_learner=lambda *restart: self.restarts.append(restart),
                 restart_actor=lambda *restart: self.actor_restarts.append(restart),
