@@ -141,7 +141,7 @@ def test_an_actor_gives_its_node_to_a_learner_that_lost_its_own(headway, monkeyp
             going.check_accounts(40)
     assert (run.summary["status"], run.summary["version"]) == ("done", 40)
     assert "the learner waits for a node" in run.output
-    assert "actor-1 gives its node back, which others wait for" in run.output
+    assert "actor-1 gives back its node, which others need" in run.output
     assert not run.summary["restarts"]["actors"]
     print(f"the learner was away for {run.summary['lost_seconds']['learner']:.1f} s")
 
