@@ -93,7 +93,8 @@ class ActorsConfig(Options):
     heldout.pinned is needed always."""
     max_count: int | None = Field(default=None, ge=1)
     """Let more actors join a live run, up to this number, whenever nodes of the cluster have free
-    resources for them, and leave with their nodes. None keeps `count`, as `headway scale` does."""
+    resources for them, and leave with their nodes, or where a learner or reward models that lost
+    theirs need them. None keeps `count`, as `headway scale` does."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: Annotated[str, AfterValidator(ENVIRONMENTS.check)] = "single_turn"

@@ -132,7 +132,7 @@ class RewardModelClient:
         """Return the handle of the process, once there is one."""
         async with self._finding:
             while self._actor is None:
-                with suppress(ValueError):  # there is none at the moment
+                with suppress(ValueError, RayError):  # there is none, or Ray does not answer
                     self._actor = await run_in_daemon_thread(lambda: ray.get_actor(NAME))
                 if self._actor is None:
                     await asyncio.sleep(LOOK_SECONDS)

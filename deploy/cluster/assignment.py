@@ -5,7 +5,8 @@ GPUs find no node where single GPUs were taken from each before. A run therefore
 itself, and ties each bundle to its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest, amounts, fits, unmet
@@ -38,6 +39,30 @@ def assign(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> dict[P
             for _ in range(on_node[index])
         )
     }
+
+
+def to_free(
+    requests: Sequence[ResourceRequest],
+    nodes: Sequence[Node],
+    held: Mapping[int, str],
+    resources: Mapping[str, float],
+) -> list[int]:
+    """Return which of some processes have to end so that all that are requested fit.
+
+    Process `number` holds `resources` of the node `held[number]`. The first so many in the order of
+    `held`; none if the nodes are enough as they are, or not even then.
+    """
+    free = {node.node_id: node for node in nodes}
+    freed: list[int] = []
+    for number, node_id in held.items():
+        if assign(requests, [*free.values()]) is not None:
+            return freed
+        if (node := free.get(node_id)) is not None:
+            total = Counter(node.resources)
+            total.update(resources)
+            free[node_id] = replace(node, resources=total)
+            freed.append(number)
+    return freed if assign(requests, [*free.values()]) is not None else []
 
 
 def lacking(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:

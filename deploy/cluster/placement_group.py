@@ -8,7 +8,6 @@ cluster that was started for the run has nobody else, and no group.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from ray._private.state import actors, available_resources_per_node, state
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.assignment import Process, assign, lacking
+from deploy.cluster.assignment import Process, assign, lacking, to_free
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
 from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
@@ -149,36 +148,29 @@ class Reservation:
     def remove(self, role: str, number: int) -> None:
         """Give back what `add` reserved; what the run began with stays reserved."""
         with self._lock:
-            bundle = self._bundles.get((role, number))
-            if bundle is not None and bundle.group is not self.group:
+            if bundle := self._own_bundle(role, number):
                 remove_placement_group(bundle.group)
                 del self._bundles[role, number]
 
     def to_give_back(self, role: str, numbers: Sequence[int]) -> list[int]:
         """Return whose resources would let all processes of `awaited` roles be placed.
 
-        Of these processes of a role, the first so many in order, of those that hold resources which
-        they can give back. None if what is free is enough, or all together are too little.
+        The fewest of these processes of a role, the first ones, of those that hold resources which
+        they can give back; see `to_free`.
         """
-        awaited = [
-            replace(request, count=missing)
-            for request in self._requests.values()
-            if request.role in self.awaited
-            and (missing := sum(not self.holds(request.role, n) for n in range(request.count)))
-        ]
-        free = {node.node_id: node for node in _free_nodes()}
-        given: list[int] = []
-        for number in numbers:
-            if assign(awaited, [*free.values()]) is not None:
-                return given
-            bundle = self._bundles.get((role, number))
-            if bundle is not None and bundle.group is not self.group and bundle.node in free:
-                node = free[bundle.node]
-                total = Counter(node.resources)
-                total.update(self._requests[role].resources)
-                free[bundle.node] = replace(node, resources=total)
-                given.append(number)
-        return given if assign(awaited, [*free.values()]) is not None else []
+        missing = {
+            name: sum(not self.holds(name, n) for n in range(self._requests[name].count))
+            for name in self._requests
+            if name in self.awaited
+        }
+        awaited = [replace(self._requests[name], count=n) for name, n in missing.items() if n]
+        held = {n: bundle.node for n in numbers if (bundle := self._own_bundle(role, n))}
+        return to_free(awaited, _free_nodes(), held, self._requests[role].resources)
+
+    def _own_bundle(self, role: str, number: int) -> Bundle | None:
+        """Return what a process can give back: not what the run began with."""
+        bundle = self._bundles.get((role, number))
+        return None if bundle is None or bundle.group is self.group else bundle
 
     def node(self, role: str, number: int) -> str | None:
         """Return Ray's id of the node where a process holds resources; None where it holds none."""

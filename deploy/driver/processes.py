@@ -10,11 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.engines.model_folder import context_length, served_dtype
 from actors.ray_actor import ActorSpec
-from actors.ray_reward_model import (
-    RewardModelClient,
-    RewardModelProcess,
-    create_reward_model,
-)
+from actors.ray_reward_model import RewardModelClient, RewardModelProcess, create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation

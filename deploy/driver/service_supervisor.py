@@ -23,6 +23,7 @@ class Service(Protocol):
     """A client of such a process."""
 
     handle: Any
+    """Its handle in Ray; None while there is no process."""
 
     async def start(self, *, again: bool = False) -> None:
         """Wait until the process can work, for the first time or `again`, after a restart."""

@@ -6,12 +6,16 @@ import os
 import signal
 
 import pytest
+import ray
+from ray.exceptions import RayActorError
 from reward_model_folders import CONTEXT, FakeScorer, build_classifier
 
+from actors import ray_reward_model
 from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
 from actors.environments.single_turn import conversation
 from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
+from actors.ray_reward_model import RewardModelClient, RewardModelProcess, create_reward_model
 from actors.reward_models.scoring import load_reward_models
 from actors.rewards import load_rewards
 from queues.records import REWARD_MODEL_LOST, Prompt
@@ -86,12 +90,6 @@ def test_a_scorer_keeps_the_contract(kind, scenario, paths):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_scorer_in_a_process_of_its_own_keeps_the_contract(paths):
-    from actors.ray_reward_model import (
-        RewardModelClient,
-        RewardModelProcess,
-        create_reward_model,
-    )
-
     async def scenario():
         process = RewardModelProcess(lambda: create_reward_model(paths, CONFIG))
         await process.start()
@@ -117,11 +115,6 @@ class Gone:
 
 @pytest.mark.parametrize("kind", ["OutOfMemoryError", "ActorUnschedulableError"])
 def test_however_the_process_died_all_look_for_the_next_one_together(monkeypatch, kind):
-    import ray
-
-    from actors import ray_reward_model
-    from actors.ray_reward_model import RewardModelClient
-
     class Works:
         class score:  # noqa: N801
             @staticmethod
@@ -196,12 +189,6 @@ def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_path):
-    from actors.ray_reward_model import (
-        RewardModelClient,
-        RewardModelProcess,
-        create_reward_model,
-    )
-
     paths = [build_classifier(tmp_path / "0")]
     config = RewardModelConfig(max_wait_ms=3e5)
 
@@ -233,14 +220,6 @@ def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_
 def test_a_process_that_dies_or_hangs_is_created_anew_and_lost_scores_are_asked_again(
     tmp_path, number
 ):
-    from ray.exceptions import RayActorError
-
-    from actors.ray_reward_model import (
-        RewardModelClient,
-        RewardModelProcess,
-        create_reward_model,
-    )
-
     paths = [build_classifier(tmp_path / "0")]
     config = RewardModelConfig(max_wait_ms=500.0)
     has_room, looks = True, 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.assignment import assign, lacking
+from deploy.cluster.assignment import assign, lacking, to_free
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
 
 
@@ -149,3 +149,21 @@ def test_every_placement_that_exists_is_found_and_holds(requests, nodes):
         of_id = {node.node_id: node for node in there}
         assert chosen.keys() == {(request.role, n) for request, n in processes}
         assert holds([of_id[chosen[request.role, n]] for request, n in processes])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "expected"),
+    [
+        ([want("learner", 1, 1)], (0, 0, 0), [7]),
+        ([want("learner", 1, 1)], (0, 1, 0), []),
+        ([want("learner", 1, 1), want("reward_model", 1, 1)], (0, 0, 0), [7, 5]),
+        ([want("learner", 1, 1), want("reward_model", 1, 1)], (1, 0, 0), [7]),
+        ([want("learner", 1, 2)], (0, 0, 0), [7, 5, 3]),
+        ([want("learner", 1, 3)], (0, 0, 0), []),
+        ([want("learner", 1, 1, pool="other")], (0, 0, 0), []),
+        ([], (0, 0, 0), []),
+    ],
+)
+def test_the_fewest_processes_end_that_make_room_for_others(wanted, free, expected):
+    held = {7: "n2", 5: "n1", 3: "n1", 2: "lost"}
+    assert to_free(wanted, gpu_nodes(*free), held, {"GPU": 1.0}) == expected

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from deploy.cluster import placement_group
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
-from deploy.cluster.placement_group import Bundle, Reservation
+from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
 from deploy.runtime.console import Terminal
@@ -56,7 +56,7 @@ def test_processes_work_in_the_room_of_their_own_number():
         ray.util.remove_placement_group(held.group)
 
 
-def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back():
+def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back(monkeypatch):
     here = ray.get_runtime_context().get_node_id()
     held = Reservation([want("actors", 1, 0.25)], 30.0, screen()[1])
     try:
@@ -69,43 +69,18 @@ def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back():
         assert held.node("actors", 1) == here
         [lack] = held.lacking("actors", [*range(1, 100)], 100)
         assert "actors: 98 process(es), each with 0.25 CPU, on the cluster; there is room" in lack
+        nodes = [Node(node_id=here, address="here", resources={}, labels={})]
+        with monkeypatch.context() as patch:
+            patch.setattr(placement_group, "_free_nodes", lambda: nodes)
+            for needed, given in ((0.25, [1]), (0.5, [])):
+                held._requests["learner"] = want("learner", 1, needed)
+                held.awaited = {"learner"}
+                assert held.to_give_back("actors", [1, 0]) == given, "of 0 the run cannot"
         held.remove("actors", 1)
         held.remove("actors", 0)
         assert (held.node("actors", 1), held.node("actors", 0)) == (None, here)
     finally:
         ray.util.remove_placement_group(held.group)
-
-
-@pytest.mark.parametrize(
-    ("awaited", "free", "expected"),
-    [
-        ({"learner"}, {}, [3]),
-        ({"learner"}, {"third": 1.0}, []),
-        ({"learner", "reward_model"}, {}, [3, 2]),
-        ({"learner", "reward_model"}, {"first": 1.0}, [3]),
-        ({"elsewhere"}, {}, []),
-        (set(), {}, []),
-    ],
-)
-def test_the_fewest_processes_give_back_what_makes_room_for_awaited_roles(
-    monkeypatch, awaited, free, expected
-):
-    """Those that the run began with cannot."""
-    labels = {"pool": "other"}
-    wanted = [want("actors", 2, 1.0), want("learner", 2, 1.0), want("reward_model", 1, 1.0),
-              want("elsewhere", 1, 1.0, labels)]  # fmt: skip
-    held = Reservation(wanted, 1.0, screen()[1], shared=False)
-    names, held.group = ("first", "second", "third"), object()
-    own = [Bundle(held.group, 0, "first"), Bundle(held.group, 1, "first")]
-    own += [Bundle(object(), 0, node) for node in names[1:]]
-    held._bundles = {("actors", number): bundle for number, bundle in enumerate(own)}
-    held._bundles["learner", 1] = Bundle(held.group, 2, "first")
-    held.awaited = awaited
-    monkeypatch.setattr(placement_group, "staying_nodes", lambda: {*names})
-    nodes = [Node(node_id=name, address=name, resources={"CPU": free.get(name, 0.0)}, labels={})
-             for name in names]  # fmt: skip
-    monkeypatch.setattr(placement_group, "_free_nodes", lambda: nodes)
-    assert held.to_give_back("actors", [3, 2, 1, 0]) == expected
 
 
 def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind():

@@ -60,6 +60,7 @@ class Stage:
 
     def __init__(self, folder, *lives, **settings):
         self.now, self.waits, self.settled = 0.0, [], asyncio.Event()
+        self.started = []
         self.process = Process(self, list(lives))
         self.context = make_context(folder, **settings)
         self.record = self.context.record
@@ -70,10 +71,12 @@ class Stage:
         )
 
     async def on_restart(self):
+        self.started.append(not self.supervisor.starts)
         self.restarted += 1
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
+        self.started.append(not self.supervisor.starts)
         self.on_sleep()
 
     def play(self):
@@ -93,7 +96,10 @@ class Stage:
 
 def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
     stage = Stage(tmp_path, 5.0, HUNG)
+    assert stage.supervisor.starts
     stage.play()
+    assert stage.started == [False] * 4, "from its death until it works"
+    assert not stage.supervisor.starts
     assert stage.process.starts == 3
     assert stage.restarted == 2
     assert stage.process.ended == 1, "one that hangs is ended, one that died is not"
