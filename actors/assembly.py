@@ -6,11 +6,11 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.registry import load_environment
-from actors.errors import InputError
 from actors.rewards import RewardPool, Rewards, load_rewards
 from actors.rewards.learned import TextScorer
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
+from headway.errors import InputError
 
 
 def make_pool(config: ActorsConfig) -> RewardPool:

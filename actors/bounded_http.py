@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from queues.runtime.clean_text import without_secrets
+from headway.clean_text import without_secrets
 
 
 class BadAnswer(Exception):

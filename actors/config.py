@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from actors.options import Options
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
 from actors.vllm_options import check_vllm_options
-from queues.runtime.cpu_affinity import Cores
-from queues.runtime.nearest_name import nearest
+from headway.cpu_cores import Cores
+from headway.nearest_name import nearest
 
 
 def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,40 +1,29 @@
-"""Errors of this package, which leave it as subclasses of ActorsError."""
+"""Errors of rollout actors."""
 
 from typing import ClassVar
 
+from headway.errors import HeadwayError, InputError
 from queues.errors import QueueClosed
 from queues.records import REWARD_MODEL_LOST
-
-
-class ActorsError(Exception):
-    """Root of every error that leaves this package."""
-
-    exit_code: ClassVar[int] = 1
-
-
-class InputError(ActorsError, ValueError):
-    """A setting, model, source or reward that cannot be used; names what is allowed."""
-
-    exit_code: ClassVar[int] = 2
 
 
 class SourceChanged(InputError):
     """A source's prompts are not those that a cursor was taken from; names what changed."""
 
 
-class SourceFailed(ActorsError):
+class SourceFailed(HeadwayError):
     """The prompt source broke its contract in the middle of a run; names what it did."""
 
 
-class EngineStale(ActorsError):
+class EngineStale(HeadwayError):
     """The engine was asked to generate before its first policy version."""
 
 
-class EngineDied(ActorsError):
+class EngineDied(HeadwayError):
     """A process of the engine is gone; the engine has to be built again."""
 
 
-class RolloutFailed(ActorsError):
+class RolloutFailed(HeadwayError):
     """One rollout has no result; the engine lives, and other rollouts go on."""
 
     reason: ClassVar[str] = "engine"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from queues.runtime.clean_text import without_secrets
+from headway.clean_text import without_secrets
 
 DEEPEST = 100
 """Most levels of a value of JSON's types; deeper ones exhaust the interpreter's stack somewhere."""

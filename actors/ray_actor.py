@@ -18,16 +18,17 @@ import ray
 from actors.assembly import build_engine, build_episodes, build_rewards, make_pool
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec, RolloutEngine
-from actors.errors import ActorsError, root_error
+from actors.errors import root_error
 from actors.rewards.learned import TextScorer
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.rollout_worker import RolloutWorker
+from headway.errors import HeadwayError
+from headway.metrics import MetricsAccess, public_address, serve
+from headway.output_limits import keep_logs_small
+from headway.ray_process import keep_title
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from queues.records import Purpose, rollouts_at_once
-from queues.runtime.output_limits import keep_logs_small
-from queues.runtime.prometheus import MetricsAccess, public_address, serve
-from queues.runtime.ray_process_title import keep_title
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
 from weight_sync.open_files import allow_open_files
@@ -140,11 +141,11 @@ class RolloutActor:
 
         Raises:
             EngineDied: The engine is gone.
-            QueuesError: The broker is gone.
-            WeightSyncError: The engine cannot take the weights, or was left in an unknown state.
+            HeadwayError: The broker is gone.
+            HeadwayError: The engine cannot take the weights, or was left in an unknown state.
         """
         if self.parts is None:
-            raise ActorsError(f"{self._statistics.engine_id} must be started before it runs")
+            raise HeadwayError(f"{self._statistics.engine_id} must be started before it runs")
         parts, self._works = self.parts, True
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -164,12 +165,12 @@ class RolloutActor:
         """Run a method of the `DirectReceiver`, called by the learner through its `EngineLink`.
 
         Raises:
-            ActorsError: The actor receives weights in another way.
-            WeightSyncError: As the method raises it.
+            HeadwayError: The actor receives weights in another way.
+            HeadwayError: As the method raises it.
         """
         receiver = self.parts and self.parts.receiver
         if not isinstance(receiver, DirectReceiver):
-            raise ActorsError(f"{self._statistics.engine_id} takes no weights directly")
+            raise HeadwayError(f"{self._statistics.engine_id} takes no weights directly")
         calls: dict[str, Callable[..., Awaitable[int | None]]] = {
             "pause": receiver.pause,
             "transfer": receiver.transfer,
@@ -182,11 +183,11 @@ class RolloutActor:
         """Have the engine take the newest weights again, whole (`Receiver.resend`).
 
         Raises:
-            ActorsError: The actor does not fetch its weights itself, or has not started.
+            HeadwayError: The actor does not fetch its weights itself, or has not started.
         """
         receiver = self.parts and self.parts.receiver
         if not isinstance(receiver, Receiver):
-            raise ActorsError(f"{self._statistics.engine_id} cannot fetch weights again")
+            raise HeadwayError(f"{self._statistics.engine_id} cannot fetch weights again")
         await receiver.resend()
 
     async def statistics(self) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from ray.exceptions import ActorAlreadyExistsError, RayError, RayTaskError
 
 from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
-from actors.errors import ActorsError, RewardFailed, RewardModelLost
+from actors.errors import RewardFailed, RewardModelLost
 from actors.reward_models.scoring import RewardModels, load_reward_models
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.output_limits import keep_logs_small
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import HeadwayError
+from headway.output_limits import keep_logs_small
 
 NAME = "reward-model"
 """Name of the actor, which no two of a run have at a time."""
@@ -111,7 +112,7 @@ class RewardModelClient:
             async with asyncio.timeout(self._timeout):
                 return await self._score(prompt, completion)
         except RayTaskError as error:
-            if isinstance(error.cause, ActorsError):
+            if isinstance(error.cause, HeadwayError):
                 raise error.cause from error
             raise RewardFailed(f"{NAME} failed: {error.cause!r}") from error
         except TimeoutError as error:

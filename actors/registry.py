@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from actors.errors import InputError
 from actors.user_code import load_dotted
-from queues.runtime.nearest_name import nearest
+from headway.errors import InputError
+from headway.nearest_name import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.errors import InputError
 from actors.foreign_text import cut, shown
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.nearest_name import nearest
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import InputError
+from headway.nearest_name import nearest
 
 _ROOT = Path(__file__).parents[1]
 CALLERS = (
-    f"{_ROOT / 'actors'}/", f"{_ROOT / 'queues'}/", importlib.__file__, "<frozen importlib",
-)  # fmt: skip
+    *(f"{_ROOT / package}/" for package in ("actors", "headway", "queues")),
+    importlib.__file__,
+    "<frozen importlib",
+)
 """Beginnings of the file names of the code that calls user code."""
 
 

@@ -8,7 +8,7 @@ the KV cache round: `mismatch` in the metrics shows by how much.
 
 from typing import Any
 
-from queues.runtime.nearest_name import nearest
+from headway.nearest_name import nearest
 
 SET_BY = {
     "model": "model.path",

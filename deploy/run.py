@@ -38,11 +38,10 @@ from deploy.preflight.disk_space import parameter_bytes
 from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
 from deploy.storage.run_record import RECOVERIES, REWARD_MODEL
-from queues.errors import QueuesError
+from headway import clock
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import HeadwayError
 from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
-from queues.runtime import clock
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from weight_sync.errors import WeightSyncError
 from weight_sync.progress import allowance
 
 SAVE_FACTOR = 2.0
@@ -163,7 +162,7 @@ class Run:
             asked.cancel()
             if self.exporter is not None:
                 self.exporter.close()
-            with suppress(QueuesError, TimeoutError):
+            with suppress(HeadwayError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.processes.broker.close()
             for service in self.processes.services:
@@ -325,7 +324,7 @@ class Run:
         if has_ended(training):
             return  # it ended by itself meanwhile, well or badly
         if self.learning is not None:
-            with suppress(QueuesError, WeightSyncError, TimeoutError):
+            with suppress(HeadwayError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.recorder.conclude("interrupted")
         raise KeyboardInterrupt

@@ -25,11 +25,11 @@ from deploy.storage.recovery import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import RESTARTS, restore
 from deploy.storage.sessions import begin_session
+from headway import clock
+from headway.cpu_cores import usable_cores
+from headway.output_limits import limited_output
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
-from queues.runtime import clock
-from queues.runtime.cpu_affinity import usable_cores
-from queues.runtime.output_limits import limited_output
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
 
     Raises:
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
-        QueuesError: The ledger or the journal is damaged.
+        HeadwayError: The ledger or the journal is damaged.
         Interrupted: The user stopped the run; names the newest checkpoint.
     """
     checkpoint = find_checkpoint(directory, console.say)
@@ -80,8 +80,9 @@ def run(
         status = "interrupted"
         raise Interrupted(describe_interrupted(directory)) from None
     except RunFailed as error:
-        error.add_logs(directory.logs, collected=config.deploy.ray_address == "local")
-        raise
+        if error.exit_code != 1:
+            raise
+        raise error.with_hint(describe_logs(config, directory)) from error
     finally:
         with deferred():
             if directory.ledger.exists():
@@ -116,6 +117,15 @@ def draw_report(context: RunContext) -> None:
         context.console.say(
             f"no report was drawn ({error!r}); try `headway report {directory.path}`"
         )
+
+
+def describe_logs(config: RunConfig, directory: RunDirectory) -> str:
+    """Say where the output of a run's processes is; in its folder unless it joined a cluster."""
+    if config.deploy.ray_address == "local":
+        return f"the output of every process is in {directory.logs}"
+    return (
+        f"the log of the driver is in {directory.logs}, other output with Ray: `ray logs cluster`"
+    )
 
 
 def describe_interrupted(directory: RunDirectory) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
+from headway.full_disk import PROBE_BYTES, full_disk_message, has_space, is_full
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0

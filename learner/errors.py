@@ -1,36 +1,32 @@
-"""Errors of the learner.
+"""Errors of the learner."""
 
-LearnerError                 exit code 1
-├── InputError               exit code 2: a setting, model or demonstration the user gave is wrong
-├── TrainingDiverged         the loss or the gradient is not finite; nothing is published
-└── RankFailed               a process of the learner group died or raised; names it
-"""
-
-from typing import ClassVar
+from headway.errors import HeadwayError
 
 
-class LearnerError(Exception):
-    """Root of every error that leaves this package."""
-
-    exit_code: ClassVar[int] = 1
-
-
-class InputError(LearnerError, ValueError):
-    """A setting, model folder or demonstration that cannot be used; says what is allowed."""
-
-    exit_code: ClassVar[int] = 2
-
-
-class TrainingDiverged(LearnerError):
+class TrainingDiverged(HeadwayError):
     """A loss or gradient norm is NaN or infinite; the weights must not be published."""
 
 
-class RankFailed(LearnerError):
-    """A rank died or raised; `exit_code` is that of the error it raised."""
+class RankFailed(HeadwayError):
+    """A rank of the learner died or raised; the message names it.
 
-    died: bool = False
-    """True if the process is gone, whatever ended it."""
-    silent_seconds: float = 0.0
-    """Seconds for which the process had not answered."""
-    is_root_cause: bool = True
-    """False for a lost connection, which the death of another rank may have caused."""
+    Args:
+        message: The rank, and how it ended.
+        exit_code: That of the error which the rank raised.
+        died: True if the process is gone, whatever ended it.
+        silent_seconds: Seconds for which the process had not answered.
+        is_root_cause: False for a lost connection, which another rank's death may have caused.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exit_code: int = 1,
+        died: bool = False,
+        silent_seconds: float = 0.0,
+        is_root_cause: bool = True,
+    ) -> None:
+        super().__init__(message, exit_code=exit_code)
+        self.died, self.silent_seconds = died, silent_seconds
+        self.is_root_cause = is_root_cause

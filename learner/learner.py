@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
+from headway import clock
+from headway.errors import HeadwayError
 from learner.diagnostics.batch_report import BatchReport, BatchTimes, TrainedBatch
-from learner.errors import LearnerError
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
 from queues.records import Payload
-from queues.runtime import clock
 
 
 class Trainer(Protocol):
@@ -88,7 +88,7 @@ class Learner:
         """Train to the last step, the end of the queue, or `stop`; return the version reached.
 
         Raises:
-            LearnerError: The weights to begin with are not those of `start_checksum`.
+            HeadwayError: The weights to begin with are not those of `start_checksum`.
         """
         stop = stop or asyncio.Event()
         session_started_at = self.session_started_at or clock.now()
@@ -96,7 +96,7 @@ class Learner:
         await self.trainer.prune(version)  # else a later one that lacks its commit would count
         checksum = await self.trainer.publish(version)
         if self.start_checksum not in (None, checksum):
-            raise LearnerError(
+            raise HeadwayError(
                 f"the weights of version {version} were loaded with checksum {checksum}, and have "
                 f"{self.start_checksum} in the ledger: its checkpoint was saved or loaded wrongly; "
                 "resume again, and if it recurs rename the folder of the checkpoint, so that the "

@@ -12,9 +12,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from headway import clock
+from headway.clean_text import printable
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
-from queues.runtime import clock
-from queues.runtime.clean_text import printable
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""

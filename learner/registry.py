@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from learner.errors import InputError
-from queues.runtime.nearest_name import nearest
+from headway.errors import InputError
+from headway.nearest_name import nearest
 
 Result = TypeVar("Result")
 Traits = TypeVar("Traits")

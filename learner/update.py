@@ -56,7 +56,7 @@ class Updater:
         Every rank is given the same batch. The steps move `version` to `version + 1`.
 
         Raises:
-            LearnerError: The batch cannot be trained.
+            HeadwayError: The batch cannot be trained.
             TrainingDiverged: The loss or the gradient is not finite, on any rank.
         """
         config, limit = self.config, self.config.max_token_lag

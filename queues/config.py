@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from queues.errors import InputError
+from headway.errors import InputError
 from queues.policy.admission import Bounds, OnOverdue
 
 

@@ -1,35 +1,25 @@
-"""The errors of `queues`, with the exit codes of commands that end with them."""
+"""The errors of `queues`."""
+
+from headway.errors import HeadwayError
 
 
-class QueuesError(Exception):
-    """Root of the package's errors."""
-
-    exit_code = 1
-
-
-class InputError(QueuesError, ValueError):
-    """A setting or an argument is outside what is allowed."""
-
-    exit_code = 2
-
-
-class QueueClosed(QueuesError):
+class QueueClosed(HeadwayError):
     """No more work will come: the run is over, or the broker was closed."""
 
 
-class ProtocolError(QueuesError):
+class ProtocolError(HeadwayError):
     """A call that the protocol between broker, workers and learner does not allow now."""
 
 
-class SchemaError(QueuesError, ValueError):
+class SchemaError(HeadwayError, ValueError):
     """A record or payload breaks the schema; the message starts with the field's name."""
 
 
-class JournalError(QueuesError):
+class JournalError(HeadwayError):
     """A frame of the journal is missing, truncated or damaged."""
 
 
-class LedgerError(QueuesError):
+class LedgerError(HeadwayError):
     """The ledger cannot be opened, read or written."""
 
 
@@ -37,5 +27,5 @@ class AccountingError(LedgerError):
     """The states of the groups do not add up; the run must not go on."""
 
 
-class BrokerLostError(QueuesError):
+class BrokerLostError(HeadwayError):
     """The broker's process died, cannot be reached or does not answer in time."""

@@ -23,17 +23,18 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import HeadwayError
+from headway.full_disk import full_disk_message, has_space, is_full
+from headway.metrics import MetricsAccess
+from headway.output_limits import keep_logs_small
 from queues.broker.broker import Broker
 from queues.broker.result_intake import Put
 from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
-from queues.errors import BrokerLostError, LedgerError, QueuesError
+from queues.errors import BrokerLostError, LedgerError
 from queues.ray_errors import raise_translated, until_death
 from queues.records import Batch, Prompt, PutStatus
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.disk_space import full_disk_message, has_space, is_full
-from queues.runtime.output_limits import keep_logs_small
-from queues.runtime.prometheus import MetricsAccess
 from queues.schema import to_arrays
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.pause import LONGEST_SECONDS
@@ -115,7 +116,7 @@ class BrokerActor(Broker):
     Ray itself would turn that error into text.
     """
 
-    _error: QueuesError | None = None
+    _error: HeadwayError | None = None
 
     def __init__(self, directory: Path, **options: Any) -> None:
         keep_logs_small()
@@ -130,11 +131,11 @@ class BrokerActor(Broker):
                     time.sleep(SPACE_SECONDS)
             try:
                 super().__init__(directory, **options)
-            except (QueuesError, sqlite3.Error) as error:
+            except (HeadwayError, sqlite3.Error) as error:
                 if again and is_full(error, directory):  # others have taken the space since
                     time.sleep(SPACE_SECONDS)
                     continue
-                self._error = error if isinstance(error, QueuesError) else LedgerError(f"{error}")
+                self._error = error if isinstance(error, HeadwayError) else LedgerError(f"{error}")
             return
 
     def __getattr__(self, name: str) -> Never:
@@ -154,7 +155,7 @@ class BrokerActor(Broker):
         """Never return: the call fails when the process dies."""
         await asyncio.Event().wait()
 
-    async def put_many(self, puts: Sequence[Put]) -> list[PutStatus | QueuesError]:
+    async def put_many(self, puts: Sequence[Put]) -> list[PutStatus | HeadwayError]:
         """Call `ResultIntake.put_many` with payloads that `to_arrays` made, read in place."""
         return await self.intake.put_many([(engine_id, memoryview(x)) for engine_id, x in puts])
 
@@ -165,8 +166,8 @@ class BrokerActor(Broker):
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve `BrokerMetrics` until the process ends; return its host:port."""
+        from headway.metrics import public_address, serve
         from queues.broker.metrics import BrokerMetrics
-        from queues.runtime.prometheus import public_address, serve
 
         loop = asyncio.get_running_loop()
 

@@ -9,7 +9,8 @@ from typing import Any, Never
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from queues.errors import BrokerLostError, QueuesError
+from headway.errors import HeadwayError
+from queues.errors import BrokerLostError
 
 
 async def until_death(call: Awaitable[Any]) -> None:
@@ -25,7 +26,7 @@ async def until_death(call: Awaitable[Any]) -> None:
 def raise_translated(error: RayError) -> Never:
     """Raise our own exception inside Ray's, or BrokerLostError; that of a bug as it is."""
     cause: Any = error.cause if isinstance(error, RayTaskError) else error.__cause__
-    if isinstance(cause, QueuesError):
+    if isinstance(cause, HeadwayError):
         raise cause from error
     if isinstance(error, RayTaskError):
         raise error

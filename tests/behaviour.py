@@ -33,10 +33,10 @@ from deploy.driver.run_metrics import RunMetrics
 from deploy.observability.exporter import role
 from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
+from headway.metrics import ProcessMetrics
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
-from queues.runtime.prometheus import ProcessMetrics
 from tests.deploy.conftest import call_main, read_rows
 from weight_sync.announcements import WeightUpdateReport
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("actors", "deploy", "learner", "queues", "weight_sync")
+PACKAGES = ("actors", "deploy", "headway", "learner", "queues", "weight_sync")
 ALLOWED = {
-    "queues": set(),
-    "weight_sync": set(),
-    "actors": {"queues", "weight_sync"},
-    "learner": {"queues", "weight_sync"},
-    "deploy": {"actors", "learner", "queues", "weight_sync"},
+    "headway": set(),
+    "queues": {"headway"},
+    "weight_sync": {"headway"},
+    "actors": {"headway", "queues", "weight_sync"},
+    "learner": {"headway", "queues", "weight_sync"},
+    "deploy": {"actors", "headway", "learner", "queues", "weight_sync"},
 }
 HEAVY = {
     "vllm": [
@@ -31,19 +32,22 @@ HEAVY = {
     "pyarrow": ["queues/schema.py", "actors/sources/*.py", "deploy/api/*.py"],
     "prometheus_client": [
         "metrics.py",
-        "queues/runtime/prometheus.py",
         "deploy/driver/run_metrics.py",
         "deploy/observability/exporter.py",
         "deploy/observability/top_model.py",
     ],
 }
 ORDER = {
+    "headway": (
+        "clock errors file_lock atomic_file clean_text nearest_name output_limits cpu_cores "
+        "daemon_thread full_disk folder_checksums hang_detection metrics ray_process"
+    ),
     "queues": (
-        "errors records runtime policy config state storage schema protocols readers broker "
+        "errors records policy config state storage schema protocols readers broker "
         "ray_errors ray_broker"
     ),
     "weight_sync": (
-        "clock errors open_files adapter base_model manifest announcements progress permits "
+        "errors open_files adapter base_model manifest announcements progress permits "
         "broadcaster buckets checksum config ray_calls ray_broadcaster transports codecs publish "
         "receive vllm direct factory"
     ),

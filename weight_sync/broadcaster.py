@@ -9,8 +9,9 @@ import asyncio
 import math
 from typing import Any
 
+from headway.errors import InputError
 from weight_sync.announcements import Announcements, WeightUpdateReport
-from weight_sync.errors import InputError, VersionOrderError
+from weight_sync.errors import VersionOrderError
 from weight_sync.manifest import Manifest
 from weight_sync.permits import SwapPermits
 

@@ -1,33 +1,21 @@
 """Errors of weight synchronisation."""
 
-from typing import ClassVar
+from headway.errors import HeadwayError
 
 
-class WeightSyncError(Exception):
-    """Base class of all errors that this package raises."""
-
-    exit_code: ClassVar[int] = 1
-
-
-class InputError(WeightSyncError, ValueError):
-    """A setting of the user cannot be used."""
-
-    exit_code: ClassVar[int] = 2
-
-
-class ManifestError(WeightSyncError):
+class ManifestError(HeadwayError):
     """A manifest, or the list of tensors it is planned from, is inconsistent or unreadable."""
 
 
-class IncompatibleWeights(WeightSyncError):
+class IncompatibleWeights(HeadwayError):
     """The names, shapes or dtypes of the tensors differ from those of the engine."""
 
 
-class VersionOrderError(WeightSyncError):
+class VersionOrderError(HeadwayError):
     """A policy version is not newer than the previous one."""
 
 
-class StagingError(WeightSyncError):
+class StagingError(HeadwayError):
     """A bucket is missing, damaged or unsealed; the engine was not touched."""
 
 
@@ -35,21 +23,21 @@ class WrongBase(StagingError):
     """A delta was made for a different base version; the engine was not touched."""
 
 
-class LoadFailed(WeightSyncError):
+class LoadFailed(HeadwayError):
     """Loading failed half-way; the engine must not generate before a full load succeeds."""
 
 
-class UpdateRefused(WeightSyncError):
+class UpdateRefused(HeadwayError):
     """An engine accepts no update now; this call has not changed it."""
 
 
-class PublishFailed(WeightSyncError):
+class PublishFailed(HeadwayError):
     """A version could not be stored or announced after `publish` had returned."""
 
 
-class BroadcasterDied(WeightSyncError):
+class BroadcasterDied(HeadwayError):
     """The broadcaster's process is gone or does not answer."""
 
 
-class DeadlineExceeded(WeightSyncError, TimeoutError):
+class DeadlineExceeded(HeadwayError, TimeoutError):
     """A step of an update or of a publication took longer than its deadline."""

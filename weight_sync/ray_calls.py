@@ -5,12 +5,12 @@ from contextlib import contextmanager
 
 import ray.exceptions
 
-from weight_sync.errors import WeightSyncError
+from headway.errors import HeadwayError
 
 
 @contextmanager
 def remote_errors(
-    actor: str, seconds: float, *, gone: type[WeightSyncError], late: type[WeightSyncError]
+    actor: str, seconds: float, *, gone: type[HeadwayError], late: type[HeadwayError]
 ) -> Iterator[None]:
     """Run a call of a Ray actor's method; raise its own error, or `gone` or `late`.
 

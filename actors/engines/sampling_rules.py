@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import configuration, read_description
-from actors.errors import InputError
+from headway.errors import InputError
 
 LOGITS_PROCESSORS = "vllm.logits_processors"
 """Entry points of other packages that vLLM applies to the logits of every request."""

@@ -15,7 +15,8 @@ from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
 from actors.engines.vllm_output import captured, cause_in, died, log_to, memory_problem
-from actors.errors import ActorsError, EngineDied, EngineStale, InputError
+from actors.errors import EngineDied, EngineStale
+from headway.errors import HeadwayError, InputError
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
@@ -102,7 +103,7 @@ class VllmEngine:
             await self.close()
             raise
 
-    def _start_error(self, error: Exception, printed: str) -> ActorsError:
+    def _start_error(self, error: Exception, printed: str) -> HeadwayError:
         """Return the error of an engine that did not start, in the terms of a recipe."""
         from vllm.platforms import current_platform
 
@@ -204,7 +205,7 @@ class VllmEngine:
         for span in completion.weight_versions or ():
             versions += [int(span.version)] * (span.end - span.start)
         if len(versions) != len(token_ids):
-            raise ActorsError(
+            raise HeadwayError(
                 f"{request_id}: vLLM stamped {len(versions)} of {len(token_ids)} tokens"
             )
         return Generation(
@@ -369,4 +370,4 @@ def _typed_errors() -> Iterator[None]:
     except (VLLMClientError, ValueError) as error:
         raise InputError(f"vLLM refused a request: {error}") from error
     except EngineGenerateError as error:
-        raise ActorsError(f"vLLM failed a request: {error.__cause__ or error}") from error
+        raise HeadwayError(f"vLLM failed a request: {error.__cause__ or error}") from error

@@ -9,8 +9,8 @@ from typing import Any
 from actors.engines.model_folder import kv_bytes_per_token, served_dtype
 from actors.engines.protocol import EngineSpec
 from actors.engines.sampling_rules import check_sampling
-from actors.errors import InputError
-from queues.runtime.cpu_affinity import bind_process, parse_cores
+from headway.cpu_cores import bind_process, parse_cores
+from headway.errors import InputError
 from weight_sync.vllm.transfer import BACKEND
 
 CPU_BLOCK_TOKENS = 32

@@ -7,9 +7,9 @@ from typing import Any
 
 from actors.environments.protocol import Environment, Message
 from actors.environments.single_turn import opening
-from actors.errors import InputError
 from actors.registry import ENVIRONMENTS
 from actors.user_code import check_arguments
+from headway.errors import InputError
 from queues.records import Prompt
 
 

@@ -18,12 +18,13 @@ from pydantic import Field, model_validator
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
-from actors.errors import EnvironmentFailed, InputError
+from actors.errors import EnvironmentFailed
 from actors.foreign_text import shown
 from actors.options import Options, parse_options
 from actors.registry import TOOLS
 from actors.sandbox import Sandbox, check_code_execution
 from actors.user_code import call
+from headway.errors import InputError
 from queues.records import Prompt
 
 TYPES = {

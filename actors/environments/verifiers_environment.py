@@ -26,8 +26,8 @@ from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Unreadable, find_calls
 from actors.environments.tools import instruction, with_instruction
-from actors.errors import InputError
 from actors.sandbox.guarded_parsing import guard_sympy
+from headway.errors import InputError
 from queues.records import Prompt
 
 MARKERS = ("<tool_call>", "</tool_call>")

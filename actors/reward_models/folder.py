@@ -14,9 +14,10 @@ from typing import Any
 from actors.engines.model_folder import configuration, context_length, load_tokenizer, weight_shapes
 from actors.environments.protocol import Message
 from actors.environments.single_turn import as_messages
-from actors.errors import InputError, PromptRefused
+from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import Renderer, read_by
 from actors.rollout.demonstrations import judged
+from headway.errors import InputError
 
 SCALE_FILE = "reward_scale.json"
 CLASSIFIER = "ForSequenceClassification"

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from actors.config import RewardModelConfig
 from actors.environments.protocol import Message
-from actors.errors import InputError
 from actors.reward_models.dynamic_batcher import DynamicBatcher
 from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
-from queues.runtime.cpu_affinity import bind_process, parse_cores
+from headway.cpu_cores import bind_process, parse_cores
+from headway.errors import InputError
 
 
 def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:

@@ -20,7 +20,7 @@ from actors.bounded_http import Answer, BadAnswer, NoAnswer, ask
 from actors.errors import RewardFailed, RewardModelLost
 from actors.options import Options
 from actors.rewards.registry import Metadata
-from queues.runtime.clean_text import register, without_secrets
+from headway.clean_text import register, without_secrets
 
 INSTRUCTION = """You mark answers. Read the question, the answer, and the reference where there is \
 one. Reply with one number from 0, useless, to {largest}, perfect, and nothing else.

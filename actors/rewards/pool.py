@@ -22,7 +22,7 @@ from typing import Any
 from actors.errors import RewardFailed
 from actors.foreign_text import describe_error
 from actors.rewards.process import Output, ProcessEnded, RewardProcess, Unanswered, scrubbed
-from queues.runtime.clean_text import register
+from headway.clean_text import register
 
 LOG = logging.getLogger("headway.rewards")
 

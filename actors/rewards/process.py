@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from queues.runtime.clean_text import is_secret, without_secrets
-from queues.runtime.output_limits import RateLimit
+from headway.clean_text import is_secret, without_secrets
+from headway.output_limits import RateLimit
 
 VARIABLES = """
 PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX

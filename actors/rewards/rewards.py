@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.errors import RewardFailed, RewardModelLost
 from actors.foreign_text import describe_error
 from actors.options import parse_options
 from actors.registry import REWARDS
@@ -29,6 +29,7 @@ from actors.rewards.registry import (
 )
 from actors.sandbox import check_code_execution, check_compute_sandbox
 from actors.user_code import is_coroutine, where_raised
+from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 
 Arguments = tuple[str, str, str | None, Metadata]

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from actors.environments.protocol import Message
-from actors.errors import InputError, PromptRefused
+from actors.errors import PromptRefused
 from actors.foreign_text import surrogate
+from headway.errors import InputError
 
 PLACEHOLDER = "\ue000"
 """Stands for a message of the policy when the template renders what follows it."""

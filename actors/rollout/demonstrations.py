@@ -13,9 +13,10 @@ as it was said, as in a rollout, where templates would later take thoughts out o
 from collections.abc import Sequence
 
 from actors.environments.protocol import Message
-from actors.errors import InputError, PromptRefused
+from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import Renderer, encode
 from actors.rollout.stops import Stops
+from headway.errors import InputError
 
 Tokens = tuple[list[int], list[bool]]
 """Token ids, and True for those that the policy says."""

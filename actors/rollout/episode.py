@@ -19,11 +19,9 @@ from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message, Turn
 from actors.errors import (
-    ActorsError,
     EngineDied,
     EngineStale,
     EnvironmentFailed,
-    InputError,
     PromptRefused,
     RolloutFailed,
     RolloutTimeout,
@@ -35,9 +33,10 @@ from actors.rewards.registry import is_finite
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import Stops, load_stops
 from actors.user_code import call, where_raised
+from headway import clock
+from headway.clean_text import without_known_secrets
+from headway.errors import HeadwayError, InputError
 from queues.records import FinishReason, Lease, Purpose, Rollout
-from queues.runtime import clock
-from queues.runtime.clean_text import without_known_secrets
 
 LONGEST_TOKEN = 200
 """Characters of a token at most, for an answer of an environment to be tokenised at all."""
@@ -305,7 +304,7 @@ class EpisodeRunner:
             )
         except (EngineDied, EngineStale):
             raise
-        except ActorsError as error:
+        except HeadwayError as error:
             raise RolloutFailed(f"request {request_id}: {error}") from error
         ended = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not ended and not (first and generation.finish_reason is FinishReason.ABORTED):

@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 
-from actors.errors import ActorsError, InputError, RolloutFailed, root_error
+from actors.errors import RolloutFailed, root_error
 from actors.foreign_text import cut
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.partial_group import PartialGroup
+from headway.errors import HeadwayError, InputError
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import (
@@ -116,7 +117,7 @@ class RolloutWorker:
 
         Raises:
             EngineDied: The engine is gone.
-            QueuesError: The broker is gone.
+            HeadwayError: The broker is gone.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -183,7 +184,7 @@ class RolloutWorker:
     async def _hand_over(self) -> None:
         """Interrupt the running groups, and wait until they are saved or put."""
         self._leaving = True
-        with suppress(ActorsError):  # an engine that is gone has nothing to save
+        with suppress(HeadwayError):  # an engine that is gone has nothing to save
             await self.interrupt()
             if self.held:
                 await asyncio.wait([*self.held.values()], timeout=self.hand_over_seconds)

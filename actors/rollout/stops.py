@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.errors import InputError
 from actors.rollout.chat_rendering import Renderer
+from headway.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

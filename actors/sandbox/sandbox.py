@@ -20,8 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.errors import InputError
 from actors.sandbox.system_calls import MACHINE
+from headway.errors import InputError
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 FILTERS = Path(__file__).with_name("system_calls.py")

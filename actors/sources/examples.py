@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments.protocol import Message
-from actors.errors import InputError
 from actors.foreign_text import shown, unencodable
 from actors.options import parse_options
 from actors.sources.files import SUFFIXES, read_table
@@ -23,6 +22,7 @@ from actors.sources.hub_dataset import DatasetChoice, dataset_rows
 from actors.sources.registry import load_source
 from actors.sources.rows import ROLES, Row, plain_text, read_messages
 from actors.user_code import check_arguments, where_raised
+from headway.errors import InputError
 
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]

@@ -7,12 +7,13 @@ from typing import Any
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import opening
-from actors.errors import ActorsError, InputError, PromptRefused, SourceFailed
+from actors.errors import PromptRefused, SourceFailed
 from actors.foreign_text import describe_error, not_json, shown, surrogate
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.fingerprints import watched
 from actors.sources.protocol import PromptSource, RestartableSource
 from actors.user_code import where_raised
+from headway.errors import HeadwayError, InputError
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")
@@ -82,7 +83,7 @@ class FilteredSource:
 def _call(method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
-    except ActorsError:
+    except HeadwayError:
         raise
     except Exception as error:
         called = f"{method.__name__}({', '.join(map(repr, arguments))})"

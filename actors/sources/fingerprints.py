@@ -20,11 +20,12 @@ from typing import Any, Literal
 
 import xxhash
 
-from actors.errors import InputError, SourceChanged
+from actors.errors import SourceChanged
 from actors.foreign_text import surrogate
 from actors.sources.protocol import PromptSource, RestartableSource
+from headway.errors import InputError
+from headway.folder_checksums import checksum_of
 from queues.records import Prompt
-from queues.runtime.folder_checksums import checksum_of
 
 LOG = logging.getLogger("headway.sources")
 Fingerprints = Mapping[str, str]

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.errors import InputError
 from actors.options import Options, parse_options
 from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import Row, RowOptions
+from headway.errors import InputError
 
 
 class DatasetChoice(Options):

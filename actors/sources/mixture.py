@@ -13,13 +13,14 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from actors.errors import InputError, SourceChanged
+from actors.errors import SourceChanged
 from actors.options import Options, parse_options
 from actors.sources.filters import without_heldout
 from actors.sources.fingerprints import Fingerprints, watched
 from actors.sources.protocol import PromptSource, Split
 from actors.sources.registry import load_source
 from actors.sources.resumable import ResumableSource
+from headway.errors import InputError
 from queues.records import Prompt
 
 Points = tuple[tuple[int, float], ...]

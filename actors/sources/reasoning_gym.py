@@ -10,9 +10,9 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
-from actors.errors import InputError
 from actors.sources.resumable import Problem, ProceduralSource
-from queues.runtime.nearest_name import nearest
+from headway.errors import InputError
+from headway.nearest_name import nearest
 
 SPACING = 10**8
 """Seeds of one split of one run; the held-out problems have the first range."""

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Any
 
-from actors.errors import InputError
 from actors.registry import SOURCES
 from actors.sources.protocol import PromptSource, Split
 from actors.user_code import where_raised
+from headway.errors import InputError
 
 
 def load_source(

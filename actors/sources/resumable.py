@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from actors.errors import InputError
 from actors.sources.fingerprints import Fingerprints, check, of_prompts
 from actors.sources.protocol import Split
+from headway.errors import InputError
 from queues.records import Prompt
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import xxhash
 
-from actors.errors import InputError
 from actors.sources.fingerprints import Fingerprints, of_prompts
 from actors.sources.protocol import Split
 from actors.sources.resumable import ResumableSource
 from actors.sources.rows import LOG, Row, RowOptions, read_rows
+from headway.errors import InputError
 from queues.records import Prompt
 
 

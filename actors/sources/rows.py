@@ -13,11 +13,11 @@ from pydantic import Field, field_validator
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import CONVERSATION, conversation
-from actors.errors import InputError
 from actors.foreign_text import not_json, shown, unencodable
 from actors.options import Options
+from headway.errors import InputError
+from headway.nearest_name import nearest
 from queues.records import Prompt
-from queues.runtime.nearest_name import nearest
 
 LOG = logging.getLogger("headway.sources")
 SHOWN = 10

@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from actors.errors import InputError
 from actors.sources.resumable import Problem, ProceduralSource
-from queues.runtime.nearest_name import nearest
+from headway.errors import InputError
+from headway.nearest_name import nearest
 
 LETTERS = "abcdefghijklmnopqr"
 TASKS = ("product", "distance", "twice")

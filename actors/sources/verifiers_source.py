@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.environments.verifiers_environment import ROW, load_verifiers
-from actors.errors import InputError
 from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import Row, RowOptions
+from headway.errors import InputError
 
 
 def verifiers_source(identifier: str, *, options: dict[str, Any], **order: Any) -> RowSource:

@@ -12,10 +12,10 @@ import ray
 from ray.util.queue import Empty, Queue
 
 from benchmarks.harness.synthetic_load import make_rollout
+from headway import clock
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import MAX_CONCURRENCY, BrokerActor, BrokerClient
 from queues.records import Batch, Lease, Prompt, Purpose, PutStatus, RolloutGroup
-from queues.runtime import clock
 from queues.schema import encode, to_arrays
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient

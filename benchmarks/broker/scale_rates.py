@@ -15,9 +15,9 @@ import ray
 from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer, start_process
 from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Record
+from headway.metrics import MetricsAccess
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
-from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
 
 GROUPS = 256

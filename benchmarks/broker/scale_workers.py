@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from benchmarks.broker.queue_workers import GROUP_SIZE, payload_of, template
+from headway import clock
 from queues.ray_broker import BrokerClient
 from queues.records import Lease, PutStatus
-from queues.runtime import clock
 from queues.schema import decode, encode
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.ray_broadcaster import BroadcasterClient

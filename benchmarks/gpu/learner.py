@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.harness.synthetic_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
 from benchmarks.training.flops import Peak, shape_of, training_flops
 from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
+from headway.errors import HeadwayError
 from learner.config.learner import LearnerConfig
 from learner.config.optimizer import OptimizerConfig
 from learner.engine.protocol import Forward
-from learner.errors import LearnerError
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy
@@ -102,16 +102,16 @@ class PlainEngine:
     def adopt(
         self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
     ) -> None:
-        """Raise LearnerError, since this engine takes few steps, all at one rate."""
-        raise LearnerError("settings do not change: this engine is for benchmarks")
+        """Raise HeadwayError, since this engine takes few steps, all at one rate."""
+        raise HeadwayError("settings do not change: this engine is for benchmarks")
 
     def capture(self) -> Callable[[Path], None]:
-        """Raise `LearnerError`."""
-        raise LearnerError("nothing is saved: this engine is for benchmarks")
+        """Raise `HeadwayError`."""
+        raise HeadwayError("nothing is saved: this engine is for benchmarks")
 
     def load(self, folder: Path) -> None:
-        """Raise `LearnerError`."""
-        raise LearnerError(f"nothing is loaded from {folder}: this engine is for benchmarks")
+        """Raise `HeadwayError`."""
+        raise HeadwayError(f"nothing is loaded from {folder}: this engine is for benchmarks")
 
     def close(self) -> None:
         """See `Trainable.close`."""
@@ -121,14 +121,14 @@ def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> Plai
     """Return an engine with random weights on the device.
 
     Raises:
-        LearnerError: The model cannot attend sequence by sequence.
+        HeadwayError: The model cannot attend sequence by sequence.
     """
     torch.manual_seed(0)
     with device:
         model = build(size).eval()
     # In float32, where rounding differs least.
     if packed and not attend_packed(model):
-        raise LearnerError("the model cannot attend sequence by sequence")
+        raise HeadwayError("the model cannot attend sequence by sequence")
     policy = Policy(model.to(getattr(torch, size.dtype)), LogprobOptions(chunk=1024))
     return PlainEngine(policy, learning_rate=rate)
 
@@ -152,7 +152,7 @@ def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dic
         count = rounds if kind == "packed" else (rounds + 1) // 2
         try:
             timed = _rounds(size, device, peak, read, packed=kind == "packed", rounds=count)
-        except (torch.OutOfMemoryError, LearnerError) as error:
+        except (torch.OutOfMemoryError, HeadwayError) as error:
             yield {kind: {"failed": str(error).splitlines()[0]}}
         else:
             figures = figures_of(timed, flops, sum(lengths_of(groups)))

@@ -30,10 +30,10 @@ from benchmarks.harness.training_runs import (
     vary,
 )
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
 from deploy.storage.run_record import Score
-from queues.errors import QueuesError
+from headway.errors import HeadwayError
 from queues.records import Prompt
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def read_variants(
     for variant in variants:
         try:
             figures.append(read(variant, target))
-        except (InputError, QueuesError) as error:
+        except HeadwayError as error:
             failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
     return figures, failed
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from deploy.cluster.cpu_affinity import learner_share, named_cores, reward_model_cores, share_out
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
+from headway.errors import InputError
 
 
 def with_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:

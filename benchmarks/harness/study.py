@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.subprocesses import run_main
-from deploy.errors import InputError
 from deploy.runtime.output import open_standard_streams, tolerant
 from deploy.runtime.signals import raise_interrupts
-from queues.runtime.file_lock import locked
-from queues.runtime.nearest_name import nearest
+from headway.errors import InputError, is_bad_input
+from headway.file_lock import locked
+from headway.nearest_name import nearest
 
 Record = dict[str, Any]
 Options = argparse.Namespace
@@ -246,7 +246,7 @@ def refused_without_trace(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refused = getattr(error, "exit_code", None) == InputError.exit_code
+        refused = is_bad_input(error)
         trained = any(file.stat().st_size for file in folder.glob("*/metrics.jsonl"))
         if refused and made and not trained:
             shutil.rmtree(folder, ignore_errors=True)

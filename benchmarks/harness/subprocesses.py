@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from deploy.errors import InputError, Interrupted, RunFailed
+from deploy.errors import Interrupted, RunFailed
+from headway.errors import HeadwayError, InputError
 
 STOP_SECONDS = 40.0
 POLL_SECONDS = 1.0
@@ -32,12 +33,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         print(f"{MESSAGE}stopped by the user", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
-    except Exception as error:
-        code = getattr(error, "exit_code", None)
-        if code is None:
-            raise
+    except HeadwayError as error:
         print(f"{MESSAGE}{error}", file=sys.stderr)
-        sys.exit(code)
+        sys.exit(error.exit_code)
 
 
 def set_options(settings: Iterable[str]) -> list[str]:

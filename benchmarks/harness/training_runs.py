@@ -20,15 +20,16 @@ from benchmarks.harness.subprocesses import CLI, child, follow, raise_failure, s
 from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.preflight.models import model_path
 from deploy.preflight.provenance import refuse_another_origin, warm_start_origin
 from deploy.report.summary import WARM_UP
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from deploy.storage.run_directory import RunDirectory
+from headway.cpu_cores import usable_cores
+from headway.errors import InputError
 from learner.config.learner import ModelConfig
-from queues.runtime.cpu_affinity import usable_cores
 
 RECIPE = (
     option("recipe", "demo", "a TOML file or a shipped recipe", nargs="?"),

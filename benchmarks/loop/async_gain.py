@@ -37,15 +37,15 @@ from benchmarks.harness.training_runs import (
 )
 from benchmarks.loop import run_figures
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.report.plots import new_figure
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import Timeline, draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
+from headway.cpu_cores import parse_cores
+from headway.errors import InputError
 from learner.config.learner import ModelConfig
 from queues.readers.checkpoints import newest_checkpoint
-from queues.runtime.cpu_affinity import parse_cores
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""

@@ -15,13 +15,12 @@ from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, option
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.predict import setting_of_run
 from deploy.planner.rates import Rates
 from deploy.planner.simulator import simulate
 from deploy.storage.run_directory import RunDirectory
-from queues.errors import QueuesError
+from headway.errors import HeadwayError, InputError
 
 FILE = "plan_check.json"
 RUN_NAME = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
@@ -62,7 +61,7 @@ def read(run: RunDirectory) -> Measured | None:
     """Return the rates of a run; None, with the reason printed, where it cannot be read."""
     try:
         return read_rates(run)
-    except (InputError, QueuesError) as error:
+    except HeadwayError as error:
         print(f"{run.path.name} is left out: {error}", flush=True)
         return None
 

@@ -24,12 +24,12 @@ from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.runtime.console import Terminal
 from deploy.session import run
 from deploy.storage.run_directory import RunDirectory
+from headway import clock
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.broker.broker import Broker
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
-from queues.runtime import clock
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from weight_sync.ray_broadcaster import create_broadcaster

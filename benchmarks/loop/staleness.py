@@ -31,13 +31,12 @@ from benchmarks.loop.run_figures import (
 )
 from benchmarks.loop.staleness_report import UNBOUNDED
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.predict import predict_split
 from deploy.planner.rates import Rates
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
-from queues.errors import QueuesError
+from headway.errors import HeadwayError, InputError
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "none": {"loss": "reinforce"},
@@ -165,7 +164,7 @@ def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
             predictions += [
                 predict(variant, rates) for variant in bounds if variant.seed == reference.seed
             ]
-    except (InputError, QueuesError) as error:
+    except HeadwayError as error:
         print(f"nothing is predicted: {error}", flush=True)
         return []
     return predictions

@@ -25,9 +25,9 @@ from benchmarks.loop.versus_trl import SETTINGS
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.storage.run_directory import RunDirectory
+from headway import clock
 from learner.engine.lr_schedule import rate_factor
 from queues.records import FinishReason
-from queues.runtime import clock
 
 
 class RecipeSchedule(GRPOTrainer):

@@ -41,10 +41,9 @@ from benchmarks.harness.training_runs import (
 from benchmarks.loop.run_figures import curve, learning, samples_per_second, tokens_per_rollout
 from deploy.cli.bench import ROOT
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.report.summary import WARM_UP
-from queues.errors import InputError as CoresMissing
-from queues.runtime.cpu_affinity import bind_process, parse_cores
+from headway.cpu_cores import bind_process, parse_cores
+from headway.errors import InputError
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"
@@ -173,7 +172,7 @@ def hold(cores: str) -> None:
     """
     try:
         bind_process(parse_cores(cores), "actors.cores with learner.cores")
-    except CoresMissing as error:
+    except InputError as error:
         raise InputError(str(error)) from None
 
 

@@ -43,7 +43,7 @@ def measure(options: Options) -> Iterator[Record]:
     from deploy.preflight.inputs import load_inputs
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
-    from queues.runtime.hang_detection import PING_SECONDS
+    from headway.hang_detection import PING_SECONDS
 
     prometheus = yaml.safe_load(PROMETHEUS.read_text())["global"]
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.harness.study import Options, Record, Study, alone, number, option, text_table
 from benchmarks.reliability.chaos_run import ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
-from queues.runtime import clock
+from headway import clock
 
 AIM = 30.0
 """Seconds of recovery, at most, of 95 % of the kills of a role."""

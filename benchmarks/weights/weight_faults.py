@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 
 from actors.engines.vllm import VllmEngine
-from actors.errors import ActorsError
 from benchmarks.weights.engine_load import start_engine
 from benchmarks.weights.learner_process import DEADLINE, LearnerProcess, Sending
 from deploy.errors import RunFailed
+from headway.errors import HeadwayError
 from weight_sync.broadcaster import Broadcaster
-from weight_sync.errors import StagingError, WeightSyncError
+from weight_sync.errors import StagingError
 from weight_sync.manifest import Manifest
 from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.transports.filesystem import FilesystemTransport
@@ -95,7 +95,7 @@ class FaultyEngine:
 
 async def _close_dead(engine: VllmEngine) -> None:
     """End what is left of a killed engine, which takes vLLM a while."""
-    with suppress(ActorsError):
+    with suppress(HeadwayError):
         await engine.close()
 
 
@@ -266,7 +266,7 @@ async def measure_faults(model: Path, folder: Path, rounds: int) -> dict[str, li
                 await faults.all_serve_newest()
                 seconds.setdefault(name, []).append(time.perf_counter() - begin)
                 print(f"{name:30s} {seconds[name][-1]:7.2f} s", flush=True)
-    except (WeightSyncError, TimeoutError) as error:
+    except (HeadwayError, TimeoutError) as error:
         raise RunFailed(f"the engines did not recover: {error}") from error
     finally:
         await faults.close()

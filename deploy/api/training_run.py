@@ -24,9 +24,10 @@ from deploy.config.loader import load_recipe
 from deploy.config.messages import section_of
 from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, Interrupted, RunFailed
+from deploy.errors import Interrupted, RunFailed
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import resumed_recipe
+from headway.errors import InputError
 
 COMMAND = (sys.executable, "-P", "-c", "from deploy.cli import main; main()")
 INTERRUPTED = (Interrupted.exit_code, -signal.SIGINT)

@@ -33,11 +33,12 @@ from deploy.cli.runs import logs, ls, requeue, rollouts, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs
 from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
-from deploy.errors import InputError, Interrupted, exit_code_of, first_line
+from deploy.errors import Interrupted
 from deploy.runtime import session_process
 from deploy.runtime.output import open_standard_streams
 from deploy.runtime.safe_console import SafeConsole, echo, print_uncaught
 from deploy.runtime.signals import deferred, raise_interrupts
+from headway.errors import HeadwayError, InputError, first_line
 
 INTERRUPTED = Interrupted.exit_code
 """Exit code of a command that the user stopped; typer exits with it on KeyboardInterrupt."""
@@ -339,9 +340,9 @@ def _run_command() -> Any:
             sys.exit(INTERRUPTED)
         raise
     except Exception as error:
-        code = exit_code_of(error) or (1 if isinstance(error, OSError) else None)
-        if code is None:
+        if not isinstance(error, HeadwayError | OSError):
             raise
+        code = error.exit_code if isinstance(error, HeadwayError) else 1
         _print_error(str(error))
         session = session_process.session
         if session is not None and code != INTERRUPTED and session.may_pass(error):
@@ -352,7 +353,7 @@ def _run_command() -> Any:
 def _end_leftovers(run: Path) -> None:
     """End what a killed session of a run has left, unless another command has the run by now."""
     from deploy.cluster.cleanup import end_leftovers
-    from queues.runtime.file_lock import locked
+    from headway.file_lock import locked
 
     with suppress(OSError), locked(run / session_process.DRIVER_LOCK):
         end_leftovers(run)

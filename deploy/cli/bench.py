@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from deploy.cli.options import Command, WithoutFlagTypes
-from deploy.errors import InputError
+from headway.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = {
@@ -63,7 +63,7 @@ class Group(WithoutFlagTypes, TyperGroup):
         name = args[0]
         if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        from queues.runtime.nearest_name import nearest_name  # a user's `queues` may hide ours
+        from headway.nearest_name import nearest_name  # a user's `queues` may hide ours
 
         close = nearest_name(name, [*self.commands, *BENCHMARKS])
         benchmark = close in BENCHMARKS and close not in self.commands
@@ -87,7 +87,7 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
         InputError: There is no such benchmark, or it is not installed.
     """
     if name not in BENCHMARKS:
-        from queues.runtime.nearest_name import nearest
+        from headway.nearest_name import nearest
 
         names = sorted(BENCHMARKS)
         raise InputError(

@@ -32,9 +32,9 @@ def logs(
 ) -> None:
     """Print the output of a process of a run, live or ended, or list what there is."""
     from deploy.cluster.worker_logs import logs_of, newest_lines
-    from deploy.errors import InputError
     from deploy.storage.run_directory import RunDirectory
-    from queues.runtime.nearest_name import nearest
+    from headway.errors import InputError
+    from headway.nearest_name import nearest
 
     directory = RunDirectory.open(run, runs_dir)
     files = logs_of(directory)
@@ -111,8 +111,8 @@ def requeue(
     ] = [],  # noqa: B006
 ) -> None:
     """Put the failed prompts of a run back into its queue; then `headway resume` trains them."""
-    from deploy.errors import InputError
     from deploy.storage.run_directory import RunDirectory
+    from headway.errors import InputError
     from queues.readers.accounting import read_accounting
     from queues.storage.requeue import requeue as put_back
 

@@ -5,12 +5,12 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from deploy.errors import InputError
+from headway.errors import InputError
 
 INFORMING = ("--help", "--version", "--install-completion", "--show-completion")
 COMPLETION = "_HEADWAY_COMPLETE"
 """Environment variable that a shell sets when it asks for completions."""
-PACKAGES = ("actors", "learner", "queues", "weight_sync")
+PACKAGES = ("actors", "headway", "learner", "queues", "weight_sync")
 
 
 def only_informs(arguments: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.errors import InputError
+from headway.errors import InputError
 
 NAMES = ("my_task.toml", "my_task.py")
 NEXT_STEPS = """\

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
+from headway.errors import InputError
 
 if TYPE_CHECKING:
     from deploy.config.run_config import RunConfig
@@ -80,7 +81,7 @@ def resume(
     from deploy.runtime.console import Terminal
     from deploy.storage.recovery import from_backup
     from deploy.storage.run_directory import RunDirectory
-    from queues.runtime.disk_space import wait_for_space
+    from headway.full_disk import wait_for_space
     from queues.storage.backup import CURRENT
 
     terminal = Terminal()
@@ -150,7 +151,7 @@ def _train(
         from deploy import session
         from deploy.report.tables import show
         from deploy.runtime.console import log_to
-        from queues.runtime.disk_space import is_full
+        from headway.full_disk import is_full
         from weight_sync.transports.filesystem import claim
     _goes_on(directory)
     directory.logs.mkdir(exist_ok=True)

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from actors.config import ActorsConfig
 from deploy.config.run_config import RunConfig
+from headway.cpu_cores import parse_cores
 from learner.config.supervised import SupervisedConfig
-from queues.runtime.cpu_affinity import parse_cores
 
 
 def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:

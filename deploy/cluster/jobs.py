@@ -20,8 +20,9 @@ from typing import Any
 
 from deploy.cluster.versions import VARIABLE, of_submitter
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, Interrupted, RunFailed, first_line
-from queues.runtime.daemon_thread import run_in_daemon_thread
+from deploy.errors import Interrupted, RunFailed
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import InputError, first_line
 
 log = logging.getLogger(__name__)
 RECIPE = "recipe.toml"

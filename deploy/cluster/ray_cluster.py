@@ -23,9 +23,10 @@ from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RayletDied, RunFailed, first_line
+from deploy.errors import RayletDied, RunFailed
 from deploy.runtime.signals import deferred, without_hangups
-from queues.runtime.daemon_thread import run_in_daemon_thread
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import InputError, first_line
 
 NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from deploy.cluster.cleanup import private_folder_of
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import FILE
-from queues.runtime.clean_text import printable, without_secrets
+from headway.clean_text import printable, without_secrets
 
 log = logging.getLogger(__name__)
 ACTOR = b":actor_name:"

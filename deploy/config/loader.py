@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from deploy.config.messages import explain
 from deploy.config.presets import on_demo, preset_names, with_preset
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
+from headway.clean_text import PASSWORD, without_known_secrets, without_secrets
+from headway.errors import InputError
+from headway.nearest_name import nearest
 from learner.config.lora import with_stored_form
 from learner.config.optimizer import OptimizerConfig
-from queues.runtime.clean_text import PASSWORD, without_known_secrets, without_secrets
-from queues.runtime.nearest_name import nearest
 
 SHIPPED_RECIPES = Path(__file__).parents[1] / "recipes"
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from queues.runtime.nearest_name import nearest, nearest_name
+from headway.nearest_name import nearest, nearest_name
 
 ALLOWED = {
     "bool_type": "true or false, without quotes",

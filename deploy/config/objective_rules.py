@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from deploy.errors import InputError
+from headway.errors import InputError
 from learner.config.objective_rules import (
     behavior_comparison,
     corrects_off_policyness,

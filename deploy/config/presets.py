@@ -8,8 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import InputError
-from queues.runtime.nearest_name import nearest
+from headway.errors import InputError
+from headway.nearest_name import nearest
 
 PRESETS = Path(__file__).parents[1] / "recipes" / "presets"
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from deploy.errors import InputError
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:

@@ -23,13 +23,12 @@ from deploy.config.evaluation_schedule import EVALUATOR, evaluator
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.named_tasks import named
 from deploy.driver.run_context import RunContext
-from deploy.errors import InputError
 from deploy.storage import scaling
-from queues.errors import QueueClosed, QueuesError
+from headway import clock
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import HeadwayError, InputError
+from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
-from queues.runtime import clock
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from weight_sync.errors import WeightSyncError
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 ROLE = "actors"
@@ -293,7 +292,7 @@ class ActorFleet:
             return
         window = config.updated(actors={"count": engines}).flow.window
         assert window is not None, "`flow` fills it in"
-        with suppress(QueuesError, WeightSyncError):  # others notice that one is lost
+        with suppress(HeadwayError):  # others notice that one is lost
             await self._broker.resize(window)
             await self._broadcaster.resize(engines)
             self._resized = others

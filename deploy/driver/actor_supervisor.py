@@ -23,11 +23,12 @@ from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
-from deploy.errors import RunFailed, first_line
+from deploy.errors import RunFailed
 from deploy.observability.waits import ActorHealth
+from headway.errors import first_line
+from headway.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS, until_silent
 from queues.errors import QueueClosed
 from queues.records import Purpose
-from queues.runtime.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS, until_silent
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 
 HAND_OVER_SHARE = 0.6
@@ -162,8 +163,8 @@ class ActorSupervisor:
         Raises:
             RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
             RayError: The actor raised something that a new actor would raise too.
-            QueuesError: The broker is lost.
-            WeightSyncError: The broadcaster is lost.
+            HeadwayError: The broker is lost.
+            HeadwayError: The broadcaster is lost.
         """
         while not (self.given_up or self.left):
             self._working_since = None

@@ -17,9 +17,9 @@ from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.driver.recorder import show_scores
 from deploy.driver.run_context import RunContext
 from deploy.observability.trackers import Trackers
+from headway import clock
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
-from queues.runtime import clock
 
 if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient

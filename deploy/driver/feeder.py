@@ -9,10 +9,10 @@ from actors.sources.fingerprints import go_on
 from actors.sources.protocol import RestartableSource
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.errors import RunFailed
+from headway.daemon_thread import run_in_daemon_thread
 from queues.errors import QueueClosed
 from queues.protocols import PromptFeed
 from queues.records import Prompt
-from queues.runtime.daemon_thread import run_in_daemon_thread
 
 T = TypeVar("T")
 

@@ -20,13 +20,13 @@ from deploy.errors import RunFailed
 from deploy.observability.exporter import show_process
 from deploy.storage.recovery import find_checkpoint_of_live
 from deploy.storage.run_record import LEARNER
+from headway.daemon_thread import run_in_daemon_thread
+from headway.metrics import MetricsAccess
 from learner.errors import RankFailed
 from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_group import LearnerGroup
 from learner.ranks.spec import LearnerSpec
 from queues.ray_broker import BrokerClient
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 LOOK_SECONDS = 1.0
@@ -88,7 +88,7 @@ class LearnerSupervisor:
         """Load the policy in all ranks, again if one dies.
 
         Raises:
-            LearnerError: A rank raised something that a new one would raise too.
+            HeadwayError: A rank raised something that a new one would raise too.
             RunFailed: They died more often in a row than deploy.max_restarts.
         """
         try:
@@ -100,7 +100,7 @@ class LearnerSupervisor:
         """Train to the last version or to `stop`; to be called after `start`.
 
         Raises:
-            LearnerError: A rank raised something that a new one would raise too.
+            HeadwayError: A rank raised something that a new one would raise too.
             RunFailed: They died more often in a row than deploy.max_restarts.
             JournalError: The newest checkpoint is damaged, and groups after the one before are too.
         """

@@ -6,7 +6,8 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.errors import DeployError, RunFailed, exit_code_of, first_line
+from deploy.errors import Interrupted, RunFailed
+from headway.errors import HeadwayError, first_line
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -20,16 +21,15 @@ def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
 async def _explained(name: str, work: Awaitable[Any]) -> Any:
     try:
         return await work
-    except DeployError:
+    except (RunFailed, Interrupted):
         raise
     except RayActorError as error:
         raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
     except Exception as error:
         cause = (error.cause or error) if isinstance(error, RayTaskError) else error
-        code = exit_code_of(cause)
-        failure = RunFailed(f"{name}: {cause!r}" if code is None else f"{name}: {cause}")
-        failure.exit_code = code or 1  # type: ignore[misc]
-        raise failure from error
+        if isinstance(cause, HeadwayError):
+            raise RunFailed(f"{name}: {cause}", exit_code=cause.exit_code) from error
+        raise RunFailed(f"{name}: {cause!r}") from error
 
 
 async def all_or_first_error(

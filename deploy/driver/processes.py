@@ -25,12 +25,12 @@ from deploy.observability.exporter import metrics_access, show_process
 from deploy.runtime.session_process import DRIVER, is_again
 from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL
 from deploy.storage.sessions import earlier_sessions
+from headway import clock
+from headway.metrics import MetricsAccess
 from learner.ranks.ray_group import LearnerGroup, create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
-from queues.runtime import clock
-from queues.runtime.prometheus import MetricsAccess
 from weight_sync.ray_broadcaster import create_broadcaster
 
 

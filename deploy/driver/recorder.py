@@ -22,12 +22,12 @@ from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
 from deploy.storage.run_record import BROADCASTER, Record, Score
+from headway import clock
+from headway.daemon_thread import run_in_daemon_thread
+from headway.full_disk import is_full
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
 from queues.readers.recorded_batches import read_batch
-from queues.runtime import clock
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.disk_space import is_full
 
 T = TypeVar("T")
 

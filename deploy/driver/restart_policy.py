@@ -11,8 +11,8 @@ from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.runtime.restart_budget import SETTLED_SECONDS, RestartBudget
 from deploy.storage.run_record import RECOVERIES, RESTARTS
-from queues.runtime import clock
-from queues.runtime.daemon_thread import run_in_daemon_thread
+from headway import clock
+from headway.daemon_thread import run_in_daemon_thread
 
 WRITE_SECONDS = 10.0
 """Longest time that a restart, or a process that works again, waits for its record."""

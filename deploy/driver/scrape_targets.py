@@ -6,7 +6,7 @@ from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.processes import Processes
 from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.observability.exporter import is_loopback
-from queues.runtime.prometheus import MetricsAccess
+from headway.metrics import MetricsAccess
 
 
 class ScrapeTargets:

@@ -13,9 +13,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
-from deploy.errors import RunFailed, first_line
+from deploy.errors import RunFailed
+from headway.errors import first_line
+from headway.hang_detection import SILENT_SECONDS, until_silent
 from queues.errors import BrokerLostError
-from queues.runtime.hang_detection import SILENT_SECONDS, until_silent
 from weight_sync.errors import BroadcasterDied
 
 

@@ -18,11 +18,11 @@ from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import kv_cache_bytes
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, exit_code_of
 from deploy.memory.measure import Microbatch, measure
 from deploy.memory.predict import Capacity, Prediction, Sizes, described, gib, predict, refuse
 from deploy.memory.processes import GIB, EngineSizes, total
 from deploy.preflight.models import check_workers, find_model, model_path
+from headway.errors import HeadwayError, InputError
 from learner.model.logprobs import LogprobOptions
 
 
@@ -49,9 +49,7 @@ def check_memory(config: RunConfig, console: Console) -> Predicted | None:
         path = find_model(config.model.path) if config.model.path else model_path(config)
         longest = longest_sequence(config, path)
         sizes = _measure(config, path, longest)
-    except Exception as error:
-        if exit_code_of(error) is None:
-            raise
+    except HeadwayError as error:
         console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
         return None
     check_workers(config, path)

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actors.engines.model_folder import configuration
-from deploy.errors import InputError
 from deploy.memory.processes import ModelSizes
+from headway.errors import InputError
 from learner.config.lora import LoraConfig
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions, chunked_logprobs

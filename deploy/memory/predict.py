@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from deploy.config.devices import left_on_cards
 from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.memory.processes import (
     DRIVER_BASE,
     GIB,
@@ -27,6 +26,7 @@ from deploy.memory.processes import (
     wire_bytes,
 )
 from deploy.preflight.disk_space import TOKEN_BYTES, parameter_bytes, stepped_bytes
+from headway.errors import InputError
 
 EPSILON = 1e-6
 """Rounding of shares of a GPU."""

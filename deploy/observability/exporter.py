@@ -21,10 +21,10 @@ from prometheus_client.registry import Collector
 from deploy.config.deploy_config import DeployConfig
 from deploy.config.evaluation_schedule import evaluator
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
-from queues.runtime.atomic_file import atomic_file
-from queues.runtime.daemon_thread import run_in_daemon_thread
-from queues.runtime.prometheus import (
+from headway.atomic_file import atomic_file
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import InputError
+from headway.metrics import (
     TOKEN_VARIABLE,
     MetricsAccess,
     MetricsServer,

@@ -14,15 +14,15 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from actors.bounded_http import Answer, BadAnswer, ask
-from deploy.errors import InputError
 from deploy.observability.exporter import FILE
 from deploy.observability.top_model import Event, Interval, Moment, Samples, parse
 from deploy.observability.top_view import EVENTS, screen
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory, RunMissing
 from deploy.storage.run_record import RECOVERIES, RESTARTS, Row
-from queues.runtime import clock
-from queues.runtime.prometheus import TOKEN_VARIABLE
+from headway import clock
+from headway.errors import InputError
+from headway.metrics import TOKEN_VARIABLE
 
 ANSWER_SECONDS = 3.0
 """Deadline of one process."""

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.clean_text import printable, without_secrets
 from queues.records import Payload, Rollout
-from queues.runtime.clean_text import printable, without_secrets
 from queues.schema import decode
 
 FILE = "samples.jsonl"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from deploy.errors import InputError
+from headway.errors import InputError
 
 TOKENS = "headway_tokens_generated_total"
 Samples = Sequence[Sample]

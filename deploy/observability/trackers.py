@@ -21,10 +21,10 @@ from uuid import uuid4
 
 from deploy.config.changes import differing
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.observability.samples import Sample, heading, text_of
-from queues.runtime import clock
-from queues.runtime.atomic_file import atomic_file
+from headway import clock
+from headway.atomic_file import atomic_file
+from headway.errors import InputError
 
 AXIS = "policy_version"
 """Name of the version among W&B's figures."""

@@ -25,11 +25,11 @@ from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Wait
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import LEARNER, Record
+from headway import clock
+from headway.atomic_file import atomic_file
+from headway.daemon_thread import run_in_daemon_thread
+from headway.errors import HeadwayError
 from queues.broker.status import BrokerStatus
-from queues.errors import QueuesError
-from queues.runtime import clock
-from queues.runtime.atomic_file import atomic_file
-from queues.runtime.daemon_thread import run_in_daemon_thread
 from weight_sync.progress import allowance
 
 LOOK_SECONDS = 4.0
@@ -213,7 +213,7 @@ class Watchdog:
         )
 
     async def _ask_broker(self) -> BrokerStatus | None:
-        with suppress(TimeoutError, QueuesError):
+        with suppress(TimeoutError, HeadwayError):
             return await asyncio.wait_for(self._run.status(), self._probes.answer_seconds)
         return None
 

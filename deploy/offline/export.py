@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from deploy.errors import InputError
 from deploy.storage.atomic_folder import atomic_folder
 from deploy.storage.recovery import examine
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
+from headway.folder_checksums import FILE_NAME
 from queues.readers.checkpoints import newest_checkpoint
-from queues.runtime.folder_checksums import FILE_NAME
 
 EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json", FILE_NAME)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from actors.sources.hub_dataset import DatasetOptions, dataset_rows
-from deploy.errors import InputError, exit_code_of
-from queues.runtime.atomic_file import atomic_file
+from headway.atomic_file import atomic_file
+from headway.errors import HeadwayError, InputError
 
 NAME = "openai/gsm8k"
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
@@ -61,8 +61,6 @@ def rows_of(split: str) -> Iterator[Mapping[str, str]]:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except Exception as error:
-        if (code := exit_code_of(error)) is None:
-            raise
+    except HeadwayError as error:
         sys.stderr.write(f"headway: {error}\n")
-        sys.exit(code)
+        sys.exit(error.exit_code)

@@ -20,11 +20,11 @@ from rich.table import Table
 
 from actors.engines.model_folder import context_length
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import earlier_sessions, recipe_at
+from headway.errors import InputError
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import read_batches
@@ -153,8 +153,8 @@ def _in_this_process(
     """Train with one rank in this thread, on the learner's cores."""
     import torch
 
+    from headway.cpu_cores import bind_process
     from learner.ranks.rank import Rank
-    from queues.runtime.cpu_affinity import bind_process
     from weight_sync.publish.snapshot import Snapshot, wire_dtype
 
     if (cores := spec.config.cores_of_rank(0)) is not None:

@@ -19,15 +19,16 @@ from actors.sources.examples import PREFERENCES, Example, load_examples, without
 from actors.sources.rows import plain_text
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
 from deploy.preflight.models import check_adapter, find_model, model_path
 from deploy.preflight.provenance import reward_model_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
+from headway.cpu_cores import usable_cores
+from headway.errors import InputError
 from learner.config.supervised import RewardTrainingConfig
-from queues.runtime.cpu_affinity import usable_cores
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,10 +1,10 @@
 """Reads the rollouts of a trained batch as text, for `headway rollouts`."""
 
 from actors.engines.model_folder import load_tokenizer
-from deploy.errors import InputError
 from deploy.observability.samples import Sample, decode_samples
 from deploy.preflight.models import model_path
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.recorded_batches import read_batch

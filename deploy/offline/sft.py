@@ -11,7 +11,6 @@ from actors.engines.model_folder import check_model, context_length, end_ids, lo
 from actors.environments.protocol import Message
 from actors.environments.registry import load_environment, shipped_opening
 from actors.environments.single_turn import conversation
-from actors.errors import InputError as ActorsInputError
 from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.demonstrations import DemonstrationRenderer, Tokens
@@ -21,17 +20,17 @@ from actors.sources.rows import plain_text
 from actors.user_code import call, where_raised
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
 from deploy.preflight.models import check_adapter, find_model
 from deploy.preflight.provenance import warm_start_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
+from headway.cpu_cores import usable_cores
+from headway.errors import InputError
 from learner.config.supervised import SftConfig
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from queues.records import Prompt
-from queues.runtime.cpu_affinity import usable_cores
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
@@ -119,7 +118,7 @@ class Demonstrations:
                 tokens = self._render.pair(messages, reply)
             else:
                 tokens = self._render.conversation(messages, reply)
-        except (PromptRefused, ActorsInputError) as error:
+        except (PromptRefused, InputError) as error:
             raise InputError(f"sft.demonstrations: {error}") from None
         if len(tokens[0]) > self._context:
             raise InputError(

@@ -20,8 +20,9 @@ from actors.errors import EngineDied, RolloutFailed
 from actors.rewards.learned import TextScorer
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
+from headway.errors import InputError
 from learner.config.learner import ModelConfig
 from queues.records import Lease, Prompt, Purpose, Rollout
 

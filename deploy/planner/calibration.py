@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.report.report import read_batches
 from deploy.report.summary import WARM_UP, successful_updates
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from queues.readers.group_history import GroupTimes, last_lease, read_history
 from weight_sync.announcements import WeightUpdateReport
@@ -66,7 +66,7 @@ def read_rates(directory: RunDirectory) -> Measured:
 
     Raises:
         InputError: It has trained too few batches while groups were leased.
-        QueuesError: Its ledger or journal cannot be read.
+        HeadwayError: Its ledger or journal cannot be read.
     """
     every = read_batches(directory)
     session = every[-1].times.session_started_at if every else None

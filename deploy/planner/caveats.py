@@ -6,8 +6,8 @@ from pathlib import Path
 
 from actors.engines.model_folder import read_description
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.planner.calibration import Measured
+from headway.errors import InputError
 from learner.config.learner import ModelConfig
 
 LEAST_EXPLAINED = 0.5

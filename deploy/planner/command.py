@@ -11,13 +11,13 @@ from rich.table import Table
 
 from deploy.config.objective_rules import hardly_trains
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model
 from deploy.planner.predict import Prospect, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import simulate
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 
 NEEDED = ("tokens", "rollout_rate", "engine_rate", "train_rate")
 """Fields of `PlanInputs` that have to be given where no run is."""

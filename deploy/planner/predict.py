@@ -10,10 +10,10 @@ from itertools import pairwise
 from math import exp
 
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.planner.rates import LearnerRates, Rates
 from deploy.planner.simulator import Outcome, Setting, simulate
 from deploy.report.summary import WARM_UP
+from headway.errors import InputError
 from queues.config import RunSpec
 
 ROLLOUTS = 20_000

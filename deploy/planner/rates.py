@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, pstdev
 from typing import Any, Self
 
-from deploy.errors import InputError
+from headway.errors import InputError
 
 SAMPLED_GROUPS = 512
 """Number of groups whose lengths are drawn where only their distribution is given."""

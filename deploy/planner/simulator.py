@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, count, cycle, islice
 
-from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, Rates
 from deploy.report.summary import WARM_UP
+from headway.errors import InputError
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import BatchRecord, Lease, Prompt, Summary, rollouts_at_once

@@ -15,7 +15,7 @@ import psutil
 from rich.filesize import decimal
 
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
+from headway.errors import InputError
 from learner.config.learner import LearnerConfig
 
 NETWORK = frozenset(

@@ -25,7 +25,6 @@ from actors.sources.registry import load_source
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, exit_code_of
 from deploy.observability import trackers
 from deploy.preflight.disk_space import check_free_space
 from deploy.preflight.machine import check_machine
@@ -40,10 +39,11 @@ from deploy.preflight.models import (
 from deploy.preflight.provenance import fingerprint_of_model
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import read_sessions
+from headway.errors import HeadwayError, InputError
+from headway.output_limits import limited_output
 from queues.policy.prompt_retirement import split
 from queues.readers.issued_prompts import heldout_problems, stored_cursor
 from queues.records import Prompt
-from queues.runtime.output_limits import limited_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +286,9 @@ def _check_objective(config: RunConfig) -> None:
 
     try:
         traits = check_objective(config.objective)
+    except HeadwayError:
+        raise
     except Exception as error:
-        if exit_code_of(error) is not None:
-            raise
         chosen = config.learner
         raise InputError(
             f"learner.advantage = {chosen.advantage!r}, loss = {chosen.loss!r} and correction = "

@@ -6,11 +6,11 @@ import socket
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
-from deploy.errors import InputError
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
 from deploy.preflight.disk_space import check_other_dirs, check_runs_dir
-from queues.runtime.cpu_affinity import parse_cores
+from headway.cpu_cores import parse_cores
+from headway.errors import InputError
 from weight_sync.open_files import RAISE_LIMIT, allow_open_files
 
 DESCRIPTORS = 256

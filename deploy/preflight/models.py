@@ -6,7 +6,6 @@ from pathlib import Path
 
 from actors.engines.model_folder import attention_heads, describe, parallel_sizes, weight_shapes
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.preflight.provenance import (
     refuse_another_origin,
     refuse_other_files,
@@ -14,6 +13,7 @@ from deploy.preflight.provenance import (
     same_warm_starts,
     warm_start_origin,
 )
+from headway.errors import InputError
 from learner.config.lora import LoraConfig, check_form, stored_form
 
 SFT_ANEW = "run `headway sft --replace` with the same recipe and settings, or choose another name"

@@ -16,11 +16,11 @@ import psutil
 from actors.sources.fingerprints import of_files
 from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.runtime import machine
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from headway import clock
+from headway.errors import InputError
 from learner.config.lora import WEIGHTS_FILE, LoraConfig
-from queues.runtime import clock
 from weight_sync.base_model import fingerprint
 
 FILES = "files"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from deploy.report.elapsed import resumptions, version_seconds
 from deploy.report.summary import successful_updates
 from deploy.storage.run_record import Record
+from headway.clean_text import printable
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from queues.readers.selection_bias import FATES, BiasReport
-from queues.runtime.clean_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.config.changes import differing
-from deploy.errors import InputError
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
 from deploy.report.elapsed import resumptions
@@ -19,12 +18,13 @@ from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from deploy.storage.sessions import read_sessions, settings
+from headway import clock
+from headway.atomic_file import atomic_file
+from headway.clean_text import printable
+from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import report_bias
-from queues.runtime import clock
-from queues.runtime.atomic_file import atomic_file
-from queues.runtime.clean_text import printable
 from weight_sync.announcements import WeightUpdateReport
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
 
     Raises:
         InputError: A run has trained no batch yet, or there are more than MOST.
-        QueuesError: A ledger or a journal cannot be read.
+        HeadwayError: A ledger or a journal cannot be read.
     """
     directories = [directory, *others]
     if len(directories) > MOST:

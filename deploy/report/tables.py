@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Score
+from headway.errors import InputError
 from queues.readers.accounting import Accounting, FailedPrompt
 from queues.readers.selection_bias import BiasReport
 

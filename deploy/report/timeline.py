@@ -74,7 +74,7 @@ def read_timeline(directory: RunDirectory, record: Record) -> Timeline:
     """Read the timeline of the first STEPS batches after the warm-up, of at least one batch.
 
     Raises:
-        QueuesError: The ledger or the journal cannot be read.
+        HeadwayError: The ledger or the journal cannot be read.
     """
     shown = window(record.batches, STEPS)
     last = shown[-1].version + record.max_staleness + 1

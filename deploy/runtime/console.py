@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from deploy.errors import InputError, Interrupted, exit_code_of
+from deploy.errors import Interrupted
 from deploy.runtime.safe_console import CleanFormatter, SafeConsole, clean
+from headway.errors import HeadwayError, InputError
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines of progress where there is no terminal."""
@@ -68,7 +69,8 @@ def log_to(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        by_user = exit_code_of(error) in (InputError.exit_code, Interrupted.exit_code)
+        code = error.exit_code if isinstance(error, HeadwayError) else None
+        by_user = code in (InputError.exit_code, Interrupted.exit_code)
         if by_user or isinstance(error, KeyboardInterrupt):
             ended, trace = str(error) or "stopped by the user", None
         else:

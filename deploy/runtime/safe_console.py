@@ -16,7 +16,7 @@ from deploy.runtime.output import tolerant
 
 def clean(text: str) -> str:
     """Return a text for a terminal or a log."""
-    from queues.runtime.clean_text import printable, without_secrets  # after `check_not_shadowed`
+    from headway.clean_text import printable, without_secrets  # after `check_not_shadowed`
 
     return printable(without_secrets(text))
 

@@ -311,7 +311,7 @@ class Parent:
             os._exit(1)
         if self._is_resumed and not self._is_held:
             # Not before it is known that no folder of the user shadows the package.
-            from queues.runtime.file_lock import MAKE, take
+            from headway.file_lock import MAKE, take
 
             with suppress(OSError):
                 take(os.open(Path(self._again[-1]) / PARENT_LOCK, MAKE, 0o666))

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from deploy.errors import InputError
 from deploy.runtime.signals import deferred
-from queues.runtime.atomic_file import sync_path, sync_tree
-from queues.runtime.file_lock import is_held, locked
+from headway.atomic_file import sync_path, sync_tree
+from headway.errors import InputError
+from headway.file_lock import is_held, locked
 
 ORIGIN_FILE = "origin.json"
 """File in the folder of a warm start or of reward models with the settings of its making; who uses

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from deploy.storage.run_directory import RunDirectory
-from queues.runtime.disk_space import is_full
+from headway.full_disk import is_full
 
 
 class JsonlWriter:

@@ -10,8 +10,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import InputError
 from deploy.storage.run_directory import DAMAGED, RunDirectory
+from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
 

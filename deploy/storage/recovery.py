@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.storage.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
+from headway.errors import InputError
+from headway.folder_checksums import damage_of
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import recorded_checkpoints
 from queues.readers.lost_groups import lost_groups
-from queues.runtime.folder_checksums import damage_of
 from queues.storage.backup import CURRENT, check_backup, read_current, restore
 from queues.storage.ledger_schema import JOURNAL_NAME
 from queues.storage.salvage import forget_checkpoints

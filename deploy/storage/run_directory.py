@@ -26,16 +26,16 @@ import xxhash
 from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, exit_code_of
 from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
+from headway.atomic_file import atomic_file, sync_path
+from headway.clean_text import without_secrets_in
+from headway.errors import InputError, is_bad_input
+from headway.file_lock import is_at, is_held, locked
+from headway.nearest_name import nearest
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open
-from queues.runtime.atomic_file import atomic_file, sync_path
-from queues.runtime.clean_text import without_secrets_in
-from queues.runtime.file_lock import is_at, is_held, locked
-from queues.runtime.nearest_name import nearest
 from queues.storage.backup import is_taken_over
 
 CHECKSUM = "checksum"
@@ -97,7 +97,7 @@ class RunDirectory:
             try:
                 yield
             except BaseException as error:
-                if exit_code_of(error) == InputError.exit_code and self.trained_nothing():
+                if is_bad_input(error) and self.trained_nothing():
                     self._discard(descriptor)
                 raise
             finally:

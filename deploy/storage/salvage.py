@@ -9,16 +9,16 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
-from deploy.errors import InputError
 from deploy.storage.mending import Say, mend_rows, set_aside
 from deploy.storage.recovery import examine, give_up, named_backup, unknown_checkpoints
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
+from headway.errors import InputError
+from headway.folder_checksums import damage_of
 from queues.errors import LedgerError
 from queues.readers.accounting import read_batches
 from queues.readers.lost_groups import LostGroup, lost_groups
 from queues.readers.open_run import open_ledger
-from queues.runtime.folder_checksums import damage_of
 from queues.storage.salvage import GivenUp
 from queues.storage.salvage import salvage as take_back
 

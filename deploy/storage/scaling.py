@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import InputError
 from deploy.storage.run_directory import DAMAGED, RunDirectory
-from queues.runtime.atomic_file import atomic_file
+from headway.atomic_file import atomic_file
+from headway.errors import InputError
 
 FILE = "scalings.jsonl"
 """Every change of the number of actors that was asked for, with the reason if it was refused."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from deploy.config.changes import Change, changes, refusal
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from learner.ranks.spec import EarlierSession
 from queues.readers.open_run import open_ledger
 from queues.storage.ledger_schema import sessions_of

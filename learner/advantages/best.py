@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS, Estimate
-from learner.errors import InputError
 
 
 @ESTIMATORS.built_in("best_of_n")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
+from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS, Estimate
-from learner.errors import InputError
 
 
 @ESTIMATORS.built_in("gdpo")

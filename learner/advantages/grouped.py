@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from learner.errors import InputError
+from headway.errors import InputError
 from queues.policy.dynamic_sampling import TIE
 
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS
-from learner.errors import InputError
 from queues.policy.dynamic_sampling import TIE
 
 

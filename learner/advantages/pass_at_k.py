@@ -5,9 +5,9 @@ from math import comb
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS
-from learner.errors import InputError
 
 
 @ESTIMATORS.built_in("pass_at_k")

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.config.traits import ADVANTAGE_NEEDS, ADVANTAGE_TRAITS, AdvantageTraits
-from learner.errors import InputError, TrainingDiverged
+from learner.errors import TrainingDiverged
 from learner.registry import Registered, Registry, options_of, refuse_unknown_options
 
 

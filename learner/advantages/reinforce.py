@@ -4,9 +4,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import ESTIMATORS
-from learner.errors import InputError
 
 
 @ESTIMATORS.built_in("reinforce")

@@ -6,8 +6,8 @@ Pure functions; index t belongs to token t, and a value is that of the state bef
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import all_tied, check_shapes
-from learner.errors import InputError
 
 EPSILON = 1e-8
 """Added to the variance of what is whitened, under the root."""

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.errors import HeadwayError
 from learner.advantages import Advantages
 from learner.advantages.grouped import GroupedRewards
 from learner.batch.token_weights import token_weights
-from learner.errors import LearnerError
 from queues.records import FinishReason, Rollout, RolloutGroup
 
 
@@ -264,12 +264,12 @@ def read_batch(
             that is not in it, or whose reward is None, has none.
 
     Raises:
-        LearnerError: No rollouts, or one whose first token counts as sampled: a model gives no
+        HeadwayError: No rollouts, or one whose first token counts as sampled: a model gives no
             probability to the first token of a sequence.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
-        raise LearnerError("a batch without rollouts cannot be trained")
+        raise HeadwayError("a batch without rollouts cannot be trained")
     _check(groups)
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     group_index = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts])
@@ -344,7 +344,7 @@ def _check(groups: Sequence[RolloutGroup]) -> None:
     for group in groups:
         for rollout in group.rollouts:
             if not len(rollout.loss_mask) or rollout.loss_mask[0]:
-                raise LearnerError(
+                raise HeadwayError(
                     f"group {group.group_id}, sample {rollout.sample_index}: a rollout must begin "
                     "with at least one prompt token, which is not sampled"
                 )

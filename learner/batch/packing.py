@@ -4,7 +4,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from learner.errors import InputError
+from headway.errors import InputError
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

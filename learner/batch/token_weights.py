@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from learner.errors import InputError
+from headway.errors import InputError
 
 Mode = Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
 

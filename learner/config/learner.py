@@ -7,10 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from headway.cpu_cores import Cores, parse_cores
 from learner.config.lora import LoraConfig, check_lora
 from learner.config.objective import ObjectiveConfig
 from learner.config.optimizer import Dtype, OptimizerConfig, Section, check_deepspeed
-from queues.runtime.cpu_affinity import Cores, parse_cores
 
 
 class TinyModelConfig(Section):

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from headway.errors import InputError
 from learner.config.optimizer import OptimizerConfig, Section
-from learner.errors import InputError
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 IRRELEVANT = frozenset({

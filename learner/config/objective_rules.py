@@ -6,8 +6,8 @@ checks them again with those of all functions, loaded (`learner.objective.checks
 
 from typing import TYPE_CHECKING
 
+from headway.errors import InputError
 from learner.config.traits import REJECTIONS, WEIGHTS, AdvantageTraits, LossTraits, ObjectiveTraits
-from learner.errors import InputError
 
 if TYPE_CHECKING:
     from learner.config.objective import ObjectiveConfig

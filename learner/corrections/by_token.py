@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.corrections.registry import CORRECTIONS, Correction, kept, outside_band, unweighted
-from learner.errors import InputError
 from learner.losses.loss_inputs import LossInputs
 
 

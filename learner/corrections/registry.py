@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.config.traits import CORRECTION_TRAITS, CorrectionTraits
-from learner.errors import InputError
 from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs, count_outside
 from learner.registry import Registered, Registry, options_of, refuse_unknown_options

@@ -2,8 +2,8 @@
 
 import torch
 
+from headway.errors import InputError
 from learner.corrections.registry import CORRECTIONS, Correction, unweighted
-from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.kl import kl_penalty
 from learner.losses.loss_inputs import LossInputs

@@ -8,8 +8,8 @@ import json
 import os
 from collections.abc import Sequence
 
+from headway import clock
 from queues.records import RolloutGroup
-from queues.runtime import clock
 
 VARIABLE = "HEADWAY_TRAINED_LOG"
 """Environment variable of rank 0 that names the file to append to."""

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import Store
 
+from headway import clock, folder_checksums
+from headway.atomic_file import sync_path, sync_tree
+from headway.errors import InputError
 from learner.disk_wait import make_folder, write_text
 from learner.engine.protocol import TrainEngine, ValueEngine
-from learner.errors import InputError
 from learner.model.reference import Reference
-from queues.runtime import clock, folder_checksums
-from queues.runtime.atomic_file import sync_path, sync_tree
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE
 from learner.disk_wait import write_text, write_whole
 from learner.engine.tensor_parts import in_files
-from learner.errors import InputError
 from learner.model import lora
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.disk_wait import make_folder, write_whole
-from learner.errors import InputError
 
 FILE_BYTES = 2**30
 """Bytes of one file, at least one part; so much is copied from a GPU while it is written."""

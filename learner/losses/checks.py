@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 
-from learner.errors import InputError
+from headway.errors import InputError
 
 
 def require_one_of(what: str, value: str, allowed: Collection[str]) -> None:

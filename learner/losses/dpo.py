@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
 from learner.losses.registry import LOSSES

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import check_shapes
-from learner.errors import InputError
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to ± this before `exp`; the clamp stops the gradient outside."""

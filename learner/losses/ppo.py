@@ -6,7 +6,7 @@ Schulman et al. 2017 (arXiv 1707.06347, eq. 7); dual clip: Ye et al. 2019 (arXiv
 import torch
 from torch import Tensor
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
 from learner.losses.registry import LOSSES
 

@@ -6,7 +6,7 @@ Importance weights never multiply them. KL terms are in `learner.losses.kl`.
 import torch
 from torch import Tensor
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.losses.checks import require_finite
 from learner.losses.loss_inputs import LossInputs, TokenLoss
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages.grouped import check_shapes
-from learner.errors import InputError
 
 
 def value_loss(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model.logprobs import bend
 from learner.model.packed_attention import NAME, plain_attention
 from learner.model.policy import Policy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from learner.errors import InputError
+from headway.errors import InputError
 
 WORDS_AT_A_TIME = 8192
 """Rows of the head that a float32 head holds in float32 at a time."""

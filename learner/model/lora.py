@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from headway.errors import InputError
 from learner.config.lora import WEIGHTS_FILE, LoraConfig, check_form, stored_form
-from learner.errors import InputError
 from weight_sync.adapter import PREFIX, A, B, factor_name, merge
 from weight_sync.base_model import fingerprint_of_weights
 

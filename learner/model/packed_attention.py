@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from learner.errors import InputError
+from headway.errors import InputError
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headway.errors import InputError
 from learner.config.learner import TinyModelConfig
-from learner.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from learner.model.packed_attention import attend_packed, hidden_states
 from learner.model.rope import pin_rope

@@ -8,7 +8,7 @@ context is longer than the one of the first training, and the short ones otherwi
 import math
 from typing import Any
 
-from learner.errors import InputError
+from headway.errors import InputError
 
 PINNED = "pinned"
 """Type of rope whose frequencies transformers does not change."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model.packed_attention import hidden_states
 from learner.model.policy import prepare, quiet
 

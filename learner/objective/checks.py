@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.advantages import ESTIMATORS, estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.token_weights import token_weights
@@ -12,7 +13,6 @@ from learner.config.objective import ObjectiveConfig
 from learner.config.objective_rules import check_traits
 from learner.config.traits import ObjectiveTraits
 from learner.corrections import CORRECTIONS, importance_weights
-from learner.errors import InputError
 from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
 from learner.registry import options_of, refuse_unknown_options, refuse_wrong_options
 

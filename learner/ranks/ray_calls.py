@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
+from headway.errors import HeadwayError
 from learner.errors import RankFailed
 
 CONNECTION_TEXTS = (
@@ -36,18 +37,17 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
     """Translate a rank's death, or the error it raised, into an error with its number."""
     if not isinstance(error, RayTaskError):
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        failed = RankFailed(f"rank {rank} died: {lines[0]}")
-        failed.died = True
-        return failed
+        return RankFailed(f"rank {rank} died: {lines[0]}", died=True)
     cause: Any = error.cause or error
     if isinstance(cause, RankFailed):
         return cause
-    ours = hasattr(cause, "exit_code")
-    failed = RankFailed(f"rank {rank}: {cause if ours else repr(cause)}")
-    failed.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
-    failed.died = _is_of_device(cause)
-    failed.is_root_cause = ours or not _is_lost_connection(cause)
-    return failed
+    ours = isinstance(cause, HeadwayError)
+    return RankFailed(
+        f"rank {rank}: {cause if ours else repr(cause)}",
+        exit_code=cause.exit_code if ours else 1,
+        died=_is_of_device(cause),
+        is_root_cause=ours or not _is_lost_connection(cause),
+    )
 
 
 def _is_of_device(error: Any) -> bool:

@@ -18,17 +18,17 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from learner.errors import RankFailed
-from learner.ranks.ray_calls import call_rank
-from learner.ranks.ray_rank import RankActor
-from learner.ranks.spec import LearnerSpec, environment
-from queues.runtime.hang_detection import (
+from headway.hang_detection import (
     LOADING_SILENT_SECONDS,
     PING_SECONDS,
     SILENT_SECONDS,
     until_silent,
 )
-from queues.runtime.prometheus import MetricsAccess
+from headway.metrics import MetricsAccess
+from learner.errors import RankFailed
+from learner.ranks.ray_calls import call_rank
+from learner.ranks.ray_rank import RankActor
+from learner.ranks.spec import LearnerSpec, environment
 
 GRACE_SECONDS = 5.0
 """Time that a lost connection waits for the death that explains it."""
@@ -62,7 +62,7 @@ class LearnerGroup:
         """Load the policy in all ranks at once.
 
         Raises:
-            LearnerError: A rank died, hangs or cannot be loaded; see `RankFailed`.
+            HeadwayError: A rank died, hangs or cannot be loaded; see `RankFailed`.
         """
         address = None
         if len(self._ranks) > 1:
@@ -78,7 +78,7 @@ class LearnerGroup:
             The version reached; its weights are published and its checkpoint is committed.
 
         Raises:
-            LearnerError: A rank died, raised or does not answer; the others are ended.
+            HeadwayError: A rank died, raised or does not answer; the others are ended.
         """
         leader, *followers = self._ranks
         running = leader.run.remote(followers, broker, broadcaster)
@@ -102,9 +102,11 @@ class LearnerGroup:
             await call_rank(number, rank.paused.remote())
 
         await until_silent(ping, silent_seconds, interval=self._ping_seconds)
-        failed = RankFailed(f"rank {number} hangs: no answer in {silent_seconds:g} s")
-        failed.died, failed.silent_seconds = True, silent_seconds
-        raise failed
+        raise RankFailed(
+            f"rank {number} hangs: no answer in {silent_seconds:g} s",
+            died=True,
+            silent_seconds=silent_seconds,
+        )
 
     async def _hear_loading(self, number: int, rank: Any) -> None:
         """Ask a rank that loads, from its first answer on, and raise RankFailed once it hangs."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import ray
 
+from headway import clock
 from learner.diagnostics.batch_report import BatchReport
 from learner.disk_wait import wait_for_space
 from learner.engine import checkpoint
 from learner.ranks.rank import Rank
 from learner.ranks.ray_calls import call_rank
 from queues.records import Payload
-from queues.runtime import clock
 from queues.schema import to_arrays
 from weight_sync.publish.background_publisher import BackgroundPublisher
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
 import ray
 
+from headway.cpu_cores import bind_process
+from headway.errors import HeadwayError
+from headway.metrics import MetricsAccess, public_address, serve
+from headway.output_limits import keep_logs_small
+from headway.ray_process import keep_title
 from learner import disk_wait
 from learner.diagnostics.batch_report import TrainedBatch
-from learner.errors import LearnerError
 from learner.ranks.spec import LearnerSpec
-from queues.runtime.cpu_affinity import bind_process
-from queues.runtime.output_limits import keep_logs_small
-from queues.runtime.prometheus import MetricsAccess, public_address, serve
-from queues.runtime.ray_process_title import keep_title
 from weight_sync.open_files import allow_open_files
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class RankActor:
         Published weights are kept until this process ends, so that actors can still take them.
 
         Raises:
-            LearnerError: The loaded weights are not those of `spec.version`.
+            HeadwayError: The loaded weights are not those of `spec.version`.
         """
         from learner.engine.checkpoint import ADAPTER_ALONE
         from learner.learner import Learner
@@ -108,7 +108,7 @@ class RankActor:
 
         spec, state = self._spec, self._rank.state
         if spec.version != (state.version if state else 0):
-            raise LearnerError(
+            raise HeadwayError(
                 f"training was to go on at version {spec.version}, but the weights are those of "
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )

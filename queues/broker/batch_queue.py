@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from headway import clock
+from headway.errors import InputError
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.broker.retention import Retention
-from queues.errors import InputError
 from queues.protocols import BatchQueue
 from queues.readers.accounting import require_balanced
 from queues.records import Batch, BatchRecord
-from queues.runtime import clock
 from queues.state.broker_state import BrokerState
 from queues.state.groups import FILTERED, OVERDUE
 from queues.storage.journal import Location, read_group

@@ -21,6 +21,7 @@ then is the caller answered. So a broker that is killed at any moment continues 
 from dataclasses import replace
 from pathlib import Path
 
+from headway.file_lock import TEST_SECONDS
 from queues.broker.batch_queue import BrokerBatchQueue
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.broker.prompt_feed import BrokerPromptFeed
@@ -30,7 +31,6 @@ from queues.broker.status import BrokerStatus, status_of
 from queues.broker.work_queue import BrokerWorkQueue
 from queues.config import QueuesConfig, RunSpec
 from queues.readers.accounting import Accounting, account
-from queues.runtime.file_lock import TEST_SECONDS
 from queues.state.broker_state import BrokerState
 from queues.storage.backup import Backup, check_backup
 from queues.storage.journal import Journal

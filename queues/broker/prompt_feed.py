@@ -4,8 +4,9 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from headway.errors import InputError
 from queues.broker.commit_pipeline import CommitPipeline
-from queues.errors import InputError, ProtocolError, QueueClosed
+from queues.errors import ProtocolError, QueueClosed
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
 from queues.state.evaluations import EvaluationRun

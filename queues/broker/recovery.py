@@ -12,11 +12,11 @@ leases have a whole term to claim them by a heartbeat or a result.
 import json
 import time
 
-from queues.errors import InputError
+from headway import clock
+from headway.errors import InputError
 from queues.policy.admission import feasible
 from queues.readers.accounting import require_balanced
 from queues.records import BatchRecord, Purpose
-from queues.runtime import clock
 from queues.state.broker_state import BATCHES_KEPT, BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State

@@ -5,11 +5,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from headway.errors import HeadwayError
 from queues import schema
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.broker.long_polls import LongPolls
 from queues.broker.retention import Retention
-from queues.errors import ProtocolError, QueuesError, SchemaError
+from queues.errors import ProtocolError, SchemaError
 from queues.records import Payload, PutStatus, Summary
 from queues.state.groups import Group, State
 from queues.storage.journal import Location
@@ -19,7 +20,7 @@ BATCH_BYTES = 2**20
 Put = tuple[str, Payload]
 """Engine id and payload."""
 Results = list[Summary | SchemaError]
-Change = Callable[[], PutStatus | QueuesError]
+Change = Callable[[], PutStatus | HeadwayError]
 
 
 class PayloadBatching:
@@ -78,7 +79,7 @@ class ResultIntake:
         self._payloads = payloads
         self._retention = retention
 
-    async def put_many(self, puts: Sequence[Put]) -> list[PutStatus | QueuesError]:
+    async def put_many(self, puts: Sequence[Put]) -> list[PutStatus | HeadwayError]:
         """Return for each put what `WorkQueue.put` returns or raises.
 
         Puts are decided in their order, once their payloads are in the journal, and their rows are
@@ -152,7 +153,7 @@ class ResultIntake:
 
         return record
 
-    def _refuse(self, group_id: str) -> PutStatus | QueuesError:
+    def _refuse(self, group_id: str) -> PutStatus | HeadwayError:
         has_result = self._commits.ledger.refuse(group_id)
         if has_result is None:
             return ProtocolError(f"put: group {group_id!r} was never issued")

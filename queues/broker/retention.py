@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headway import clock
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.readers.checkpoints import committed_checkpoints
 from queues.readers.open_run import open_ledger
-from queues.runtime import clock
 from queues.storage.journal import remove_segment, segments
 from queues.storage.ledger_schema import JOURNAL_NAME, REMOVED_SEGMENT
 

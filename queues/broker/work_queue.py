@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+from headway.errors import HeadwayError
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.broker.result_intake import PayloadBatching, ResultIntake
 from queues.broker.retention import Retention
-from queues.errors import LedgerError, ProtocolError, QueueClosed, QueuesError, SchemaError
+from queues.errors import LedgerError, ProtocolError, QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import Lease, Purpose, PutStatus
 from queues.state.groups import ENGINE_LOST, UNCLAIMED, Group, State
@@ -101,7 +102,7 @@ class BrokerWorkQueue(WorkQueue):
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
         (answer,) = await self.intake.put_many([(engine_id, payload)])
-        if isinstance(answer, QueuesError):
+        if isinstance(answer, HeadwayError):
             raise answer
         return answer
 

@@ -70,7 +70,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from queues.errors import InputError
+from headway.errors import InputError
 
 OnOverdue = Literal["wait", "drop", "mask", "train"]
 

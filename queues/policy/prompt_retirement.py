@@ -7,7 +7,7 @@ of the prompt used up its attempts. The next epochs skip both.
 
 from collections.abc import Iterable, Sequence
 
-from queues.errors import InputError
+from headway.errors import InputError
 from queues.policy.dynamic_sampling import TIE
 from queues.records import Prompt
 

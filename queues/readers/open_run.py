@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from queues.errors import InputError, LedgerError
-from queues.runtime.file_lock import is_held
+from headway.errors import InputError
+from headway.file_lock import is_held
+from queues.errors import LedgerError
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, check_schema_version
 from queues.storage.row_checksums import check
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from queues.errors import InputError
+from headway.atomic_file import atomic_file
+from headway.errors import InputError
 from queues.readers.open_run import open_ledger
-from queues.runtime.atomic_file import atomic_file
 from queues.schema import write_parquet
 from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments

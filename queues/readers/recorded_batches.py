@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from queues.errors import InputError, JournalError, QueueClosed
+from headway.errors import InputError
+from queues.errors import JournalError, QueueClosed
 from queues.protocols import BatchQueue
 from queues.readers.open_run import open_ledger
 from queues.records import Batch

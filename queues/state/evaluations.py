@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from headway import clock
 from queues.records import Evaluation, Summary
-from queues.runtime import clock
 
 
 @dataclass(slots=True, kw_only=True)

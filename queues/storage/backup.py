@@ -23,9 +23,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from headway.atomic_file import atomic_file, sync_path
+from headway.full_disk import full_disk_message, has_space, is_full
 from queues.errors import LedgerError
-from queues.runtime.atomic_file import atomic_file, sync_path
-from queues.runtime.disk_space import full_disk_message, has_space, is_full
 from queues.storage.journal import segment_path, segments
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from queues.storage.pause import Pause

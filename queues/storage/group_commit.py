@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from headway.full_disk import PROBE_BYTES, full_disk_message, has_space, is_full
 from queues.errors import LedgerError, QueueClosed
-from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.pause import Pause

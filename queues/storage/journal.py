@@ -16,9 +16,9 @@ from typing import BinaryIO, NamedTuple
 
 import xxhash
 
+from headway.atomic_file import sync_path
 from queues.errors import JournalError
 from queues.records import Payload
-from queues.runtime.atomic_file import sync_path
 
 log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from queues.errors import InputError, LedgerError
+from headway import clock
+from headway.errors import InputError
+from headway.file_lock import TEST_SECONDS, take
+from headway.full_disk import is_full
+from queues.errors import LedgerError
 from queues.records import Lease, Prompt, Purpose, Summary
-from queues.runtime import clock
-from queues.runtime.disk_space import is_full
-from queues.runtime.file_lock import TEST_SECONDS, take
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
 from queues.storage.backup import Backup, ChangesConnection

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from queues.errors import InputError
+from headway.errors import InputError
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import FILE_NAME
 

@@ -11,8 +11,8 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
 from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import plain_arguments
 from actors.environments.registry import load_environment
-from actors.errors import InputError
 from actors.sources.registry import load_source
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 

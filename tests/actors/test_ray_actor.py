@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer, weight_shapes
-from actors.errors import ActorsError, EngineDied, InputError
+from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, RolloutActor, create_actor
+from headway.errors import HeadwayError, InputError
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import Prompt
@@ -159,7 +160,7 @@ def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
     async def scenario():
         desk = Desk(lease("g1"))
         actor = build(folder, desk, Broadcaster(1.0, 1))
-        with pytest.raises(ActorsError, match="must be started before"):
+        with pytest.raises(HeadwayError, match="must be started before"):
             await actor.run()
         before = await actor.statistics()
         await actor.stop(5.0)

@@ -13,7 +13,7 @@ from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import plain_arguments
 from actors.vllm_options import PASSED_ON, REFUSED, SET_BY
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 

@@ -11,9 +11,9 @@ from actors.rollout.actor_statistics import ActorStatistics
 from deploy import session as session
 from deploy.cli import main
 from deploy.run import Run
+from headway import clock
+from headway.metrics import MetricsAccess, serve
 from queues.records import PutStatus
-from queues.runtime import clock
-from queues.runtime.prometheus import MetricsAccess, serve
 from weight_sync.announcements import WeightUpdateReport
 
 SIMULATED = 64

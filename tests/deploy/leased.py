@@ -3,8 +3,8 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+from headway import clock
 from queues.records import RolloutGroup
-from queues.runtime import clock
 from queues.schema import encode
 from tests.queues.conftest import make_broker, make_prompts, make_rollout
 

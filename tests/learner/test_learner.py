@@ -6,8 +6,8 @@ import time
 import pytest
 from rollouts import random_groups
 
+from headway.errors import HeadwayError
 from learner.diagnostics.batch_report import BatchReport
-from learner.errors import LearnerError
 from learner.learner import Learner
 from queues.errors import QueueClosed
 from queues.records import Batch
@@ -95,7 +95,7 @@ def test_weights_that_are_not_those_of_the_ledger_are_not_trained():
         RecordingTrainer(events), ScriptedQueue(events, [BATCH]), steps=9, checkpoint_every=9,
         start_version=6, start_checksum="weights of 5",
     )  # fmt: skip
-    with pytest.raises(LearnerError, match="version 6 were loaded with checksum weights of 6"):
+    with pytest.raises(HeadwayError, match="version 6 were loaded with checksum weights of 6"):
         asyncio.run(learner.run())
     assert events == ["prune 6", "publish 6"]
 

@@ -6,10 +6,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from headway.errors import InputError
 from learner import compute_advantages
 from learner.advantages.registry import Estimator
 from learner.config.traits import AdvantageTraits
-from learner.errors import InputError
 from learner.registry import Registry
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from rollouts import PlainEngine, group, random_groups, rollout
 
+from headway.errors import InputError
 from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
-from learner.errors import InputError
 from learner.update import Updater
 
 

@@ -23,10 +23,10 @@ from deploy.report.summary import summarise
 from deploy.runtime import session_process
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
+from headway import clock
 from learner.engine.checkpoint import checkpoint_path
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import newest_checkpoint
-from queues.runtime import clock
 from tests.deploy.report.test_report import batch
 from tests.deploy.trained import save
 from tests.queues.conftest import answer, make_broker, make_prompts

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import exit_code_of
 from deploy.storage.recovery import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session, resumed_recipe
-from queues.errors import InputError
+from headway.errors import HeadwayError, InputError
 from queues.readers.accounting import read_accounting, read_batches
 from queues.readers.checkpoints import committed_checkpoints
 from queues.storage.ledger import Ledger
@@ -173,9 +172,7 @@ def play_damaged(patch, folder, expected, damaged=Path()):
     said: list[str] = []
     try:
         checksums = resume(patch, folder, said)
-    except Exception as error:
-        if exit_code_of(error) is None:
-            raise
+    except HeadwayError as error:
         return Outcome("refused", str(error))
     expect_whole(folder, checksums, expected, damaged)
     return Outcome("rebuilt" if said else "exact", "\n".join(said))

@@ -17,14 +17,14 @@ from prometheus_client.registry import Collector
 from actors.errors import RewardFailed, RewardModelLost
 from actors.rewards import load_rewards
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.observability import run_client
 from deploy.observability.exporter import Exporter
 from deploy.observability.run_client import show
+from headway import metrics
+from headway.clean_text import printable
+from headway.errors import InputError
+from headway.metrics import TOKEN_VARIABLE
 from queues.records import Prompt
-from queues.runtime import prometheus
-from queues.runtime.clean_text import printable
-from queues.runtime.prometheus import TOKEN_VARIABLE
 from tests.red_team.servers import ANSWERS, KEY, SLOW, connect, hostile_server
 from tests.red_team.servers import http as answer_of
 
@@ -198,8 +198,8 @@ class Fixed(Collector):
 @pytest.fixture
 def exporter(tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, " mt-5f0e11d2 \n")
-    monkeypatch.setattr(prometheus, "REQUEST_SECONDS", 0.5)
-    monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
+    monkeypatch.setattr(metrics, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
     recipe = load_recipe("demo", ["deploy.metrics_token=true", "deploy.metrics_port=0"])
     waits = []
     made = Exporter(recipe, tmp_path, Fixed(), list, node="", waits_for=lambda: waits)
@@ -285,7 +285,7 @@ CLIENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_hostile_client_stops_no_other(outcomes, exporter, name, capfd):
-    open_connections = [connect(exporter.port) for _ in range(2 * prometheus.CONNECTIONS)]
+    open_connections = [connect(exporter.port) for _ in range(2 * metrics.CONNECTIONS)]
     for connection in open_connections:
         with suppress(OSError):
             connection.sendall(CLIENTS[name])

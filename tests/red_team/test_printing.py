@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cluster.worker_logs import collect_worker_logs
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.observability.samples import Sample, heading, text_of
 from deploy.report.plots import PlottedRun
 from deploy.report.report import page
@@ -23,6 +22,7 @@ from deploy.runtime.console import Terminal, log_to
 from deploy.runtime.safe_console import SafeConsole, echo
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from headway.errors import InputError
 from learner.metrics import LearnerMetrics
 from queues.readers.accounting import FailedPrompt
 from queues.readers.selection_bias import compare
@@ -196,7 +196,7 @@ SECRETS = {
 @pytest.mark.parametrize("key", SECRETS)
 def test_a_recipe_with_a_secret_is_refused_by_its_key(outcomes, monkeypatch, key):
     monkeypatch.setenv("SOME_API_KEY", "key-3f1c0b7d9a")
-    from queues.runtime.clean_text import register
+    from headway.clean_text import register
 
     register([])
     with pytest.raises(InputError) as caught:

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
-from weight_sync.errors import InputError, VersionOrderError
+from weight_sync.errors import VersionOrderError
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 
 

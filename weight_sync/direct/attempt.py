@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from weight_sync import clock
+from headway import clock
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.errors import DeadlineExceeded, LoadFailed, UpdateRefused
 from weight_sync.progress import Progress

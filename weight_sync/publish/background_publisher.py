@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from weight_sync import clock
+from headway import clock
 from weight_sync.errors import DeadlineExceeded, PublishFailed, VersionOrderError
 from weight_sync.progress import Progress
 from weight_sync.publish.snapshot import Snapshot

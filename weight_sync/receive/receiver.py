@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weight_sync import clock
+from headway import clock
 from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.errors import (
     DeadlineExceeded,

@@ -18,8 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headway.errors import InputError
 from weight_sync.buckets import Piece
-from weight_sync.errors import InputError, StagingError
+from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import (

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from actors.engines.model_folder import stated_dtype
-from actors.errors import InputError
+from headway.errors import InputError
 
 ASK = """
 import ctypes

@@ -23,7 +23,7 @@ from actors.engines import sampling_rules
 from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.sampling_rules import LOGITS_PROCESSORS, check_sampling
 from actors.engines.vllm_arguments import plain_arguments
-from actors.errors import InputError
+from headway.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
 from weight_sync.config import WeightSyncConfig
 

@@ -16,7 +16,8 @@ from actors.engines.protocol import EngineSpec
 from actors.engines.vllm import VllmEngine
 from actors.engines.vllm_arguments import CPU_BLOCK_TOKENS, kv_cache_bytes
 from actors.engines.vllm_output import captured, cause_in, memory_problem
-from actors.errors import EngineDied, InputError
+from actors.errors import EngineDied
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 TOKEN = 2 * 4 * 2 * 16 * 4

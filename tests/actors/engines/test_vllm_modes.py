@@ -8,7 +8,7 @@ from engine_bench import PROMPT, Bench, build_model, forward_logprobs, staged
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, SamplingParameters
-from actors.errors import InputError
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -16,8 +16,9 @@ from actors.environments.calculator import calculator
 from actors.environments.protocol import Message
 from actors.environments.registry import load_environment
 from actors.environments.tool_calls import Call, Unreadable, find_calls
-from actors.errors import EnvironmentFailed, InputError
+from actors.errors import EnvironmentFailed
 from actors.rollout.chat_rendering import Renderer
+from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 
 PLAIN = {"style": "plain", "markers": [":", ";"]}

@@ -14,8 +14,9 @@ from actors.environments.protocol import Message
 from actors.environments.registry import load_environment
 from actors.environments.tool_calls import find_calls
 from actors.environments.verifiers_environment import _loop
-from actors.errors import EnvironmentFailed, InputError
+from actors.errors import EnvironmentFailed
 from actors.sources.registry import load_source
+from headway.errors import InputError
 
 pytestmark = pytest.mark.slow  # the library takes half a minute to import
 vf = pytest.importorskip("verifiers", reason="verifiers is not installed beside the environment")

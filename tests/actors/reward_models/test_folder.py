@@ -5,9 +5,9 @@ import json
 import pytest
 from reward_model_folders import CONTEXT, build_classifier
 
-from actors.errors import InputError
 from actors.reward_models.folder import SCALE_FILE, Scale, load_reader, read_scale
 from actors.reward_models.folder import check_reward_model as check
+from headway.errors import InputError
 
 
 def check_reward_model(path, *, standardise=True, new=8, longest=CONTEXT, prompts=()):

@@ -13,10 +13,10 @@ from reward_model_folders import CONTEXT, build_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from actors.config import RewardModelConfig
-from actors.errors import InputError, PromptRefused
+from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale
 from actors.reward_models.scoring import Member, combine, load_reward_models
-from queues.errors import InputError as CoresMissing
+from headway.errors import InputError
 
 TEXTS = [("1+2=", "3"), ("a1b+2=", "b1+2=3"), ("5-5=", "0"), ("9+9+9=", "9+9=18,18+9=27")]
 
@@ -157,5 +157,5 @@ def test_a_model_whose_scores_would_follow_the_longest_text_of_a_batch_is_refuse
 
 
 def test_cores_that_are_not_there_are_an_input_error(folders):
-    with pytest.raises(CoresMissing, match=r"actors\.reward_model\.cores"):
+    with pytest.raises(InputError, match=r"actors\.reward_model\.cores"):
         load_reward_models(folders, RewardModelConfig(cores="4096"))

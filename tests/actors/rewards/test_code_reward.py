@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 
-from actors.errors import InputError, RewardFailed
+from actors.errors import RewardFailed
 from actors.rewards import RewardPool, check_scorable, load_rewards
 from actors.rewards.code import code, read_tests
 from actors.sandbox import check_sandbox, sandbox
+from headway.errors import InputError
 from queues.records import Prompt
 
 try:

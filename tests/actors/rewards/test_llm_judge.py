@@ -16,8 +16,9 @@ import pytest
 
 from actors.assembly import build_rewards
 from actors.config import ActorsConfig
-from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.errors import RewardFailed, RewardModelLost
 from actors.rewards import RewardPool, load_rewards
+from headway.errors import InputError
 from queues.records import Prompt
 
 PROMPT = Prompt(prompt_id="p/0/1", text="What is 3+4?", answer="7")

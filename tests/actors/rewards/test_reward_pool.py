@@ -9,8 +9,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from actors.errors import InputError, RewardFailed
+from actors.errors import RewardFailed
 from actors.rewards import RewardPool, load_rewards
+from headway.errors import InputError
 from queues.records import Prompt
 
 SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from fakes import POOL
 
-from actors.errors import InputError, RewardFailed
+from actors.errors import RewardFailed
 from actors.rewards import load_rewards
 from actors.sources.registry import load_source
+from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 
 SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")

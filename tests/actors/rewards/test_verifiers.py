@@ -5,11 +5,12 @@ import random
 
 import pytest
 
-from actors.errors import InputError, RewardFailed
+from actors.errors import RewardFailed
 from actors.registry import REWARDS
 from actors.rewards import RewardPool, load_rewards
 from actors.rewards.answers import edits
 from actors.sources.registry import load_source
+from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 
 SCHEMA = {

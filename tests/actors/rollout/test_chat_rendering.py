@@ -7,8 +7,8 @@ from tokenizers import models
 from tokenizers.processors import TemplateProcessing
 
 from actors.environments.protocol import Message
-from actors.errors import InputError
 from actors.rollout.chat_rendering import Renderer, encode
+from headway.errors import InputError
 
 ASK = [Message("user", "3+4=")]
 

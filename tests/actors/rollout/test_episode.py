@@ -12,18 +12,17 @@ from actors.engines.protocol import SamplingParameters
 from actors.environments.protocol import Message, Turn
 from actors.environments.registry import load_environment
 from actors.errors import (
-    ActorsError,
     EngineDied,
     EngineStale,
     EnvironmentFailed,
-    InputError,
     PromptRefused,
     RewardFailed,
     RolloutFailed,
     RolloutTimeout,
 )
+from headway.clean_text import register
+from headway.errors import HeadwayError, InputError
 from queues.records import FinishReason, RolloutGroup
-from queues.runtime.clean_text import register
 from queues.schema import decode, encode
 
 SAMPLING = SamplingParameters(temperature=0.7, max_new_tokens=40, top_p=0.9, top_k=5)
@@ -232,7 +231,7 @@ def test_rollouts_of_every_kind_pass_the_schema():
 @pytest.mark.parametrize(
     ("line", "settings", "kind", "reason"),
     [
-        (ActorsError("no luck"), {}, RolloutFailed, "engine"),
+        (HeadwayError("no luck"), {}, RolloutFailed, "engine"),
         (FinishReason.ERROR, {}, RolloutFailed, "engine"),
         ("=7", {"max_model_len": 4}, PromptRefused, "prompt"),
         ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),

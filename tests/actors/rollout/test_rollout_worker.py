@@ -9,9 +9,10 @@ from fakes import Desk, episodes, lease, rollout
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.scripted import ScriptedEngine
-from actors.errors import EngineDied, InputError, RewardFailed, RolloutFailed
+from actors.errors import EngineDied, RewardFailed, RolloutFailed
 from actors.rollout.actor_statistics import ActorStatistics, Occupancy
 from actors.rollout.rollout_worker import RolloutWorker
+from headway.errors import InputError
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueueClosed

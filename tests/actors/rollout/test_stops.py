@@ -13,10 +13,10 @@ from real_tokenizers import real_tokenizer
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
-from actors.errors import InputError
 from actors.rewards.rewards import Score
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import load_stops
+from headway.errors import InputError
 from queues.records import FinishReason
 
 SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=40)

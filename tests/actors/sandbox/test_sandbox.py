@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.errors import InputError
 from actors.sandbox import Sandbox, check_sandbox
 from actors.sandbox import sandbox as module
+from headway.errors import InputError
 
 PRELUDE = """
 import ctypes, os

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import InputError, SourceChanged
+from actors.errors import SourceChanged
 from actors.sources import tiny_task
 from actors.sources.filters import without_heldout
 from actors.sources.fingerprints import go_on, of_prompts, watched
 from actors.sources.protocol import RestartableSource
 from actors.sources.registry import load_source
+from headway.errors import InputError
 from queues.records import Prompt
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "metadata": {"n": n}} for n in range(12)]

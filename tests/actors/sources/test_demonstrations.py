@@ -8,9 +8,9 @@ import pytest
 from pyarrow import parquet
 
 from actors.environments.protocol import Message
-from actors.errors import InputError
 from actors.sources.examples import DEMONSTRATIONS, load_examples
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
+from headway.errors import InputError
 
 
 def load(name, seed=0, heldout=frozenset(), **options):

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from actors.errors import InputError
 from actors.sources.mixture import weight_at
 from actors.sources.registry import load_source
+from headway.errors import InputError
 
 
 def rows(path, letter, count=50):

@@ -5,9 +5,9 @@ from itertools import islice
 import pytest
 
 from actors.environments.protocol import Message
-from actors.errors import InputError
 from actors.sources.examples import PREFERENCES, load_examples
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
+from headway.errors import InputError
 
 
 def load(name, seed=0, heldout=frozenset(), **options):

@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from actors.environments.single_turn import SingleTurn
-from actors.errors import InputError
 from actors.sources.registry import load_source
+from headway.errors import InputError
 
 
 def write(path, rows):

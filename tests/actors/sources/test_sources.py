@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from actors.errors import InputError
 from actors.sources import reasoning_gym as gym
 from actors.sources.registry import load_source
+from headway.errors import InputError
 
 HELD_OUT = 20
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from characters import TEMPLATE, character_tokenizer
 
-from actors.errors import InputError
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.filters import shorter, within_tokens
+from headway.errors import InputError
 from queues.records import Prompt
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from actors.errors import InputError, SourceFailed
+from actors.errors import SourceFailed
 from actors.sources.filters import PATIENCE, without_heldout
 from actors.sources.lettered_chain_sum import LetteredChainSum
+from headway.errors import InputError
 from queues.records import Prompt
 
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.harness.cores import all_cores, check_devices, shareable, with_cores
 from benchmarks.loop.async_gain import ALL_CORES, variants
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
+from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks.harness.study import Study, known_names, number, option, text_table
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
+from headway.errors import InputError
 
 
 def study(measure, **changes):

@@ -9,7 +9,8 @@ import pytest
 from benchmarks.harness.subprocesses import follow, raise_failure
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
+from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 
 CHILDREN = {

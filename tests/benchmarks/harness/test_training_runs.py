@@ -19,10 +19,10 @@ from benchmarks.harness.training_runs import (
     seconds_left,
 )
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from benchmarks.loop.plan_check import RUN_NAME, STUDY, check
-from deploy.errors import InputError
+from headway.errors import InputError
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

@@ -17,8 +17,8 @@ from benchmarks.loop.run_figures import curve, off_policyness, seconds_to
 from benchmarks.loop.staleness import STUDY, read_variant
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 from tests.deploy.leased import train_early
 

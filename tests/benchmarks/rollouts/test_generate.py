@@ -12,7 +12,6 @@ import pytest
 from actors.assembly import build_engine
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec
-from actors.errors import InputError as EngineInputError
 from benchmarks.rollouts.generate import figures_of
 from benchmarks.rollouts.generation_rounds import (
     Offline,
@@ -24,6 +23,7 @@ from benchmarks.rollouts.generation_rounds import (
 )
 from deploy.cli.bench import ROOT
 from deploy.errors import RunFailed
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 
@@ -84,7 +84,7 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tiny_mod
             index=0, config=config, weight_sync=WeightSyncConfig(), model_path=path, seed=0
         )
         engine = build_engine(spec, None, 256)
-        with pytest.raises(EngineInputError, match="enough is known"):
+        with pytest.raises(InputError, match="enough is known"):
             asyncio.run(engine.start())
     assert AsyncEngineArgs(**alone[0]) == inside[0]
     assert inside[0].block_size == 32

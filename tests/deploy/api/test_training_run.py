@@ -16,7 +16,7 @@ from deploy.api.training_run import (
     run,
 )
 from deploy.config.loader import load_recipe
-from queues.runtime.file_lock import locked
+from headway.file_lock import locked
 
 
 def test_the_package_is_installed_under_its_name():

@@ -21,8 +21,8 @@ from benchmarks.loop.run_figures import (
 )
 from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS, ROOT, start
-from deploy.errors import InputError
 from deploy.report.summary import WARM_UP
+from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 
 

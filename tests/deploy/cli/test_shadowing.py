@@ -20,7 +20,7 @@ def headway(folder, *arguments, **environment):
     )
 
 
-@pytest.mark.parametrize("name", ["actors", "learner", "queues", "weight_sync"])
+@pytest.mark.parametrize("name", ["actors", "headway", "learner", "queues", "weight_sync"])
 def test_a_folder_that_hides_a_package_is_named(tmp_path, name):
     (tmp_path / name).mkdir()
     result = headway(tmp_path, "validate", "demo")

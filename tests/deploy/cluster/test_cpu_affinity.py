@@ -10,8 +10,8 @@ from deploy.cluster.cpu_affinity import (
     supervised_threads,
 )
 from deploy.config.run_config import RunConfig
+from headway.cpu_cores import parse_cores
 from learner.config.supervised import SftConfig
-from queues.runtime.cpu_affinity import parse_cores
 
 TABLE = [
     # engines, cores of the machine, the learner's, what each engine gets

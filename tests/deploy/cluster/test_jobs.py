@@ -17,7 +17,8 @@ import pytest
 
 from deploy.cluster.jobs import Jobs, check, command_of, files_of, pack
 from deploy.config.loader import load_recipe, read_recipe
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
+from headway.errors import InputError
 from queues.readers.checkpoints import newest_checkpoint
 
 RECIPE = Path(__file__).parents[1] / "recipe.toml"

@@ -12,7 +12,7 @@ from ray.scripts.scripts import drain_node
 
 from deploy.config.loader import load_recipe
 from deploy.driver.actor_fleet import HURRY_SECONDS
-from queues.runtime.prometheus import TOKEN_VARIABLE
+from headway.metrics import TOKEN_VARIABLE
 from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
 ROOT = Path(__file__).parents[3]

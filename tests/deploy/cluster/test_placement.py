@@ -12,7 +12,7 @@ from deploy.cluster.placement import (
 )
 from deploy.config.deploy_config import Placement
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
+from headway.errors import InputError
 
 HERE = "head"
 

@@ -13,7 +13,8 @@ from ray.exceptions import RayTaskError
 from deploy.cluster import ray_cluster as cluster
 from deploy.cluster.placement import Node
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError, RayletDied, RunFailed
+from deploy.errors import RayletDied, RunFailed
+from headway.errors import InputError
 
 NODES = [Node(node_id=name * 56, address=name, resources={}, labels={}) for name in "abc"]
 
@@ -158,7 +159,6 @@ import socket, sys, time
 from pathlib import Path
 from deploy.cluster import ray_cluster
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 
 ray_cluster.JOIN_SECONDS = 2.0
 with socket.socket() as server:

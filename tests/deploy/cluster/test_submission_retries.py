@@ -12,7 +12,8 @@ import requests
 from deploy.cluster import jobs
 from deploy.cluster.jobs import PAUSES_SECONDS, Jobs, is_passing
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
+from headway.errors import InputError
 
 COMMAND = "headway run demo"
 EXISTS = (

@@ -12,7 +12,7 @@ from deploy.cluster.worker_logs import (
     worker_logs,
 )
 from deploy.storage.run_directory import RunDirectory
-from queues.runtime import clean_text
+from headway import clean_text
 
 
 @pytest.fixture

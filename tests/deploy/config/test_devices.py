@@ -8,8 +8,8 @@ import pytest
 from deploy.config import devices
 from deploy.config.devices import visible_gpus, with_dtype, with_gpus, with_offload_threads
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.preflight.machine import check_gpus
+from headway.errors import InputError
 
 
 def recipe(actors=None, learner=None, **more):

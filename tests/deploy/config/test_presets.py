@@ -6,7 +6,7 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.config.presets import description, preset_names, with_preset
-from deploy.errors import InputError
+from headway.errors import InputError
 
 PRESETS = {
     "reinforce", "rloo", "grpo", "dr_grpo", "dapo", "cispo", "scalerl", "gspo", "sapo", "areal",

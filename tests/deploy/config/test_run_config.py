@@ -8,7 +8,7 @@ import pytest
 
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
 from deploy.config.objective_rules import check_against_objective
-from deploy.errors import InputError
+from headway.errors import InputError
 from learner.advantages import ESTIMATORS
 from learner.objective.checks import check_objective
 

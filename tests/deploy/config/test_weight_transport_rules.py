@@ -4,7 +4,7 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.config.weight_transport_rules import check_devices
-from deploy.errors import InputError
+from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
 GPUS = ["learner.gpus=1", "actors.gpus=1"]

@@ -12,9 +12,10 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.driver import actor_fleet
 from deploy.driver.actor_fleet import ActorFleet
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from queues.errors import QueueClosed
 from tests.deploy.conftest import RECIPE
 from tests.deploy.driver.contexts import make_context, output

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
-from actors.errors import EngineDied, InputError
+from actors.errors import EngineDied
 from actors.rollout.actor_statistics import ActorStatistics
 from deploy.driver.actor_supervisor import ActorSupervisor, Timing
 from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
+from headway.errors import InputError
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import Purpose
 from tests.deploy.driver.contexts import make_context, output

@@ -9,12 +9,13 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
+from headway.errors import HeadwayError, InputError
+from headway.metrics import MetricsAccess
 from learner.config.learner import LearnerConfig
-from learner.errors import InputError, LearnerError, RankFailed, TrainingDiverged
+from learner.errors import RankFailed, TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
 from queues.errors import JournalError
-from queues.runtime.prometheus import MetricsAccess
 from tests.deploy.driver.contexts import make_context, output
 from tests.deploy.trained import train
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -184,7 +185,7 @@ def test_only_what_new_ranks_may_not_meet_again_is_tried_again(
 ):
     stage = Stage(tmp_path, error if moment == "run" else (error, None), None, ranks=ranks)
     if is_final:
-        with pytest.raises(LearnerError) as caught:
+        with pytest.raises(HeadwayError) as caught:
             stage.play()
         assert caught.value is error
     else:

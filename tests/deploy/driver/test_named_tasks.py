@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from deploy.driver.named_tasks import all_or_first_error, named
-from deploy.errors import DeployError, RunFailed
-from learner.errors import InputError
+from deploy.errors import RunFailed
+from headway.errors import HeadwayError, InputError
 
 
 async def forever():
@@ -53,6 +53,6 @@ def test_a_failing_watcher_ends_the_run_too():
 
 
 def test_bad_input_keeps_its_message_and_its_exit_code():
-    with pytest.raises(DeployError, match="part-0: no such model") as caught:
+    with pytest.raises(HeadwayError, match="part-0: no such model") as caught:
         outcome(lambda: fail(InputError("no such model")))
     assert caught.value.exit_code == 2

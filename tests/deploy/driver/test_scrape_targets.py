@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.driver.scrape_targets import ScrapeTargets
-from queues.runtime.prometheus import MetricsAccess
+from headway.metrics import MetricsAccess
 
 NODES = {"broker": "driver", "learner-0": "other", "actor-0": "driver", "actor-1": "other"}
 

@@ -6,10 +6,10 @@ import contextlib
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.errors import InputError
 from deploy.driver.restart_policy import Clock
 from deploy.driver.service_supervisor import SILENT_SECONDS, ServiceSupervisor
 from deploy.errors import RunFailed
+from headway.errors import InputError
 from queues.errors import BrokerLostError, LedgerError
 from tests.deploy.driver.contexts import make_context, output
 from weight_sync.errors import BroadcasterDied

@@ -6,8 +6,8 @@ import tomllib
 import pytest
 import torch
 
-from deploy.errors import InputError
 from deploy.memory.command import memory_of_gpu
+from headway.errors import InputError
 from tests.deploy.conftest import call_main
 
 CONFIG = {

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.memory.command import check_memory
 from deploy.memory.predict import Capacity, Sizes, on_one_gpu, predict, refuse, remedies
 from deploy.memory.processes import (
@@ -25,6 +24,7 @@ from deploy.memory.processes import (
     Process,
     total,
 )
+from headway.errors import InputError
 
 SHAPES = Path(__file__).parent / "shapes"
 BILLION = 10**9

@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry
 
 from deploy.config.loader import load_recipe
 from deploy.driver.run_metrics import RunMetrics
-from deploy.errors import InputError
 from deploy.observability.exporter import DEFAULT_PORT, Exporter, check_address
 from deploy.observability.waits import Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
+from headway.errors import InputError
 from weight_sync.announcements import WeightUpdateReport
 
 MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"

@@ -10,8 +10,8 @@ from deploy.observability.samples import (
     heading,
     text_of,
 )
+from headway.clean_text import printable
 from queues.records import RolloutGroup
-from queues.runtime.clean_text import printable
 from queues.schema import encode
 from tests.queues.conftest import make_rollout
 

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
-from deploy.errors import InputError
 from deploy.observability.exporter import Exporter
 from deploy.observability.run_client import RunClient, RunEnded, connect, events, show
 from deploy.observability.top_model import (
@@ -29,6 +28,7 @@ from deploy.observability.top_model import (
 )
 from deploy.observability.top_view import ACTORS, screen
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 
 GOLDEN = Path(__file__).parents[1] / "top_frame.txt"
 

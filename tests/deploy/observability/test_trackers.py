@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.observability import trackers
 from deploy.observability.samples import Sample
 from deploy.observability.trackers import Trackers, check, numbers
+from headway.errors import InputError
 
 ROW = {
     "version": 3,

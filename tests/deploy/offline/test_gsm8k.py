@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from actors.sources.registry import load_source
-from deploy.errors import InputError
 from deploy.offline import gsm8k
+from headway.errors import InputError
 
 ROWS = [
     {"question": "Two and two? ", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"},

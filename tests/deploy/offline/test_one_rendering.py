@@ -19,10 +19,10 @@ from actors.rollout.chat_rendering import Renderer
 from actors.sources.filters import shorter
 from actors.sources.registry import load_source
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.offline.sft import Demonstrations
 from deploy.offline.try_recipe import try_recipe
 from deploy.preflight.inputs import Inputs
+from headway.errors import InputError
 from learner.model.policy import load_tokenizer as load_of_learner
 from queues.records import FinishReason, Lease, Purpose
 from tests.actors.characters import character_tokenizer

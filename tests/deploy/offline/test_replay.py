@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import InputError
 from deploy.offline.replay import compare, parse_steps, plan_replay
+from headway.errors import InputError
 from queues.storage.row_checksums import register
 
 

@@ -8,13 +8,12 @@ from itertools import islice
 import psutil
 import pytest
 
-from actors.errors import InputError as ActorsInputError
 from actors.reward_models.folder import TextReader
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.offline import reward_model
 from deploy.offline.reward_model import PreferencePairs
 from deploy.preflight.models import reward_model_paths
+from headway.errors import InputError
 
 SECTION = (
     "reward_model.pairs=lettered_chain_sum",
@@ -65,7 +64,7 @@ def test_pairs_of_a_file_too_small_to_hold_any_back_are_refused(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "a=", "chosen": "1", "rejected": "2"}\n')
     pairs = pairs_of(tmp_path, f"reward_model.pairs={file}")
-    with pytest.raises(ActorsInputError, match=r"lower reward_model.heldout_pairs = 200"):
+    with pytest.raises(InputError, match=r"lower reward_model.heldout_pairs = 200"):
         next(pairs.training(0))
 
 

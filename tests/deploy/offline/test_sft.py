@@ -3,9 +3,9 @@
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.offline import sft as warm_start
 from deploy.storage.atomic_folder import atomic_folder
+from headway.errors import InputError
 
 
 @pytest.fixture

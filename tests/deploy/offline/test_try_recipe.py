@@ -8,8 +8,8 @@ import pytest
 
 from actors.errors import RewardFailed
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.offline.try_recipe import describe, try_recipe
+from headway.errors import InputError
 from queues.records import FinishReason, Prompt, Rollout
 from tests.deploy.conftest import RECIPE
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.errors import InputError
 from deploy.planner.calibration import LEAST_BATCHES, rates_of, read_rates
 from deploy.planner.rates import EngineRates
 from deploy.planner.simulator import SimulatedEngine
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes
 from tests.deploy.leased import train_early

@@ -9,7 +9,6 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.config.objective_rules import hardly_trains
-from deploy.errors import InputError
 from deploy.planner.calibration import Measured
 from deploy.planner.caveats import (
     TAKEN_OVER,
@@ -20,6 +19,7 @@ from deploy.planner.caveats import (
 from deploy.planner.command import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 
 NOTHING = PlanInputs(
     tokens=None, tokens_variation=1.0, rollout_rate=None, engine_rate=None, train_rate=None, pause=0

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.planner.command import PlanInputs, parse_bounds, plan, show
 from deploy.planner.predict import (
     MOST_ACTORS,
@@ -25,6 +24,7 @@ from deploy.planner.predict import (
     some_counts,
 )
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
+from headway.errors import InputError
 from tests.deploy.conftest import call_main
 
 GIVEN = PlanInputs(

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import Setting, SimulatedEngine, quantile, simulate
+from headway.errors import InputError
 from queues.config import QueuesConfig, RunSpec
 
 STEPS = 25

@@ -7,7 +7,6 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.preflight import disk_space as disk
 from deploy.preflight.disk_space import (
     backup_warning,
@@ -16,6 +15,7 @@ from deploy.preflight.disk_space import (
     parameter_bytes,
 )
 from deploy.preflight.machine import check_machine
+from headway.errors import InputError
 
 SHAPES = {"weight": (1000, 1000)}
 STEPS, EVERY, KEEP = 12, 5, 2

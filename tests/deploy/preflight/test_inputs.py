@@ -7,14 +7,13 @@ import shutil
 
 import pytest
 
-from actors.errors import InputError as ActorsInputError
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.preflight.inputs import check_code, load_inputs
 from deploy.preflight.machine import DESCRIPTORS, DESCRIPTORS_OF_PEER, check_descriptors
 from deploy.preflight.models import check_examples, model_path
 from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from headway.errors import InputError
 from weight_sync.open_files import MOST
 
 
@@ -289,7 +288,7 @@ def test_a_checkpoint_weighs_what_it_holds():
     ],
 )
 def test_what_a_recipe_names_is_checked_under_its_own_key(setting, named):
-    with pytest.raises(ActorsInputError, match=f"^{named}"):
+    with pytest.raises(InputError, match=f"^{named}"):
         check_code(load_recipe("demo", [setting]))
 
 

@@ -7,10 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from actors.engines.model_folder import read_description
-from actors.errors import InputError as ActorsInputError
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.preflight.models import check_adapter, check_workers
+from headway.errors import InputError
 from learner.config.lora import LoraConfig
 
 
@@ -77,7 +76,7 @@ def test_an_adapter_to_begin_with_has_its_form_and_is_checked_at_once(model, tmp
 
 def test_an_adapter_folder_in_the_place_of_a_model_is_named(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ActorsInputError, match=r"it is an adapter; .* learner\.lora\.path"):
+    with pytest.raises(InputError, match=r"it is an adapter; .* learner\.lora\.path"):
         read_description(tmp_path)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import InputError
 from deploy.observability.samples import Sample
 from deploy.report.plots import (
     PLOTS,
@@ -23,6 +22,7 @@ from deploy.report.plots import (
 from deploy.report.report import MOST, notes, page, report
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.selection_bias import Fate, compare
 from weight_sync.announcements import WeightUpdateReport

@@ -6,8 +6,8 @@ import shutil
 import psutil
 import pytest
 
+from headway import clock
 from learner.diagnostics.trained_log import VARIABLE
-from queues.runtime import clock
 from tests.deploy import conftest
 from tests.deploy.conftest import RECIPE
 from tests.deploy.offline.test_reward_model import JUDGED, SECTION

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.errors import InputError
 from deploy.errors import Interrupted
 from deploy.runtime.console import Terminal, log_to
+from headway.errors import InputError
 
 
 def test_lines_steps_warnings_and_the_error_are_in_the_log_but_only_lines_are_printed(tmp_path):

@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from deploy.cli import app, main
-from deploy.errors import InputError, Interrupted, RayletDied, RunFailed
+from deploy.errors import Interrupted, RayletDied, RunFailed
 from deploy.runtime import session_process
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 
 SCRIPT = """
 import json, os, pathlib, signal, subprocess, sys, time

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import InputError
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, in_use
+from headway.errors import InputError
 
 
 def make(folder, text="new", *, replace=False, ends=None):

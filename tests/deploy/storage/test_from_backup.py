@@ -5,11 +5,11 @@ import shutil
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.storage.recovery import find_begun_run, find_checkpoint, from_backup
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.salvage import salvage
 from deploy.storage.sessions import begin_session, resumed_recipe
+from headway.errors import InputError
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.backup import CURRENT

@@ -7,11 +7,11 @@ from contextlib import closing
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.storage.recovery import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.salvage import last_whole
 from deploy.storage.sessions import begin_session
+from headway.errors import InputError
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import last_save_seconds, recorded_checkpoints

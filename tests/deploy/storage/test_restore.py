@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError
 from deploy.report.summary import summarise
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
+from headway.errors import InputError
 from tests.deploy.trained import train
 from weight_sync.announcements import WeightUpdateReport
 

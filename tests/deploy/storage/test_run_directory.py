@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.runtime import session_process
 from deploy.storage.run_directory import RunDirectory, RunMissing
-from queues.runtime.file_lock import locked
+from headway.errors import InputError
+from headway.file_lock import locked
 from tests.deploy.trained import train
 
 

@@ -7,10 +7,10 @@ from deploy.config.changes import OF_A_STEP, RULES, refusal
 from deploy.config.loader import load_recipe
 from deploy.config.messages import key_paths, section_of
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError
 from deploy.preflight.provenance import environment
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session, earlier_sessions, recipe_at, resumed_recipe
+from headway.errors import InputError
 from learner.config.optimizer import OptimizerConfig
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from learner import compute_advantages
 from learner.advantages import ESTIMATORS, Estimate, Estimator, advantage
 from learner.config.traits import ADVANTAGE_TRAITS, AdvantageTraits
-from learner.errors import InputError
 
 GROUP_OF_FOUR = torch.tensor([1.0, 0.0, 0.0, 0.0])
 ONE_GROUP = torch.zeros(4, dtype=torch.int64)

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from headway.errors import InputError
 from learner import compute_advantages
 from learner.advantages import ESTIMATORS
 from learner.advantages.returns import gae
-from learner.errors import InputError, TrainingDiverged
+from learner.errors import TrainingDiverged
 
 # Two rollouts of one prompt, packed. The first has two turns and ends on a tool's message.
 MASK = torch.tensor([False, True, False, True, False, False, True])

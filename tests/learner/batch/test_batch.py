@@ -6,10 +6,10 @@ import pytest
 import torch
 from rollouts import group, random_groups, rollout
 
+from headway.errors import HeadwayError
 from learner.batch.batch import read_batch, split_groups
 from learner.batch.microbatch_plan import plan_microbatches
 from learner.config.learner import LearnerConfig
-from learner.errors import LearnerError
 from learner.objective.objective import Objective
 from queues.records import FinishReason
 
@@ -98,12 +98,12 @@ def test_a_rollout_without_a_score_is_left_out_of_every_count():
 
 def test_a_rollout_must_begin_with_a_token_that_was_not_sampled():
     groups = [group("a", [rollout([1, 2], prompt=0, index=3)])]
-    with pytest.raises(LearnerError, match="group a, sample 3: a rollout must begin"):
+    with pytest.raises(HeadwayError, match="group a, sample 3: a rollout must begin"):
         built(groups)
 
 
 def test_an_empty_batch_is_refused():
-    with pytest.raises(LearnerError, match="without rollouts"):
+    with pytest.raises(HeadwayError, match="without rollouts"):
         built([])
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from learner.batch.microbatch_plan import plan_microbatches, slowest, workload, workloads
-from learner.errors import InputError
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 RANKS = st.integers(1, 6)

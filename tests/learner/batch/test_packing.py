@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from learner.batch.packing import balance, pack
-from learner.errors import InputError
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 

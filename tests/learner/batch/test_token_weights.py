@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from learner.batch.token_weights import count, token_weights
-from learner.errors import InputError
 
 MODES = ["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headway.errors import InputError
 from learner.corrections import CORRECTIONS, importance_weights
-from learner.errors import InputError
 from learner.losses import LossInputs
 
 

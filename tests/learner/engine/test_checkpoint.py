@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+from headway import folder_checksums
+from headway.errors import InputError
+from headway.folder_checksums import damage_of
 from learner.engine import checkpoint
 from learner.engine.checkpoint import (
     State,
@@ -24,9 +27,6 @@ from learner.engine.checkpoint import (
     prepare,
     prune,
 )
-from learner.errors import InputError
-from queues.runtime import folder_checksums
-from queues.runtime.folder_checksums import damage_of
 
 
 class Engine:

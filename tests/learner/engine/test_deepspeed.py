@@ -6,10 +6,11 @@ import pytest
 import torch
 from rollouts import cut_off, random_groups, unexplained
 
+from headway.errors import InputError
 from learner.config.learner import LearnerConfig, TinyModelConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
-from learner.errors import InputError, TrainingDiverged
+from learner.errors import TrainingDiverged
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import build_tiny, load_policy
 from learner.model.scalar_model import load_scalar_model

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from learner.engine.tensor_parts import Part, PartReader, write_parts
-from learner.errors import InputError
 
 
 def cuts_of(draw, size):

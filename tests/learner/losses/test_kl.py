@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.losses import LossInputs
 from learner.losses.kl import adapted_coefficient, kl_loss, kl_penalty, kl_rewards
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.errors import InputError
 from learner import losses
 from learner.config.traits import CORRECTION_TRAITS, LOSS_TRAITS
-from learner.errors import InputError
 from learner.losses import LossInputs, policy_loss
 from learner.losses.kl import FORMS
 

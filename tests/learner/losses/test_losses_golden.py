@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headway.errors import InputError
 from learner.config.traits import LossTraits
-from learner.errors import InputError
 from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
 from learner.losses.registry import policy_loss_function
 

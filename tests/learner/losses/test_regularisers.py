@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from packed_sequences import random_sequences
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.losses.regularisers import (
     adapted_entropy_coefficient,
     entropy_bonus,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import InputError
 from learner.advantages.returns import gae, length_adaptive_lambda, returns_to_go
-from learner.errors import InputError
 from learner.losses.value_loss import explained_variance, value_loss, variance_sums
 
 ALL = torch.ones(3, dtype=torch.bool)

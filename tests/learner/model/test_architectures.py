@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model.forward_check import check_forward
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy

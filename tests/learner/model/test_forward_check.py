@@ -12,7 +12,7 @@ from transformers import (
     MistralConfig,
 )
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model.forward_check import check_forward
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model import logprobs
 from learner.model.logprobs import LogprobOptions, chunked_logprobs, on_tensor_cores
 

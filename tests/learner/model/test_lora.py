@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from headway.errors import InputError
 from learner.config.learner import TinyModelConfig
 from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE, LoraConfig
 from learner.engine.model_folder import merge_adapter
-from learner.errors import InputError
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import plain_attention

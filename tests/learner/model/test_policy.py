@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy, prepare
 from learner.model.scalar_model import load_scalar_model

@@ -3,7 +3,7 @@
 import pytest
 from transformers import BertConfig, BertForSequenceClassification
 
-from learner.errors import InputError
+from headway.errors import InputError
 from learner.model.scalar_model import load_scalar_model
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout
 
+from headway.errors import InputError
 from learner.advantages import ESTIMATORS, Estimate, Estimator
 from learner.config.learner import LearnerConfig
 from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
@@ -25,7 +26,6 @@ from learner.config.traits import (
 from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.diagnostics.batch_report import BatchReport
 from learner.engine.protocol import Forward
-from learner.errors import InputError
 from learner.losses import LOSSES, PolicyLoss, TokenLoss
 from learner.losses.kl import kl_loss
 from learner.objective.checks import check_objective, load_traits

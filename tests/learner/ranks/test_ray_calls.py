@@ -6,7 +6,8 @@ import pytest
 import torch.distributed
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from learner.errors import InputError, RankFailed, TrainingDiverged
+from headway.errors import InputError
+from learner.errors import RankFailed, TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 
 

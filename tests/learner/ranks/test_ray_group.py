@@ -12,9 +12,10 @@ import pytest
 import ray
 from rollouts import random_groups
 
+from headway.errors import HeadwayError
 from learner.config.learner import LearnerConfig, TinyModelConfig
 from learner.disk_wait import wait_for_space
-from learner.errors import LearnerError, RankFailed
+from learner.errors import RankFailed
 from learner.model.policy import build_tiny
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
@@ -305,6 +306,6 @@ def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(session):
 @pytest.mark.slow
 def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(session):
     item = session(model="/no/such/model")
-    with pytest.raises(LearnerError, match=r"rank \d: no language model") as caught:
+    with pytest.raises(HeadwayError, match=r"rank \d: no language model") as caught:
         asyncio.run(item.start())
     assert caught.value.exit_code == 2

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from headway.errors import InputError
 from queues.broker.broker import Broker
-from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
+from queues.errors import ProtocolError, QueueClosed, SchemaError
 from queues.records import Purpose, PutStatus
 from queues.schema import decode
 from tests.queues.conftest import answer, make_prompts, train_a_batch

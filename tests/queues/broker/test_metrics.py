@@ -2,11 +2,11 @@
 
 from prometheus_client import CollectorRegistry
 
+from headway.metrics import public_address
 from queues.broker.metrics import BrokerMetrics
 from queues.broker.status import status_of
 from queues.config import QueuesConfig, RunSpec
 from queues.records import Prompt, PutStatus
-from queues.runtime.prometheus import public_address
 from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 

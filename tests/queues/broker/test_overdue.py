@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.errors import InputError
+from headway.errors import InputError
 from queues.policy.admission import Bounds, Choice, OnOverdue, choose_batch, leases_allowed
 from queues.readers.accounting import read_accounting
 from queues.records import PutStatus

@@ -22,9 +22,10 @@ from ray.exceptions import (
     RuntimeEnvSetupError,
 )
 
+from headway.errors import InputError
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
-from queues.errors import BrokerLostError, InputError, LedgerError
+from queues.errors import BrokerLostError, LedgerError
 from queues.records import PutStatus
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import FILE_NAME

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from headway.errors import InputError
 from queues.broker.broker import Broker
-from queues.errors import InputError, LedgerError, ProtocolError, QueueClosed
+from queues.errors import LedgerError, ProtocolError, QueueClosed
 from queues.readers.accounting import read_accounting
 from queues.readers.open_run import is_open, open_ledger
 from queues.readers.parquet import export_parquet

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.errors import InputError
+from headway.errors import InputError
 from queues.policy.admission import Bounds, Choice, choose_batch, feasible, leases_allowed
 
 DUE = st.dictionaries(st.integers(0, 12), st.integers(1, 6), max_size=5)

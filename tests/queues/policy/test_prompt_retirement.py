@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.errors import InputError
+from headway.errors import InputError
 from queues.policy.prompt_retirement import Retirement, split
 from queues.records import Prompt
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from queues.errors import InputError, QueueClosed
+from headway.errors import InputError
+from queues.errors import QueueClosed
 from queues.readers.group_history import read_history
 from queues.readers.parquet import export_parquet
 from queues.records import Prompt, PutStatus

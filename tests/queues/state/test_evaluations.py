@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from headway import clock
 from queues.readers.group_history import last_lease
 from queues.records import Evaluation
-from queues.runtime import clock
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 WAIT = 10.0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from queues.errors import AccountingError, InputError, LedgerError
+from headway.errors import InputError
+from queues.errors import AccountingError, LedgerError
 from queues.readers.accounting import Accounting, read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.parquet import export_parquet

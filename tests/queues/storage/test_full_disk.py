@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from headway import full_disk as room
+from headway.full_disk import PROBE_BYTES, has_space, is_full
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
-from queues.runtime import disk_space as room
-from queues.runtime.disk_space import PROBE_BYTES, has_space, is_full
 from queues.storage import group_commit as writer
 from queues.storage import journal
 from queues.storage.ledger import Ledger

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from queues.errors import InputError, LedgerError
+from headway.errors import InputError
+from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.requeue import requeue
 from tests.queues.conftest import answer, make_broker, make_prompts

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from headway.errors import InputError
 from tests.weight_sync.serving import newest_version
-from weight_sync.errors import InputError, StagingError
+from weight_sync.errors import StagingError
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage

@@ -2,7 +2,7 @@
 
 import pytest
 
-from queues.runtime.nearest_name import nearest
+from headway.nearest_name import nearest
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ The processes that it starts on the same machine inherit the result, so the diff
 stamps of one command on one machine is a true duration, whatever NTP, an administrator or a
 suspended machine do meanwhile. Stamps of other machines, of processes of a Ray cluster that the
 command joined, and of earlier sessions of a run are as far off as the wall clocks were when those
-processes began: what compares them does not end a run. `weight_sync.clock` is the same clock.
+processes began: what compares them does not end a run.
 
 Durations that begin and end in one process use `time.monotonic` or `time.perf_counter`.
 """

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from queues.runtime.file_lock import is_held, locked, take
+from headway.file_lock import is_held, locked, take
 
 
 @pytest.fixture

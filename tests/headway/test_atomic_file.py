@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from queues.runtime.atomic_file import atomic_file
+from headway.atomic_file import atomic_file
 
 
 @pytest.mark.parametrize("durable", [False, True])

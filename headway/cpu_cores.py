@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from queues.errors import InputError
+from headway.errors import InputError
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """The limit of a container's CPU time, in cgroup version 2."""

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import ray
 
-from queues.runtime.ray_process_title import RENEWED_SECONDS, keep_title
+from headway.ray_process import RENEWED_SECONDS, keep_title
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
-from queues.runtime.clean_text import printable, without_secrets
+from headway.clean_text import printable, without_secrets
 
 LIMIT_BYTES = 64 << 10
 """Most bytes that pass in `LIMIT_SECONDS`."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from queues.errors import InputError
-from queues.runtime.cpu_affinity import Cores, bind_process, parse_cores, usable_cores
+from headway.cpu_cores import Cores, bind_process, parse_cores, usable_cores
+from headway.errors import InputError
 
 
 def test_a_list_of_cores_and_ranges_is_read():
@@ -24,7 +24,7 @@ def test_a_thread_that_ends_while_a_process_is_bound_is_left_out(monkeypatch):
     available = sorted(os.sched_getaffinity(0))
     gone = "4194304"  # above the largest pid
     threads = [gone, *os.listdir("/proc/self/task")]
-    monkeypatch.setattr("queues.runtime.cpu_affinity.os.listdir", lambda path: threads)
+    monkeypatch.setattr("headway.cpu_cores.os.listdir", lambda path: threads)
     bind_process(available, "learner.cores")
     assert sorted(os.sched_getaffinity(0)) == available
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from queues.runtime import clean_text, output_limits
-from queues.runtime.output_limits import (
+from headway import clean_text, output_limits
+from headway.output_limits import (
     HEAD_BYTES,
     LIMIT_BYTES,
     LOG_BYTES,
@@ -123,7 +123,7 @@ def test_a_log_that_somebody_else_cuts_is_followed(log, secret):
 
 PROGRAM = """
 import os, sys, time
-from queues.runtime import output_limits
+from headway import output_limits
 output_limits.LOOK_SECONDS = 0.01
 output_limits.keep_logs_small()
 for _ in range(24):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from queues.runtime import clean_text
-from queues.runtime.clean_text import (
+from headway import clean_text
+from headway.clean_text import (
     is_secret,
     printable,
     register,

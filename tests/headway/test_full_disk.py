@@ -2,7 +2,7 @@
 
 import pytest
 
-from queues.runtime import disk_space
+from headway import full_disk
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_a_full_disk_is_waited_for_and_named(tmp_path, monkeypatch, probes, said
         asked.append((folder, size))
         return probes[len(asked) - 1]
 
-    monkeypatch.setattr(disk_space, "has_space", has_space)
-    monkeypatch.setattr(disk_space, "SPACE_SECONDS", 0.0)
-    disk_space.wait_for_space(tmp_path, heard.append)
+    monkeypatch.setattr(full_disk, "has_space", has_space)
+    monkeypatch.setattr(full_disk, "SPACE_SECONDS", 0.0)
+    full_disk.wait_for_space(tmp_path, heard.append)
     assert heard == [line.format(folder=tmp_path) for line in said]
     assert asked == [(tmp_path, 2**24)] * len(probes)

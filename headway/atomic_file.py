@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from queues.runtime.file_lock import locked
+from headway.file_lock import locked
 
 WRITE_SECONDS = 5.0
 """Longer than a command takes to write a file that another may write too."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from queues.runtime.hang_detection import until_silent
+from headway.hang_detection import until_silent
 
 
 class Process:

@@ -1,1 +1,0 @@
-"""Tools that every process of Headway needs, of Ray and of the operating system."""

@@ -1,0 +1,56 @@
+"""The tree of errors: exit codes, and fields that survive the way between processes."""
+
+import inspect
+import pickle
+
+import pytest
+
+import actors.errors
+import deploy.errors
+import learner.errors
+import queues.errors
+import weight_sync.errors
+from headway.errors import HeadwayError, InputError, first_line, is_bad_input
+
+PACKAGES = (actors.errors, deploy.errors, learner.errors, queues.errors, weight_sync.errors)
+ERRORS = sorted(
+    {
+        error
+        for module in PACKAGES
+        for _, error in inspect.getmembers(module, inspect.isclass)
+        if issubclass(error, BaseException)
+    },
+    key=lambda error: error.__name__,
+)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_is_below_the_one_root_and_only_bad_input_exits_with_2(error):
+    assert issubclass(error, HeadwayError)
+    assert (error.exit_code == 2) == issubclass(error, InputError)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_an_error_survives_pickling_with_its_fields(kind):
+    error = kind("no such model", exit_code=7).with_hint("type `headway ls`")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.exit_code) == (kind, 7)
+    assert str(again) == str(error) == "no such model\ntype `headway ls`"
+    assert again.__dict__ == error.__dict__
+
+
+def test_the_fields_of_one_error_are_not_those_of_its_type():
+    assert HeadwayError("a", exit_code=3, hint="b").exit_code == 3
+    assert (HeadwayError.exit_code, HeadwayError.hint) == (1, "")
+
+
+def test_bad_input_is_known_by_its_exit_code():
+    assert is_bad_input(InputError("x"))
+    assert is_bad_input(HeadwayError("x", exit_code=2))
+    assert not is_bad_input(HeadwayError("x"))
+    assert not is_bad_input(ValueError("x"))
+
+
+def test_the_first_line_of_an_error_without_a_message_is_its_type():
+    assert first_line(ValueError(" a\nb")) == "a"
+    assert first_line(ValueError()) == "ValueError"
