@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 Payload = bytes | memoryview
 """An encoded group; a view if it is in Ray's memory."""
 SHAPING = frozenset({"overlong", "missing_eos"})
 """Reward parts that shape lengths and do not judge the task."""
-BASELINE_REWARD = "baseline_reward"
-"""Key of `Rollout.metadata`: reward of the greedy rollout of the same prompt."""
-
 REWARD_MODEL_LOST = "reward_model_lost"
 """Reason of attempts that fail while the reward models are gone; they do not count."""
 
@@ -83,6 +80,14 @@ def rollouts_at_once(group_size: int, greedy_baseline: bool) -> int:
     return group_size + (1 if greedy_baseline else 0)
 
 
+class TurnReward(NamedTuple):
+    """The reward that an environment gave for one turn."""
+
+    end: int
+    """Index in `Rollout.token_ids` of the turn's last token."""
+    reward: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One sampled trajectory. All per-token lists have the length of `token_ids`."""
@@ -106,18 +111,15 @@ class Rollout:
     created_at: datetime
     """Timezone-aware, UTC."""
     finished_at: datetime
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    turn_rewards: Sequence[TurnReward] = ()
+    """Parts of the reward that the environment gave for turns; a turn without one is not listed."""
+    baseline_reward: float | None = None
+    """Reward of the group's greedy rollout; None without one."""
 
     @property
     def task_reward(self) -> float:
         """The reward less its shaping, which judges the task alone."""
         return self.reward - sum(self.reward_parts.get(name, 0.0) for name in SHAPING)
-
-    @property
-    def baseline_reward(self) -> float | None:
-        """Reward of the group's greedy rollout; None without one."""
-        reward = self.metadata.get(BASELINE_REWARD)
-        return None if reward is None else float(reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

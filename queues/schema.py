@@ -6,23 +6,27 @@
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from queues.errors import SchemaError
 from queues.records import SHAPING, FinishReason, Payload, Rollout, RolloutGroup, Summary
+from queues.schema_checks import (
+    GROUP_COLUMNS,
+    TOKEN_COLUMNS,
+    check_values,
+    flat,
+    lengths_of,
+    optional_fields,
+)
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"headway.schema_version"
 SMALL_BYTES = 2**17
 """Payloads up to this size, in bytes, are checked together."""
-LOGPROB_TOLERANCE = 1e-4
-"""Log-probabilities may exceed 0 by this much: engines round."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -51,10 +55,6 @@ SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()},
 )
-_LATEST = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * 10**6
-"""In microseconds; Python's datetime ends there."""
-_GROUP_COLUMNS = ("group_id", "prompt_id", "attempt")
-_TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
 
 
 def encode(group: RolloutGroup) -> bytes:
@@ -68,7 +68,7 @@ def encode(group: RolloutGroup) -> bytes:
             raise SchemaError(f"{field.name}: not {field.type}: {error}") from error
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     _validate_whole(batch)
-    _validate(batch, [batch.num_rows])
+    check_values(batch, [batch.num_rows])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_batch(batch)
@@ -80,7 +80,7 @@ def decode(payload: Payload) -> RolloutGroup:
     batch = read_batch(payload)
     rows = batch.to_pylist(maps_as_pydicts="strict")
     return RolloutGroup(
-        **{name: rows[0][name] for name in _GROUP_COLUMNS},
+        **{name: rows[0][name] for name in GROUP_COLUMNS},
         rollouts=[_rollout(row) for row in rows],
     )
 
@@ -99,14 +99,14 @@ def decode_arrays(payloads: Sequence[Payload]) -> list[RolloutGroup]:
 
 def _groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[RolloutGroup]:
     """Decode consecutive groups of these numbers of rows, with arrays as per-token columns."""
-    per_token = ("token_ids", *_TOKEN_COLUMNS)
+    per_token = ("token_ids", *TOKEN_COLUMNS)
     columns = [name for name in SCHEMA.names if name not in per_token]
     rows = batch.select(columns).to_pylist(maps_as_pydicts="strict")
-    ends = np.cumsum(_lengths(batch, "token_ids"))[:-1]
-    tokens = {name: np.split(_flat(batch, name), ends) for name in per_token}
+    ends = np.cumsum(lengths_of(batch, "token_ids"))[:-1]
+    tokens = {name: np.split(flat(batch, name), ends) for name in per_token}
     groups, first = [], 0
     for size in sizes:
-        group = {name: rows[first][name] for name in _GROUP_COLUMNS}
+        group = {name: rows[first][name] for name in GROUP_COLUMNS}
         rollouts = [
             _rollout(rows[i] | {name: tokens[name][i] for name in per_token})
             for i in range(first, first + size)
@@ -128,7 +128,7 @@ def read_batch(payload: Payload) -> pa.RecordBatch:
     """Return the validated record batch in a payload; raises as `decode` does."""
     batch = _parse(payload)
     try:
-        _validate(batch, [batch.num_rows])
+        check_values(batch, [batch.num_rows])
     except SchemaError as error:
         raise SchemaError(f"{error} (group {batch.column('group_id')[0]})") from error
     return batch
@@ -167,21 +167,21 @@ def _read_together(payloads: Sequence[Payload]) -> tuple[pa.RecordBatch, list[in
     batches = [_parse(payload) for payload in payloads]
     sizes = [batch.num_rows for batch in batches]
     together = pa.concat_batches(batches)
-    _validate(together, sizes)
+    check_values(together, sizes)
     return together, sizes
 
 
 def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
     """Summarise consecutive groups of these numbers of rows."""
-    lengths = _lengths(batch, "token_ids")
+    lengths = lengths_of(batch, "token_ids")
     ends = np.cumsum(lengths)
-    mask, versions = _flat(batch, "loss_mask"), _flat(batch, "versions")
+    mask, versions = flat(batch, "loss_mask"), flat(batch, "versions")
     rewards = batch.column("reward").to_numpy()
     shaping = [
         sum(value for name, value in parts if name in SHAPING)
         for parts in batch.column("reward_parts").to_pylist()
     ]
-    names = {name: batch.column(name).to_pylist() for name in _GROUP_COLUMNS}
+    names = {name: batch.column(name).to_pylist() for name in GROUP_COLUMNS}
     summaries, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
@@ -224,26 +224,37 @@ def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: BinaryI
 
 
 def _row(group: RolloutGroup, rollout: Rollout) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(group, name) for name in _GROUP_COLUMNS}
-    values |= {name: getattr(rollout, name) for name in SCHEMA.names if name not in values}
+    values: dict[str, Any] = {name: getattr(group, name) for name in GROUP_COLUMNS}
+    names = [name for name in SCHEMA.names if name not in GROUP_COLUMNS and name != "metadata"]
+    values |= {name: getattr(rollout, name) for name in names}
     for name in ("created_at", "finished_at"):
         if values[name].tzinfo is None:
             raise SchemaError(f"{name}: {values[name]} has no time zone, must be in UTC")
     values["finish_reason"] = str(rollout.finish_reason)
     values["reward_parts"] = dict(rollout.reward_parts)
-    try:
-        values["metadata"] = json.dumps(dict(rollout.metadata))
-    except (TypeError, ValueError) as error:
-        raise SchemaError(f"metadata: not JSON: {error}") from error
+    values["metadata"] = _as_metadata(rollout)
     return values
 
 
+def _as_metadata(rollout: Rollout) -> str:
+    """Return as JSON the fields that few rollouts have; `optional_fields` reads them."""
+    fields: dict[str, Any] = {}
+    if rollout.turn_rewards:
+        fields["turn_rewards"] = rollout.turn_rewards
+    if rollout.baseline_reward is not None:
+        fields["baseline_reward"] = rollout.baseline_reward
+    try:
+        return json.dumps(fields)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"metadata: not JSON: {error}") from error
+
+
 def _rollout(row: dict[str, Any]) -> Rollout:
-    for name in _GROUP_COLUMNS:
+    for name in GROUP_COLUMNS:
         del row[name]
     row["finish_reason"] = FinishReason(row["finish_reason"])
-    row["metadata"] = json.loads(row["metadata"])
-    return Rollout(**row)
+    optional = optional_fields(row.pop("metadata"))
+    return Rollout(**row, **optional)
 
 
 def _check_schema(schema: pa.Schema) -> None:
@@ -284,115 +295,3 @@ def _validate_whole(batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise SchemaError(f"payload: damaged: {error}") from error
-
-
-def _validate(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
-    """Check the values of consecutive groups of these numbers of rows."""
-    for name, column in zip(SCHEMA.names, batch.columns, strict=True):
-        for values in (column, _entries(column)):
-            if values.null_count:
-                _require(batch, name, values.is_valid(), "must not be null")
-    _validate_groups(batch, sizes)
-    _validate_tokens(batch)
-    _validate_rows(batch)
-
-
-def _validate_groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
-    columns = {name: batch.column(name).to_pylist() for name in (*_GROUP_COLUMNS, "sample_index")}
-    first = 0
-    for size in sizes:
-        different = {name: {*column[first : first + size]} for name, column in columns.items()}
-        first += size
-        index = different.pop("sample_index")
-        for name, values in different.items():
-            if len(values) > 1:
-                raise SchemaError(f"{name}: {sorted(values)} must be one for the whole group")
-        if len(index) < size:
-            raise SchemaError(f"sample_index: {sorted(index)} must be {size}, all different")
-    for name, least in (("attempt", 1), ("sample_index", 0)):
-        values = batch.column(name).to_numpy()
-        _require(batch, name, values >= least, f"must be at least {least}")
-
-
-def _validate_tokens(batch: pa.RecordBatch) -> None:
-    lengths = _lengths(batch, "token_ids")
-    for name in _TOKEN_COLUMNS:
-        entries = _lengths(batch, name)
-        for row in np.flatnonzero(entries != lengths):
-            rule = f"must be {lengths[row]}, the length of token_ids"
-            raise SchemaError(f"{name}: row {row} has {entries[row]} entries, {rule}")
-    prompt = batch.column("prompt_length").to_numpy()
-    inside = (prompt >= 1) & (prompt <= lengths)
-    _require(batch, "prompt_length", inside, "must be from 1 to the length of token_ids")
-
-    mask = _flat(batch, "loss_mask")
-    logprobs = _flat(batch, "behavior_logprobs")
-    versions = _flat(batch, "versions")
-    starts = np.cumsum(lengths) - lengths
-    edges = np.stack([starts, starts + prompt], axis=1).ravel()
-    in_prompt = np.logical_or.reduceat(mask, edges[edges < mask.size])[::2]
-    _require(batch, "token_ids", _flat(batch, "token_ids") >= 0, "must not be negative")
-    _require(batch, "loss_mask", ~in_prompt, "must be false in the prompt")
-    name = "behavior_logprobs"
-    _require(batch, name, np.isfinite(logprobs), "must be finite")
-    _require(batch, name, logprobs <= LOGPROB_TOLERANCE, "must not exceed 0")
-    _require(batch, name, (logprobs == 0) | mask, "must be 0 where not sampled")
-    _require(batch, "versions", (versions >= 0) | ~mask, "must not be negative where sampled")
-    _require(batch, "versions", (versions == -1) | mask, "must be -1 where not sampled")
-
-
-def _validate_rows(batch: pa.RecordBatch) -> None:
-    _require(batch, "reward", np.isfinite(batch.column("reward").to_numpy()), "must be finite")
-    _require(batch, "reward_parts", np.isfinite(_flat(batch, "reward_parts")), "must be finite")
-    unique = [len(dict(row)) == len(row) for row in batch.column("reward_parts").to_pylist()]
-    _require(batch, "reward_parts", unique, "must have different keys")
-    _require(batch, "turns", batch.column("turns").to_numpy() >= 1, "must be at least 1")
-    reasons = [*map(str, FinishReason)]
-    allowed = [x in reasons for x in batch.column("finish_reason").to_pylist()]
-    _require(batch, "finish_reason", allowed, f"must be of {reasons}")
-    created, finished = (
-        batch.column(name).cast(pa.int64()).to_numpy() for name in ("created_at", "finished_at")
-    )
-    _require(batch, "created_at", created >= 0, "must not be before 1970")
-    _require(batch, "finished_at", finished >= created, "must not be before created_at")
-    _require(batch, "finished_at", finished <= _LATEST, "must not be after 9999")
-    objects = [_is_object(text) for text in batch.column("metadata").to_pylist()]
-    _require(batch, "metadata", objects, "must be a JSON object")
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
-
-
-def _require(batch: pa.RecordBatch, name: str, valid: npt.ArrayLike, rule: str) -> None:
-    """Refuse the first invalid value of a column: of its rows, or of all entries of its lists."""
-    valid = np.asarray(valid)
-    if valid.all():
-        return
-    values = batch.column(name).to_numpy(zero_copy_only=False)
-    row = index = int(np.argmin(valid))
-    if len(valid) != len(values):
-        values = _flat(batch, name)
-        row = int(np.searchsorted(np.cumsum(_lengths(batch, name)), index, side="right"))
-    raise SchemaError(f"{name}: row {row} is {str(values[index])[:80]}, {rule}")
-
-
-def _entries(column: pa.Array) -> pa.Array:
-    """Return the entries of all lists, or the values of all maps, or the column itself."""
-    if pa.types.is_map(column.type):
-        return column.items
-    return column.flatten() if pa.types.is_list(column.type) else column
-
-
-def _lengths(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    """Return the entries per row of a list or map column [R], int64."""
-    return np.diff(batch.column(name).offsets).astype(np.int64)
-
-
-def _flat(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
-    """Return all entries of a list or map column, row after row [sum of lengths]."""
-    values: npt.NDArray[Any] = _entries(batch.column(name)).to_numpy(zero_copy_only=False)
-    return values

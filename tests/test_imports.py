@@ -29,7 +29,7 @@ HEAVY = {
     "deepspeed": ["learner/engine/deepspeed.py"],
     "peft": ["learner/model/lora.py"],
     "ray": ["ray_*.py", "deploy/*.py", "deploy/*/*.py"],
-    "pyarrow": ["queues/schema.py", "actors/sources/*.py", "deploy/api/*.py"],
+    "pyarrow": ["queues/schema*.py", "actors/sources/*.py", "deploy/api/*.py"],
     "prometheus_client": [
         "metrics.py",
         "deploy/driver/run_metrics.py",
@@ -43,7 +43,7 @@ ORDER = {
         "daemon_thread full_disk folder_checksums hang_detection metrics ray_process"
     ),
     "queues": (
-        "errors records policy config state storage schema protocols readers broker "
+        "errors records policy config state storage schema_checks schema protocols readers broker "
         "ray_errors ray_broker"
     ),
     "weight_sync": (

@@ -36,7 +36,7 @@ from actors.user_code import call, where_raised
 from headway import clock
 from headway.clean_text import without_known_secrets
 from headway.errors import HeadwayError, InputError
-from queues.records import FinishReason, Lease, Purpose, Rollout
+from queues.records import FinishReason, Lease, Purpose, Rollout, TurnReward
 
 LONGEST_TOKEN = 200
 """Characters of a token at most, for an answer of an environment to be tokenised at all."""
@@ -141,7 +141,7 @@ class EpisodeRunner:
         opening = self._checked(lease, Turn(messages, None, done=False))
         transcript, prompt_length = self._opening(lease, opening, saved)
         environment_reward, turns, began, left_out = 0.0, 0, prompt_length, 0
-        turn_rewards: list[tuple[int, float]] = []
+        turn_rewards: list[TurnReward] = []
         while True:
             turns += 1
             request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
@@ -158,7 +158,8 @@ class EpisodeRunner:
             turn = self._checked(lease, answer)
             if turn.reward is not None:
                 environment_reward += float(turn.reward)
-                turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
+                turn_end = len(transcript.token_ids) - 1
+                turn_rewards.append(TurnReward(turn_end, float(turn.reward)))
             if turn.done or finish_reason is FinishReason.LENGTH:
                 break
             if _characters(turn) > LONGEST_TOKEN * self.max_model_len:
@@ -191,7 +192,7 @@ class EpisodeRunner:
             reward_parts={**parts, **shaping},
             finish_reason=finish_reason,
             turns=turns,
-            metadata={"turn_rewards": turn_rewards} if turn_rewards else {},
+            turn_rewards=tuple(turn_rewards),
         )
 
     def _opening(

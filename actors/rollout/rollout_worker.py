@@ -25,7 +25,6 @@ from headway.errors import HeadwayError, InputError
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import (
-    BASELINE_REWARD,
     FinishReason,
     Lease,
     Purpose,
@@ -276,8 +275,7 @@ class RolloutWorker:
         if interrupted or not lease.greedy_baseline:
             return rollouts
         *group, baseline = rollouts
-        metadata = {BASELINE_REWARD: baseline.reward}
-        return [replace(rollout, metadata={**rollout.metadata, **metadata}) for rollout in group]
+        return [replace(rollout, baseline_reward=baseline.reward) for rollout in group]
 
     async def _episode(self, lease: Lease, index: int, partial: PartialGroup) -> Rollout:
         saved = partial.get(index)

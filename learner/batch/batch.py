@@ -259,9 +259,7 @@ def read_batch(
         groups: As taken from the queue.
         mask_truncated: Mask out rollouts that ended at the limit of their length.
         oldest_version: Mask out tokens that an older version sampled.
-        process_rewards: Separate rewards of turns from the rest of a rollout's reward. Its metadata
-            has them as `turn_rewards`, a list of [index of the turn's last token, reward]; a turn
-            that is not in it, or whose reward is None, has none.
+        process_rewards: Separate `Rollout.turn_rewards` from the rest of a rollout's reward.
 
     Raises:
         HeadwayError: No rollouts, or one whose first token counts as sampled: a model gives no
@@ -332,10 +330,9 @@ def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> tuple[
     rewards, start = torch.zeros(sum(lengths)), 0
     ends = torch.zeros(len(rewards), dtype=torch.bool)
     for rollout, length in zip(rollouts, lengths, strict=True):
-        for position, reward in rollout.metadata.get("turn_rewards", ()):
-            if reward is not None:
-                rewards[start + position] += reward
-                ends[start + position] = True
+        for turn in rollout.turn_rewards:
+            rewards[start + turn.end] += turn.reward
+            ends[start + turn.end] = True
         start += length
     return rewards, ends
 

@@ -15,7 +15,6 @@ So a run that drops, masks or trains stragglers need not equal the uninterrupted
 """
 
 import asyncio
-import json
 import selectors
 import shutil
 import threading
@@ -442,7 +441,7 @@ def recorded_batch(folder, version):
             [
                 (
                     list(r.token_ids), list(r.versions), list(r.behavior_logprobs),
-                    list(r.loss_mask), r.reward, json.dumps(dict(r.metadata)),
+                    list(r.loss_mask), r.reward, r.turn_rewards, r.baseline_reward,
                 )
                 for r in group.rollouts
             ],

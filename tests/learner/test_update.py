@@ -12,6 +12,7 @@ from headway.errors import InputError
 from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.update import Updater
+from queues.records import TurnReward
 
 
 def train(groups, *, version=0, **settings):
@@ -316,12 +317,12 @@ def test_the_loss_is_a_mean_over_the_minibatches_that_there_are():
 
 
 def test_rewards_are_reported_with_what_turns_earned():
-    turns = {"turn_rewards": [[2, 0.5]]}
+    turns = [TurnReward(2, 0.5)]
     groups = [
         group(
             "a",
             [
-                dataclasses.replace(rollout([1, 2, 3, 4], reward=2.0), metadata=turns),
+                dataclasses.replace(rollout([1, 2, 3, 4], reward=2.0), turn_rewards=turns),
                 rollout([1, 2, 3, 4], reward=1.0, index=1),
             ],
         )

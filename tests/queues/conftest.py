@@ -54,7 +54,6 @@ def make_rollout(index: int = 0, sampled: Sequence[int] = (0, 0), **changes: Any
         "engine_id": "engine-0",
         "created_at": BEGIN,
         "finished_at": BEGIN + timedelta(seconds=1),
-        "metadata": {"seed": 7},
     }
     return Rollout(**(values | changes))
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
-from queues.records import FinishReason, Rollout, RolloutGroup, Summary
+from queues.records import FinishReason, Rollout, RolloutGroup, Summary, TurnReward
 from queues.schema import (
     SCHEMA,
     SMALL_BYTES,
@@ -27,7 +27,6 @@ from queues.schema import (
 from tests.queues.conftest import BEGIN, make_group, make_rollout
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-JSON = st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.none()), max_size=3)
 
 
 @st.composite
@@ -46,7 +45,10 @@ def rollouts(draw: st.DrawFn, index: int) -> Rollout:
         reward_parts=draw(st.dictionaries(st.text(), FINITE, max_size=3)),
         finish_reason=draw(st.sampled_from(FinishReason)),
         turns=draw(st.integers(1, 9)),
-        metadata=draw(JSON),
+        turn_rewards=tuple(
+            draw(st.lists(st.builds(TurnReward, st.integers(0, len(mask) - 1), FINITE), max_size=3))
+        ),
+        baseline_reward=draw(st.none() | FINITE),
     )
 
 
@@ -156,7 +158,11 @@ def test_a_summary_counts_sampled_tokens_and_spans_their_versions() -> None:
         ({"sample_index": -1}, "sample_index: row 1 is -1, must be at least 0"),
         ({"created_at": datetime(2026, 1, 1)}, "created_at: .* has no time zone"),
         ({"finished_at": BEGIN - timedelta(1)}, "finished_at: row 1 is 2026-.*, must not be"),
-        ({"metadata": {"a": object()}}, "metadata: not JSON"),
+        ({"baseline_reward": object()}, "metadata: not JSON"),
+        ({"baseline_reward": float("nan")}, "metadata: row 1 is .*NaN.*, must be a JSON object"),
+        ({"turn_rewards": [(5, 1.0)]}, "metadata: row 1 is .*5, 1.0.*, must be a JSON object"),
+        ({"turn_rewards": [(2.0, 1.0)]}, "metadata: row 1 is .*2.0, 1.0.*, must be a JSON object"),
+        ({"turn_rewards": [(4, None)]}, "metadata: row 1 is .*4, null.*, must be a JSON object"),
         ({"engine_id": 3}, "engine_id: not string"),
     ],
 )
@@ -217,7 +223,7 @@ def rewritten(change: str, metadata: dict[bytes, bytes] | None = None) -> bytes:
         (rewritten("retype"), "turns: found int64, must be int32"),
         (rewritten("add"), "mood: unknown"),
         (rewritten("mix"), r"group_id: \['g1', 'g2'\] must be one for the whole group"),
-        (rewritten("metadata"), r"metadata: row 1 is \[\], must be a JSON object \(group g0"),
+        (rewritten("metadata"), r"metadata: row 1 is \[\], must be a JSON object .* \(group g0"),
         (rewritten("", {}), "headway.schema_version: found none, must be 1"),
         (rewritten("", {b"headway.schema_version": b"2"}), "headway.schema_version: found 2"),
     ],

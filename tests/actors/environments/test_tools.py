@@ -114,7 +114,7 @@ def test_a_tool_answers_in_the_context_and_out_of_the_loss():
 def test_each_turn_that_calls_well_is_credited_where_it_ended():
     rollout, _ = play(":3+4;", ":3+;", "=7", options={**PLAIN, "call_reward": 0.25,
                                                       "error_reply": ","})  # fmt: skip
-    assert rollout.metadata["turn_rewards"] == [(9, 0.25), (15, 0.0), (19, 0.0)]
+    assert rollout.turn_rewards == ((9, 0.25), (15, 0.0), (19, 0.0))
     assert rollout.reward_parts == {"environment": 0.25, "last_answer": 1.0}
     assert rollout.reward == 1.25
 

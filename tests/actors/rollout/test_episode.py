@@ -93,23 +93,23 @@ def test_what_the_environment_says_is_in_the_context_and_out_of_the_loss():
 
 def test_what_turns_earned_is_kept_though_it_adds_up_to_nothing():
     rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Seesaw")
-    assert rollout.metadata["turn_rewards"] == [(5, 1.0), (15, -1.0)]
+    assert rollout.turn_rewards == ((5, 1.0), (15, -1.0))
     assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
     assert rollout.reward == 1.0
 
 
 def test_an_environment_that_gives_nothing_gives_a_zero():
     rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Flat")
-    assert rollout.metadata["turn_rewards"] == [(5, 0.0), (15, 0.0)]
+    assert rollout.turn_rewards == ((5, 0.0), (15, 0.0))
     assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
     single = play(Recited("b=7"))
     assert "environment" not in single.reward_parts
-    assert single.metadata == {}
+    assert single.turn_rewards == ()
 
 
 def test_a_turn_without_a_reward_earns_nothing_and_is_not_among_those_that_have_one():
     rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Unpaid")
-    assert rollout.metadata["turn_rewards"] == [(5, 0.5)]
+    assert rollout.turn_rewards == ((5, 0.5),)
     assert rollout.reward_parts == {"environment": 0.5, "last_answer": 1.0}
 
 
@@ -128,7 +128,7 @@ def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
     assert rollout.turns == 2
     assert rollout.finish_reason is FinishReason.LENGTH
     assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
-    assert rollout.metadata["turn_rewards"] == [(5, 0.5), (13, 0.5)]
+    assert rollout.turn_rewards == ((5, 0.5), (13, 0.5))
 
 
 def test_a_conversation_is_cut_off_after_its_most_turns():
@@ -139,14 +139,14 @@ def test_a_conversation_is_cut_off_after_its_most_turns():
     assert rollout.reward_parts["environment"] == 1.0
     assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
     assert rollout.loss_mask == [False] * 4 + [True] * 2 + [False] * 6 + [True] * 2
-    assert rollout.metadata["turn_rewards"] == [(5, 0.5), (13, 0.5)]
+    assert rollout.turn_rewards == ((5, 0.5), (13, 0.5))
 
 
 def test_what_is_said_in_the_turn_that_ends_a_conversation_is_not_in_it():
     rollout = play(Recited("a"), of=lease(answer="1"), environment="user_module:Countdown")
     assert rollout.token_ids == [*ids("3+4=a"), EOS]
     assert rollout.finish_reason is FinishReason.STOP
-    assert rollout.metadata["turn_rewards"] == [(5, 0.5)]
+    assert rollout.turn_rewards == ((5, 0.5),)
 
 
 @pytest.mark.parametrize(("max_model_len", "turns"), [(12, 1), (13, 2)])
@@ -165,7 +165,7 @@ def test_what_is_longer_than_the_context_is_never_in_a_rollout():
     rollout = play(Recited("b=7"), of=lease(answer="7"), environment="user_module:Verbose")
     assert rollout.token_ids == [*ids("3+4=b=7"), EOS]
     assert rollout.loss_mask == [False] * 4 + [True] * 4
-    assert rollout.metadata["turn_rewards"] == [(7, 0.5)]
+    assert rollout.turn_rewards == ((7, 0.5),)
     assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)
     assert rollout.reward_parts == {"environment": 0.5, "last_answer": 0.0}
 

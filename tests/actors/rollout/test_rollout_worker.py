@@ -46,7 +46,7 @@ class Stage:
             raise
         reward = self.rewards.get(index, 1.0)
         return replace(
-            rollout(of, index), reward=reward, metadata={"seed": index},
+            rollout(of, index), reward=reward, turns=index + 1,
             finish_reason=FinishReason.ABORTED if self.interrupted else FinishReason.STOP,
         )  # fmt: skip
 
@@ -136,15 +136,11 @@ def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put():
         assert [r.sample_index for r in group.rollouts] == [0, 1]
         assert [r.reward for r in group.rollouts] == [0.0, 1.0]
         assert [r.baseline_reward for r in group.rollouts] == [0.25, 0.25]
-        assert [r.metadata["seed"] for r in group.rollouts] == [0, 1], "nothing else is lost"
+        assert [r.turns for r in group.rollouts] == [1, 2], "nothing else is lost"
         assert worker.statistics.statistics()["rollouts"] == 3
         assert worker.statistics.statistics()["running_rollouts"] == 0
 
     asyncio.run(scenario())
-
-
-def test_without_a_baseline_there_is_none_to_read():
-    assert rollout(lease(), 0).baseline_reward is None
 
 
 def test_a_failed_baseline_fails_its_group_like_any_rollout():

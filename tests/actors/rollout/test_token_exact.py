@@ -54,7 +54,7 @@ def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
     assert rollout.prompt_length == len(engine.seen[0][0])
     ends = [len(seen) + len(sampled_ids) - 1 for seen, sampled_ids in engine.seen]
     paid = [0.5] * len(messages) + [0.0]
-    assert rollout.metadata["turn_rewards"] == list(zip(ends, paid, strict=True))
+    assert rollout.turn_rewards == tuple(zip(ends, paid, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,6 @@ import pytest
 
 from deploy.config.presets import preset_names
 from queues.readers.parquet import export_parquet
-from queues.records import BASELINE_REWARD
 from tests.deploy.conftest import Headway
 
 pytestmark = [
@@ -120,7 +119,7 @@ def check_rollouts(name, rollouts):
     assert all({part for part, _ in row["reward_parts"]} == parts for row in rollouts)
     baselines = {}
     for row in rollouts:
-        baseline = json.loads(row["metadata"]).get(BASELINE_REWARD)
+        baseline = json.loads(row["metadata"]).get("baseline_reward")
         assert (baseline is not None) is (name == "remax")
         baselines.setdefault(row["group_id"], set()).add(baseline)
     assert all(len(found) == 1 for found in baselines.values()), "one for each group"

@@ -11,7 +11,7 @@ from learner.batch.batch import read_batch, split_groups
 from learner.batch.microbatch_plan import plan_microbatches
 from learner.config.learner import LearnerConfig
 from learner.objective.objective import Objective
-from queues.records import FinishReason
+from queues.records import FinishReason, TurnReward
 
 
 def batch_of(groups, **settings):
@@ -159,8 +159,8 @@ def test_truncated_rollouts_are_masked_but_stay_in_baselines_and_in_the_count_of
 
 def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
     def with_turn(tokens, reward, turn, **changes):
-        turns = {"turn_rewards": [[2, turn]]}
-        return dataclasses.replace(rollout(tokens, reward=reward), metadata=turns, **changes)
+        turns = [TurnReward(2, turn)]
+        return dataclasses.replace(rollout(tokens, reward=reward), turn_rewards=turns, **changes)
 
     first = with_turn([1, 2, 3, 4], 1.5, 0.5)
     cut = with_turn([1, 2, 3, 4, 5], 3.0, 2.0, sample_index=1, finish_reason=FinishReason.LENGTH)
@@ -181,7 +181,7 @@ def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
 def shaped(reward, index, *, turn=0.0):
     """Return a rollout with a length penalty, which is not part of the task's reward."""
     one = rollout([1, 2, 3, 4], reward=reward - 0.8, index=index, reward_parts={"overlong": -0.8})
-    return dataclasses.replace(one, metadata={"turn_rewards": [[2, turn]]})
+    return dataclasses.replace(one, turn_rewards=[TurnReward(2, turn)])
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,8 @@ def test_counts_of_successes_take_the_reward_of_the_task_and_of_its_turns(name, 
 
 def test_rewards_of_turns_go_to_the_turns_they_are_of():
     one = dataclasses.replace(
-        rollout([1, 2, 3, 4, 5], reward=3.0), metadata={"turn_rewards": [[2, 0.5], [4, 0.25]]}
+        rollout([1, 2, 3, 4, 5], reward=3.0),
+        turn_rewards=[TurnReward(2, 0.5), TurnReward(4, 0.25)],
     )
     batch = read_batch([group("a", [one])], process_rewards=True)
     assert batch.process_rewards.tolist() == [0, 0, 0.5, 0, 0.25]
@@ -206,10 +207,11 @@ def test_rewards_of_turns_go_to_the_turns_they_are_of():
 
 
 def test_parts_of_rewards_and_greedy_baselines_are_columns():
-    def scored(parts, **metadata):
-        return dataclasses.replace(rollout([1, 2, 3]), reward_parts=parts, metadata=metadata)
+    def scored(parts, baseline=None):
+        one = rollout([1, 2, 3])
+        return dataclasses.replace(one, reward_parts=parts, baseline_reward=baseline)
 
-    both = [scored({"x": 1.0, "y": 2.0}, baseline_reward=0.5), scored({"x": 3.0})]
+    both = [scored({"x": 1.0, "y": 2.0}, 0.5), scored({"x": 3.0})]
     batch = read_batch([group("a", both)])
     assert batch.reward_parts["x"].tolist() == [1.0, 3.0]
     assert batch.reward_parts["y"].isnan().tolist() == [False, True]
@@ -237,8 +239,8 @@ def test_the_order_differs_between_epochs_and_versions():
 
 
 def test_a_turn_that_earned_nothing_has_a_reward_and_one_without_a_reward_has_none():
-    metadata = {"turn_rewards": [[2, 0.0], [4, None], [6, 1.0]]}
-    one = dataclasses.replace(rollout([1, 2, 3, 4, 5, 6, 7], reward=1.0), metadata=metadata)
+    paid = [TurnReward(2, 0.0), TurnReward(6, 1.0)]
+    one = dataclasses.replace(rollout([1, 2, 3, 4, 5, 6, 7], reward=1.0), turn_rewards=paid)
     batch = read_batch([group("a", [one])], process_rewards=True)
     assert batch.process_rewards.tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert batch.step_ends.int().tolist() == [0, 0, 1, 0, 0, 0, 1]
@@ -248,11 +250,11 @@ def test_a_turn_that_earned_nothing_has_a_reward_and_one_without_a_reward_has_no
 def turns(earned, index):
     """Return a rollout of turns of one token each, a message of the environment between them."""
     sampled = [position % 2 == 1 for position in range(2 * len(earned))]
-    paid = [[2 * turn + 1, reward] for turn, reward in enumerate(earned)]
+    paid = [TurnReward(2 * turn + 1, reward) for turn, reward in enumerate(earned)]
     one = rollout(
         list(range(1, 2 * len(earned) + 1)), prompt=1, mask=sampled, reward=sum(earned), index=index
     )
-    return dataclasses.replace(one, metadata={"turn_rewards": paid})
+    return dataclasses.replace(one, turn_rewards=paid)
 
 
 def test_three_right_turns_against_one_are_a_signal():

@@ -8,7 +8,7 @@ from rollouts import PlainEngine, group, rollout
 
 from learner.config.learner import LearnerConfig
 from learner.update import Updater
-from queues.records import FinishReason
+from queues.records import FinishReason, TurnReward
 
 
 def cut(one):
@@ -77,7 +77,7 @@ def test_a_rollout_that_crossed_an_update_is_not_fresh_for_its_old_tokens_being_
 def test_rewards_of_turns_untie_a_group_whose_final_rewards_are_equal():
     def paid(reward, index):
         one = rollout([1, 2, 3, 4], reward=1.0 + reward, index=index)
-        return dataclasses.replace(one, metadata={"turn_rewards": [[3, reward]]})
+        return dataclasses.replace(one, turn_rewards=[TurnReward(3, reward)])
 
     for advantage in ("rloo", "reinforce_pp"):
         config = LearnerConfig(process_rewards=True, advantage=advantage)
