@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from actors.options import Options
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
 from actors.vllm_options import check_vllm_options
 from headway.cpu_cores import Cores
 from headway.nearest_name import nearest
+from headway.recipe_section import Resumable, ResumeRule, Section
 
 
 def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,12 +24,25 @@ def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
 
 RewardNames = Annotated[tuple[str, ...], AfterValidator(_checked_rewards)]
 SourceName = Annotated[str, AfterValidator(SOURCES.check)]
+VllmOptions = Annotated[dict[str, Any], AfterValidator(check_vllm_options)]
 StopString = Annotated[str, Field(strict=True, min_length=1)]
 StopId = Annotated[int, Field(strict=True, ge=0)]
 
 
-class RewardModelConfig(Options):
+ISSUED = ResumeRule("its ledger has prompts, groups and recorded batches that were made with it")
+SAMPLED = ResumeRule(
+    "rollouts in its ledger, half-finished and waiting to be trained, were sampled and scored with "
+    "it"
+)
+EVALUATED = ResumeRule(
+    "its evaluations are planned and queued when it begins, and are compared with each other"
+)
+
+
+class RewardModelConfig(Section):
     """Reward models behind the reward `reward_model`: all in one process, asked in batches."""
+
+    on_resume = SAMPLED
 
     paths: tuple[str, ...] = ()
     """Model folders or hub names of sequence classifiers with one label; empty takes what `headway
@@ -42,19 +55,19 @@ class RewardModelConfig(Options):
     standardise: bool = True
     """Scale the scores of every model to mean 0 and standard deviation 1 on the held-out pairs, by
     the figures in its folder: otherwise their scales differ by chance."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Resumable[int] = Field(default=32, ge=1)
     """Most texts in one padded batch."""
-    max_wait_ms: float = Field(default=5.0, ge=0)
+    max_wait_ms: Resumable[float] = Field(default=5.0, ge=0)
     """Longest that a text waits for others to share its batch."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Resumable[Literal["float32", "bfloat16"]] = "float32"
     """Type that the models compute in; in bfloat16, rounding depends on the batch of a text."""
-    cores: Cores | None = None
+    cores: Resumable[Cores | None] = None
     """CPU cores, as "1" or "2-5,8"; torch uses as many threads. None: one thread anywhere."""
-    gpus: float = Field(default=0.0, ge=0)
+    gpus: Resumable[float] = Field(default=0.0, ge=0)
     """GPUs that Ray reserves; 0 computes on the CPU."""
 
 
-class OverlongConfig(Options):
+class OverlongConfig(Section):
     """Soft penalty on rollouts that come close to their length limit (DAPO).
 
     There are two limits, and the nearer counts: sampled tokens reach actors.max_new_tokens, or all
@@ -82,16 +95,18 @@ class OverlongConfig(Options):
         return self.buffer or max(1, round((self.share or 0) * limit))
 
 
-class ActorsConfig(Options):
+class ActorsConfig(Section):
     """Rollout actors: their engines, how they sample, and what scores them."""
 
-    count: int = Field(default=1, ge=1)
+    on_resume = SAMPLED
+
+    count: Resumable[int] = Field(default=1, ge=1)
     """Actors, each with an engine of its own; `headway scale` changes it in a live run."""
-    min_count: int | None = Field(default=None, ge=1)
+    min_count: Resumable[int | None] = Field(default=None, ge=1)
     """Actors that the run needs: one that dies more often than deploy.max_restarts allows, at its
     start or later, is given up while as many as this are left; None ends the run then. The actor of
     heldout.pinned is needed always."""
-    max_count: int | None = Field(default=None, ge=1)
+    max_count: Resumable[int | None] = Field(default=None, ge=1)
     """Let more actors join a live run, up to this number, whenever nodes of the cluster have free
     resources for them, and leave with their nodes, or where a learner or reward models that lost
     theirs need them. None keeps `count`, as `headway scale` does."""
@@ -102,7 +117,7 @@ class ActorsConfig(Options):
     "module:Class" of one of yours."""
     environment_options: dict[str, Any] = Field(default={})
     """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
-    environment_timeout_seconds: float = Field(default=300.0, gt=0)
+    environment_timeout_seconds: Resumable[float] = Field(default=300.0, gt=0)
     """Deadline of each answer of the environment; past it the rollout fails."""
     max_turns: int = Field(default=32, ge=1)
     """Most messages of the policy in one rollout; it is cut off where the environment would go on.
@@ -112,7 +127,7 @@ class ActorsConfig(Options):
     similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths. None
     where the environment gives all of it. A dotted path is "module:function" of
     score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
-    heldout_reward: RewardNames | None = None
+    heldout_reward: Annotated[RewardNames | None, EVALUATED] = None
     """Rewards of held-out rollouts, in the same form; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = Field(default={})
     """Keyword arguments of rewards by name, as { regex = { pattern = "…" } }."""
@@ -142,64 +157,66 @@ class ActorsConfig(Options):
     tokens. The token that completes a stop is the last one that is sampled, and it trains."""
     include_stop: bool = False
     """Leave the stop in the completion that rewards and environments see; else it is cut off."""
-    max_concurrent_rollouts: int = Field(default=128, ge=1)
+    max_concurrent_rollouts: Resumable[int] = Field(default=128, ge=1)
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
     overlong: OverlongConfig | None = None
     """Soft penalty on training rollouts that come close to their limit; None: no penalty."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Penalty of a training rollout that the policy did not end itself."""
-    greedy_baseline: bool = False
+    greedy_baseline: Annotated[bool, ISSUED] = False
     """Generate one more rollout for every training group, greedily by the same weights: it is
     scored and not trained, and its reward is the baseline of ReMax."""
-    reward_timeout_seconds: float = Field(default=30.0, gt=0)
+    reward_timeout_seconds: Resumable[float] = Field(default=30.0, gt=0)
     """Deadline of each reward of a rollout; past it the rollout fails."""
-    code_execution: Literal["off", "sandbox"] = "off"
+    code_execution: Resumable[Literal["off", "sandbox"]] = "off"
     """Allow the reward `code` and the tool `python` to run programs that a model writes, in a
     sandbox; without one on the machine, the run is refused."""
-    reward_processes: int = Field(default=2, ge=1)
+    reward_processes: Resumable[int] = Field(default=2, ge=1)
     """Processes of each actor that call rewards at once; while some calls are slow, up to eight
     times as many."""
-    reward_memory_gib: float = Field(default=4.0, gt=0)
+    reward_memory_gib: Resumable[float] = Field(default=4.0, gt=0)
     """Private memory of such a process; a reward that needs more fails its rollout."""
-    reward_environment: tuple[str, ...] = ()
+    reward_environment: Resumable[tuple[str, ...]] = ()
     """Names of environment variables that rewards of yours get, such as a key of theirs, besides
     PATH, HOME, the language and other settings that are no secrets."""
-    verifier_seconds: float = Field(default=2.0, gt=0)
+    verifier_seconds: Resumable[float] = Field(default=2.0, gt=0)
     """Processor time for one completion of math_verify, reasoning_gym, regex, json_schema and
     similarity, which run in a sandbox; a completion that takes more scores 0."""
-    rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
+    rollout_timeout_seconds: Resumable[float] = Field(default=1800.0, gt=0)
     """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    dtype: Resumable[Literal["float32", "bfloat16", "auto"]] = "auto"
     """Type that the engine computes in; `auto` takes that of the model folder, float32 included.
     Where neither this key nor learner.dtype is given, a learner on GPUs makes it bfloat16."""
-    float32_head: bool = False
+    float32_head: Resumable[bool] = False
     """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
     does in the learner; ScaleRL wants both."""
-    cores: tuple[Cores, ...] | None = None
+    cores: Resumable[tuple[Cores, ...] | None] = None
     """CPU cores of each engine, one entry per actor, as "0" or "2-5,8". None: engines
     without GPUs share out the cores that learner.cores leaves."""
-    kv_cache_gib: float | None = Field(default=None, gt=0)
+    kv_cache_gib: Resumable[float | None] = Field(default=None, gt=0)
     """KV cache of an engine on a CPU. None takes what max_concurrent_rollouts need at their full
     length, but at most a quarter of the free memory for all engines together."""
-    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    gpu_memory_utilization: Resumable[float | None] = Field(default=None, gt=0, le=1)
     """Share of a GPU's memory for weights and KV cache; None takes 0.9, or nine tenths of `gpus`
     where that is a share of one GPU."""
-    tensor_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: Resumable[int] = Field(default=1, ge=1)
     """GPUs, or CPU sockets, that share the model of one engine."""
-    enforce_eager: bool | Literal["auto"] = "auto"
+    enforce_eager: Resumable[bool | Literal["auto"]] = "auto"
     """No compilation, and no CUDA graphs: right for tiny models; `auto`: on a CPU, not on a GPU."""
-    cpus: float = Field(default=1.0, ge=0)
+    cpus: Resumable[float] = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each actor."""
-    gpus: float = Field(default=0.0, ge=0)
+    gpus: Resumable[float] = Field(default=0.0, ge=0)
     """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
     others may use too; gpu_memory_utilization then is at most that share. A run on this machine
     whose recipe says nothing of GPUs takes those that are here, if there are enough."""
-    vllm_options: Annotated[dict[str, Any], AfterValidator(check_vllm_options)] = Field(default={})
+    vllm_options: Resumable[Annotated[dict[str, Any], AfterValidator(check_vllm_options)]] = Field(
+        default={}
+    )
     """Options of vLLM by its own names, such as kv_cache_dtype, max_num_batched_tokens, load_format
     or enable_expert_parallel; `actors.vllm_options` lists those that are passed on."""
-    scripted_options: dict[str, Any] = Field(default={})
+    scripted_options: Resumable[dict[str, Any]] = Field(default={})
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
     """Settings of the reward `reward_model`."""
@@ -307,8 +324,10 @@ class ActorsConfig(Options):
         return "reward_model" in (*self.reward, *(self.heldout_reward or ()))
 
 
-class PromptsConfig(Options):
+class PromptsConfig(Section):
     """The source of prompts, and the size of a batch."""
+
+    on_resume = ISSUED
 
     source: SourceName
     """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`, `reasoning_gym:TASK`,
@@ -328,15 +347,17 @@ class PromptsConfig(Options):
     issued again in later epochs. None issues every prompt in every epoch."""
     pass_threshold: float = 1.0
     """Reward from which a rollout passes, without penalties for its length."""
-    on_change: Literal["refuse", "new_epoch"] = "refuse"
+    on_change: Resumable[Literal["refuse", "new_epoch"]] = "refuse"
     """What a resumed run does if its prompts or held-out problems are not those of its last session
     any more: refuse, or leave the epoch and begin a new one of the present prompts, in which none
     comes twice. Evaluations keep the held-out problems that the run began with, and neither these
     nor the present ones are drawn from then on."""
 
 
-class HeldoutConfig(Options):
+class HeldoutConfig(Section):
     """Evaluation on problems that are never trained."""
+
+    on_resume = EVALUATED
 
     source: SourceName | None = None
     """As prompts.source; None takes the held-out problems of the training source, which then never
@@ -355,11 +376,11 @@ class HeldoutConfig(Options):
     """Rollouts of each problem at actors.temperature; several (k) also give pass@k, the mean over
     the problems of the best of their k rewards."""
 
-    pinned: bool = False
+    pinned: Resumable[bool] = False
     """Let the first actor do nothing but evaluate, and take no new version before it is done: all
     rollouts of a score are of one version, and the other actors go on with training. It needs
     actors.count of 2 or more. Else all actors evaluate, and may take new versions meanwhile."""
-    pinned_seconds: float = Field(default=600.0, gt=0)
+    pinned_seconds: Resumable[float] = Field(default=600.0, gt=0)
     """Longest that a new version waits for that; past it the rest is evaluated with newer versions,
     and the score names all of them."""
 

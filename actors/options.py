@@ -3,18 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from headway.errors import InputError
 from headway.nearest_name import nearest
+from headway.recipe_section import Section
 
 
-class Options(BaseModel):
-    """Settings from a recipe: frozen, without unknown keys, each with a docstring."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+class Options(Section):
+    """Options that a plug-in reads from a table of a recipe."""
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from headway.errors import InputError
+from headway.recipe_section import MAY_CHANGE, ResumeRule, Section
 from queues.policy.admission import Bounds, OnOverdue
+
+ADMITTED = ResumeRule("results in its ledger were admitted by it")
+ONLY_RAISED = ResumeRule(
+    lowering_refusal="it can only be raised, since results in its ledger may lag so far"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +44,12 @@ class RunSpec:
             raise InputError(f"group_size = {self.group_size} must be at least 1")
 
 
-class QueuesConfig(BaseModel):
+class QueuesConfig(Section):
     """Section `[queues]`: bound of the actors' lead, redelivery, and durability of results."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    on_resume = MAY_CHANGE
 
-    max_staleness: int = Field(default=2, ge=0)
+    max_staleness: Annotated[int, ONLY_RAISED] = Field(default=2, ge=0)
     """η: the largest lag, in policy versions, of a trained token. 0 is synchronous training. It is
     also the back-pressure: at most (η + 1) · groups_per_batch groups are live."""
     window: int | None = Field(default=None, ge=1)
@@ -53,7 +57,7 @@ class QueuesConfig(BaseModel):
     window that is full of ready results makes every group wait until its deadline, and the learner
     wait for long rollouts. None: one batch in training, one being generated or as much as all
     engines hold at once, and a quarter of a batch."""
-    on_overdue: OnOverdue = "wait"
+    on_overdue: Annotated[OnOverdue, ADMITTED] = "wait"
     """Treatment of a group that is due and not ready. `wait`: the learner waits for it, so that
     nothing is discarded and no token exceeds `max_staleness`. Otherwise it trains without the
     group. `drop`: the group is aborted and its prompt issued anew, which favours short answers.
@@ -65,11 +69,11 @@ class QueuesConfig(BaseModel):
     `max_staleness`. None: the deadline is always `max_staleness`."""
     ess_batches: int = Field(default=4, ge=1)
     """With ess_target: batches for each decision, since the figure of one batch is noisy."""
-    filter_tied: bool = False
+    filter_tied: Annotated[bool, ADMITTED] = False
     """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
     no signal, and generate another in its place. Only for advantages that compare the rollouts of a
     group alone, as learner.drop_tied."""
-    max_filtered_batches: int = Field(default=10, ge=1)
+    max_filtered_batches: Annotated[int, ADMITTED] = Field(default=10, ge=1)
     """With filter_tied: largest number of groups dropped for one batch, in batches. Further tied
     groups are trained, without effect, so that the batch does not wait for ever."""
     allow_uncorrected: bool = False

@@ -39,8 +39,8 @@ HEAVY = {
 }
 ORDER = {
     "headway": (
-        "clock errors file_lock atomic_file clean_text nearest_name output_limits cpu_cores "
-        "daemon_thread full_disk folder_checksums hang_detection metrics ray_process"
+        "clock errors file_lock atomic_file clean_text nearest_name recipe_section output_limits "
+        "cpu_cores daemon_thread full_disk folder_checksums hang_detection metrics ray_process"
     ),
     "queues": (
         "errors records policy config state storage schema_checks schema protocols readers broker "

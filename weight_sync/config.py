@@ -3,15 +3,15 @@
 from pathlib import PurePath
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from headway.recipe_section import MAY_CHANGE, Section
 
 
-class WeightSyncConfig(BaseModel):
+class WeightSyncConfig(Section):
     """Section `[weight_sync]`: the way of a new policy version to the engines."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    on_resume = MAY_CHANGE
 
     transport: Literal["shared_memory", "object_store", "filesystem", "nccl", "ipc"] = (
         "shared_memory"

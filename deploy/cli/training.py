@@ -75,7 +75,7 @@ def resume(
 
     Given the folder of its backup (deploy.backup_dir), it is made anew in the folder of runs first.
     A run that is done goes on with more steps, as by --set steps=200. Its recipe.toml keeps what is
-    set; what can change in a run is in deploy/README.md.
+    set; what can change in a run is in deploy/docs/keys.md.
     """
     from deploy.cluster.cleanup import end_leftovers
     from deploy.runtime.console import Terminal

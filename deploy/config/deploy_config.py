@@ -1,38 +1,35 @@
 """Section `[deploy]` of a recipe: where a run lives, its Ray cluster, and its deadlines."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-SECTION = ConfigDict(
-    frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-)
+from headway.recipe_section import MAY_CHANGE, ResumeRule, Section
+
+LOCATED = ResumeRule("the run is where its folder is: move the folder, and name it")
+LINKED = ResumeRule("the run's folder has a link to it: move what is there, and set the link anew")
 STALL_FACTOR = 3
 """A run in which nothing moves for this many times `deploy.watchdog_seconds` is ended."""
 
 
-class Placement(BaseModel):
+class Placement(Section):
     """The nodes of one role."""
 
-    model_config = SECTION
-
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default={})
     """Labels that a node must have, as given to `ray start --labels`. Ray itself labels nodes with
     "ray.io/accelerator-type"."""
-    resources: dict[str, float] = {}
+    resources: dict[str, float] = Field(default={})
     """Custom resources that each process reserves, as given to `ray start --resources`; CPUs and
     GPUs are settings of the role."""
 
 
-class Placements(BaseModel):
+class Placements(Section):
     """Section `[deploy.placement]`: the nodes of each role.
 
     A role without an entry stays on the driver's node, or is spread over all nodes where its
     weight transport allows it.
     """
-
-    model_config = SECTION
 
     learner: Placement | None = Field(default=None)
     """A learner on other nodes than the driver needs `deploy.checkpoint_dir` on a disk that they
@@ -41,14 +38,12 @@ class Placements(BaseModel):
     reward_model: Placement | None = Field(default=None)
 
 
-class NodeConfig(BaseModel):
+class NodeConfig(Section):
     """Section `[deploy.node]`: what each node has, for the prediction of memory.
 
     What is not given is that of this machine if the run would be on it, and else not compared.
     A run on this machine has no more than the machine, whatever is given.
     """
-
-    model_config = SECTION
 
     gpus: int | None = Field(default=None, ge=1)
     """GPUs of a node."""
@@ -58,10 +53,10 @@ class NodeConfig(BaseModel):
     """Memory of a node."""
 
 
-class DeployConfig(BaseModel):
+class DeployConfig(Section):
     """Section `[deploy]`: folder, cluster, metrics and deadlines of a run."""
 
-    model_config = SECTION
+    on_resume = MAY_CHANGE
 
     ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
     """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
@@ -88,12 +83,12 @@ class DeployConfig(BaseModel):
     """Send the figures of each batch and some rollouts to TensorBoard (files in the run's folder),
     Weights & Biases (offline unless WANDB_MODE = "online") or MLflow (files in the run's folder
     unless MLFLOW_TRACKING_URI is set); each is an extra of the same name."""
-    runs_dir: Path = Path("runs")
+    runs_dir: Annotated[Path, LOCATED] = Path("runs")
     """Folder of run folders, relative to where the command runs."""
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: Annotated[Path | None, LINKED] = None
     """Folder in which one for the checkpoints of the run is made, on another disk or shared by all
     nodes of the learner; the run's folder has a link to it. None: they are in the run's folder."""
-    backup_dir: Path | None = None
+    backup_dir: Annotated[Path | None, LINKED] = None
     """Folder on shared storage in which one for a copy of ledger and journal is made, and for the
     checkpoints, unless `checkpoint_dir` is set. Takes, acknowledgements and checkpoints are in it
     before they are answered, results within `backup_seconds`: after the loss of the node or disk
@@ -102,7 +97,7 @@ class DeployConfig(BaseModel):
     backup_seconds: float = Field(default=5, gt=0)
     """Time within which results are in `backup_dir`; as much accepted work may be generated again.
     """
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
     """Environment variables of every process that the run starts through Ray, such as NCCL_DEBUG or
     HF_HOME; it is no place for secrets."""
     private: bool = True

@@ -6,11 +6,11 @@ every session that came as far as its broker; `sessions.jsonl` is a copy for peo
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from deploy.config.changes import Change, changes, refusal
+from deploy.config.changes import Change, changes, rule_of
 from deploy.config.run_config import RunConfig
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
@@ -60,42 +60,24 @@ def resumed_recipe(
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session
     changed = changes(before, settings(config))
+    renamed = config.name == directory.path.name  # the folder was copied or renamed
     refused = [
-        f"{change}: {reason}" for change, reason in _refusals(directory, changed, before, config)
+        f"{change}: {reason}"
+        for change in changed
+        if (reason := change.refusal) is not None and not (change.name == "name" and renamed)
     ]
     if any(override.partition("=")[0].strip() == "deploy.runs_dir" for override in overrides):
-        refused.append(f"deploy.runs_dir: {refusal('deploy.runs_dir')}")
+        refused.append(f"deploy.runs_dir: {rule_of('deploy.runs_dir').refusal}")
     if refused:
         raise InputError(
             f"{directory.path.name} cannot go on with\n  "
             + "\n  ".join(refused)
             + f"\nundo it, by --set or in {directory.recipe_file}, or start a run of its own: "
             f"headway run {directory.recipe_file} --set name=…\nwhat can change is marked in the "
-            "keys of deploy/README.md: steps, learner.learning_rate, learner.ranks, actors.count, "
-            "all of [weight_sync] and more"
+            "keys of deploy/docs/keys.md: steps, learner.learning_rate, learner.ranks, "
+            "actors.count, all of [weight_sync] and more"
         )
     return config, changed
-
-
-def _refusals(
-    directory: RunDirectory,
-    changed: Sequence[Change],
-    before: Mapping[str, Any],
-    config: RunConfig,
-) -> Iterator[tuple[Change, str]]:
-    """Yield the changes that the run cannot go on with, and why."""
-    for change in changed:
-        if change.name == "name" and config.name == directory.path.name:
-            continue  # the folder was copied or renamed
-        if (reason := refusal(change.name)) is not None:
-            yield change, reason
-        elif change.name == "steps" and config.steps < before["steps"]:
-            yield change, "a run can be made longer, and stopped at any step by Ctrl-C"
-        elif (
-            change.name == "queues.max_staleness"
-            and config.queues.max_staleness < before["queues"]["max_staleness"]
-        ):
-            yield change, "it can only be raised, since results in its ledger may lag so far"
 
 
 def recipe_at(directory: RunDirectory, version: int) -> RunConfig:

@@ -3,14 +3,15 @@
 Validated without importing torch; `learner.model` checks what depends on the model on disk.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from headway.cpu_cores import Cores, parse_cores
-from learner.config.lora import LoraConfig, check_lora
+from headway.recipe_section import MAY_CHANGE, Section
+from learner.config.lora import ADAPTED, LoraConfig, check_lora
 from learner.config.objective import ObjectiveConfig
-from learner.config.optimizer import Dtype, OptimizerConfig, Section, check_deepspeed
+from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
 class TinyModelConfig(Section):
@@ -63,6 +64,8 @@ class ModelConfig(Section):
 class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """The learner group: parallelism, objective, optimizer, checkpoints."""
 
+    on_resume = MAY_CHANGE
+
     ranks: int = Field(default=1, ge=1)
     """Learner processes, which share every batch."""
     zero_stage: int = Field(default=1, ge=0, le=3)
@@ -83,7 +86,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """Torch threads of a rank; None takes the number of its cores, else 1."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank: 0, 1, or below 1 for a single rank that shares one."""
-    lora: LoraConfig | None = None
+    lora: Annotated[LoraConfig | None, ADAPTED] = None
     """An adapter, which is trained in place of the weights. Without this section these are."""
 
     microbatch_tokens: int = Field(default=2048, ge=16)

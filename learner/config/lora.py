@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from headway.errors import InputError
-from learner.config.optimizer import OptimizerConfig, Section
+from headway.recipe_section import ResumeRule, Section
+from learner.config.optimizer import OptimizerConfig
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 IRRELEVANT = frozenset({
@@ -21,6 +22,7 @@ IRRELEVANT = frozenset({
 """Settings of PEFT's that leave a layer W + scale · B A, or that names of tensors show."""
 FORM = {"rank", "alpha", "rslora", "targets"}
 """Settings that an adapter's folder has too."""
+ADAPTED = ResumeRule("its checkpoints have the factors of this adapter")
 Word = Annotated[str, Field(min_length=1)]
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),

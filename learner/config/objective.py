@@ -1,13 +1,14 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from learner.config.lora import LoraConfig, check_lora
+from headway.recipe_section import ResumeRule, Section
+from learner.config.lora import ADAPTED, LoraConfig, check_lora
 from learner.config.objective_rules import check_traits
-from learner.config.optimizer import OptimizerConfig, Section
+from learner.config.optimizer import OptimizerConfig
 from learner.config.traits import ADVANTAGE_TRAITS, CORRECTION_TRAITS, LOSS_TRAITS, ObjectiveTraits
 from learner.registry import unknown_name
 
@@ -16,6 +17,10 @@ _NAMES: Mapping[str, Collection[str]] = {
     "loss": LOSS_TRAITS,
     "correction": CORRECTION_TRAITS,
 }
+
+OPTIMISED = ResumeRule(
+    "it is the objective that its checkpoints, recorded batches and figures belong to"
+)
 
 
 class KlConfig(Section):
@@ -70,6 +75,8 @@ class CriticConfig(OptimizerConfig):
     Settings of its optimizer that are not given are those of [learner].
     """
 
+    on_resume = OPTIMISED
+
     path: str | None = None
     """Model folder or hub name of its backbone, perhaps a reward model; None takes the run's
     initial model, with a new head."""
@@ -82,7 +89,7 @@ class CriticConfig(OptimizerConfig):
     """Largest change of a value within a batch that its loss rewards; None switches it off."""
     pretrain_batches: int = Field(default=0, ge=0)
     """First batches, which train the critic alone (VAPO's value pre-training)."""
-    lora: LoraConfig | None = None
+    lora: Annotated[LoraConfig | None, ADAPTED] = None
     """An adapter for a critic of its own, trained beside its head in place of the weights."""
 
     @model_validator(mode="after")
@@ -104,6 +111,8 @@ class CriticConfig(OptimizerConfig):
 
 class ObjectiveConfig(Section):
     """The objective that the learner optimises."""
+
+    on_resume = OPTIMISED
 
     advantage: str = "grpo"
     """One of the estimators of `learner/README.md`, or "module:function"."""

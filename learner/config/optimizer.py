@@ -2,19 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from headway.recipe_section import Resumable, ResumeRule, Section
 
 Dtype = Literal["float32", "bfloat16"]
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """A frozen section of a recipe that refuses unknown keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 class ScheduleConfig(Section):
@@ -34,11 +28,13 @@ class ScheduleConfig(Section):
 class OptimizerConfig(Section):
     """AdamW for every parameter, or Muon for the matrices inside the layers."""
 
+    on_resume = ResumeRule("it is a constant of the optimizer whose state its checkpoints have")
+
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the updates of 2-D weights inside layers; the rest stays AdamW."""
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: Resumable[float] = Field(default=1e-6, gt=0)
     """Full rate of AdamW."""
-    muon_learning_rate: float | None = Field(default=None, gt=0)
+    muon_learning_rate: Resumable[float | None] = Field(default=None, gt=0)
     """Full rate of Muon, which needs it; without effect under `adamw`."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Shares of the running means of gradient and squared gradient that a step keeps."""
@@ -49,9 +45,9 @@ class OptimizerConfig(Section):
     """Decoupled weight decay of the optimizer."""
     weight_decay_on: Literal["matrices", "all"] = "matrices"
     """Parameters that decay: `matrices` leaves norms, biases and embeddings out."""
-    gradient_clipping: float = Field(default=1.0, ge=0)
+    gradient_clipping: Resumable[float] = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 switches clipping off."""
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: Resumable[ScheduleConfig] = ScheduleConfig()
 
 
 def check_deepspeed(

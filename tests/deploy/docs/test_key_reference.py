@@ -1,4 +1,4 @@
-"""The keys of a recipe in deploy/README.md, which are generated from the models.
+"""The page of all keys of a recipe, which is generated from the fields of the configuration.
 
 Written anew by `python tests/deploy/docs/test_key_reference.py`.
 """
@@ -9,12 +9,11 @@ from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from deploy.config.changes import refusal
+from deploy.config.changes import rule_of
 from deploy.config.messages import section_of
 from deploy.config.run_config import RunConfig
 
-PAGE = Path(__file__).parents[3] / "deploy" / "README.md"
-HEADING = "## Keys of a recipe\n"
+PAGE = Path(__file__).parents[3] / "deploy" / "docs" / "keys.md"
 
 
 def cell(text):
@@ -54,11 +53,11 @@ def tables(model, section=""):
     inner = {name: section_of(model, name) for name in model.model_fields}
     keys = {name: field for name, field in model.model_fields.items() if inner[name] is None}
     about = cell((model.__doc__ or "").partition("\n\n")[0])
-    yield f"### {f'[{section}]' if section else 'Top level'}\n\n{about}\n"
+    yield f"## {f'[{section}]' if section else 'Top level'}\n\n{about}\n"
     if keys:
         rows = (
             f"| `{name}` | {cell(default(field))} | {cell(allowed(field))} | "
-            f"{'' if refusal(f'{section}.{name}'.lstrip('.')) else 'yes'} | "
+            f"{resume(rule_of(f'{section}.{name}'.lstrip('.')))} | "
             f"{cell(field.description or '')} |\n"
             for name, field in keys.items()
         )
@@ -69,17 +68,23 @@ def tables(model, section=""):
             yield from tables(part, f"{section}.{name}".lstrip("."))
 
 
+def resume(rule):
+    """Return what may become of a key when a run is resumed."""
+    if rule.refusal:
+        return ""
+    return "only raised" if rule.lowering_refusal else "yes"
+
+
 def reference():
     return (
-        f"{HEADING}\nGenerated from the models of the configuration. An empty default is none.\n"
-        "Keys with a yes under *resume* may change when a run is resumed.\n\n"
-        + "\n".join(tables(RunConfig))
+        "# Keys of a recipe\n\n"
+        "Generated from the fields of the configuration. An empty default is none. Keys with a yes "
+        "under\n*resume* may change when a run is resumed.\n\n" + "\n".join(tables(RunConfig))
     )
 
 
-def test_the_reference_is_that_of_the_models():
-    text = PAGE.read_text()
-    assert text[text.index(HEADING) :] == reference(), f"run python {__file__}"
+def test_the_page_is_that_of_the_fields():
+    assert PAGE.read_text() == reference(), f"run python {Path(__file__).relative_to(Path.cwd())}"
 
 
 def test_every_key_has_its_place_and_most_a_meaning():
@@ -91,5 +96,4 @@ def test_every_key_has_its_place_and_most_a_meaning():
 
 
 if __name__ == "__main__":
-    before, _, _ = PAGE.read_text().partition(HEADING)
-    PAGE.write_text(before.rstrip() + "\n\n" + reference())
+    PAGE.write_text(reference())

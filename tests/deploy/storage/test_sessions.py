@@ -3,15 +3,12 @@
 import pytest
 
 from deploy.api.training_run import resume
-from deploy.config.changes import OF_A_STEP, RULES, refusal
+from deploy.config.changes import rule_of
 from deploy.config.loader import load_recipe
-from deploy.config.messages import key_paths, section_of
-from deploy.config.run_config import RunConfig
 from deploy.preflight.provenance import environment
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session, earlier_sessions, recipe_at, resumed_recipe
 from headway.errors import InputError
-from learner.config.optimizer import OptimizerConfig
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train
 
@@ -217,36 +214,24 @@ def test_a_recipe_that_was_edited_into_nonsense_is_refused_by_key(directory):
     assert "prompts.grup_size: unknown key; did you mean 'group_size'?" in refused.stderr
 
 
-def keys():
-    """Return every key of a recipe that is no section."""
-    names = list(key_paths(RunConfig))
-    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
-
-
-def test_every_key_of_a_recipe_may_change_in_a_run_or_has_a_reason_why_not():
-    """A new key belongs into a table of `deploy.config.changes`."""
-    known = [name for name in keys() for rule in RULES if f"{name}.".startswith(f"{rule}.")]
-    assert sorted(known) == sorted(keys())
-
-
-def test_only_keys_are_in_the_tables_and_what_moves_weights_is_replayed():
-    assert set(RULES) <= set(key_paths(RunConfig))
-    named = [name for name in RULES if section_of_path(name) is not None]
-    assert sorted(named) == [
-        "actors.overlong", "deploy.node", "deploy.placement", "learner.critic.lora",
-        "learner.critic.schedule", "learner.entropy", "learner.kl", "learner.lora",
-        "learner.schedule", "model", "reward_model", "sft",
-    ]  # fmt: skip
-    stepping = {name for name in OptimizerConfig.model_fields if not refusal(f"learner.{name}")}
-    assert stepping == set(OF_A_STEP["learner"].split())
-
-
-def section_of_path(name):
-    """Return the model of a section, or None for a key."""
-    model = RunConfig
-    for part in name.split("."):
-        model = section_of(model, part)
-    return model
+@pytest.mark.parametrize(
+    ("key", "refusal"),
+    [
+        ("learner.loss_options.cap_high", "the objective"),
+        ("learner.kl.coefficient", "the objective"),
+        ("learner.critic.clip", "the objective"),
+        ("learner.critic.betas", "a constant of the optimizer"),
+        ("learner.critic.lora.rank", "the factors of this adapter"),
+        ("actors.overlong.buffer", "sampled and scored with it"),
+        ("model.tiny.layers", "the weights of the run began with it"),
+        ("learner.critic.learning_rate", None),
+        ("learner.schedule.kind", None),
+        ("deploy.placement.learner.labels.zone", None),
+    ],
+)
+def test_a_key_follows_its_own_rule_else_that_of_the_section_that_declares_it(key, refusal):
+    found = rule_of(key).refusal
+    assert found is None if refusal is None else refusal in found
 
 
 def test_the_environment_names_program_packages_and_machine():
