@@ -34,7 +34,7 @@ from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog, WatchedRun
-from deploy.preflight.disk_space import parameter_bytes
+from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
 from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
 from deploy.storage.run_record import RECOVERIES, REWARD_MODEL
@@ -63,8 +63,7 @@ def save_seconds(context: RunContext) -> float:
     if not context.record.swaps:
         return 0.0
     config, sent = context.config, context.record.swaps[-1].full_bytes
-    half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
-    nbytes = parameter_bytes(config.learner) * sent // (2 if half else 4)
+    nbytes = checkpoint_bytes(config.learner, sent // version_weight_bytes(config))
     return min(LONGEST_SAVE_SECONDS, allowance(0.0, nbytes))
 
 

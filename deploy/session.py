@@ -11,9 +11,9 @@ from deploy.config.run_config import RunConfig
 from deploy.driver.restart_policy import note_restart
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
-from deploy.preflight.disk_space import backup_warning
 from deploy.preflight.inputs import Inputs
 from deploy.preflight.provenance import environment
+from deploy.preflight.run_folders import backup_warning
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run

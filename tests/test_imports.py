@@ -61,8 +61,8 @@ ORDER = {
         "ray_reward_model"
     ),
     "deploy": (
-        "starter errors runtime config storage observability report preflight memory cluster "
-        "planner driver run session offline api cli"
+        "starter errors runtime config storage observability report planner preflight "
+        "cluster driver run session offline api cli"
     ),
     "benchmarks": (
         "harness loop broker weights training rollouts reliability observability gpu __main__"

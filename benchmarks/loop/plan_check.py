@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.harness.study import Options, Record, Study, option
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
-from deploy.planner.predict import setting_of_run
 from deploy.planner.rates import Rates
 from deploy.planner.simulator import simulate
+from deploy.planner.throughput import setting_of_run
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import HeadwayError, InputError
 

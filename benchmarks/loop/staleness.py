@@ -32,8 +32,8 @@ from benchmarks.loop.run_figures import (
 from benchmarks.loop.staleness_report import UNBOUNDED
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
-from deploy.planner.predict import predict_split
 from deploy.planner.rates import Rates
+from deploy.planner.throughput import predict_split
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from headway.errors import HeadwayError, InputError

@@ -31,7 +31,7 @@ def validate(
 
         check_code(config)
     if config.model.path is not None:
-        from deploy.memory.command import check_memory
+        from deploy.preflight.memory import check_memory
 
         check_memory(config, SafeConsole(stderr=True))
     from deploy.config.objective_rules import hardly_trains
@@ -78,14 +78,14 @@ def plan(
     """
     config = load(recipe, overrides)
     with deferred():
-        from deploy.memory.command import check_memory
-        from deploy.planner import command as plan_command
+        from deploy.planner import plan as throughput
+        from deploy.preflight.memory import check_memory
         from deploy.storage.run_directory import RunDirectory
-    document = plan_command.plan(
+    document = throughput.plan(
         config,
-        bounds=plan_command.parse_bounds(bounds),
+        bounds=throughput.parse_bounds(bounds),
         run=None if run is None else RunDirectory.open(run, runs_dir),
-        given=plan_command.PlanInputs(
+        given=throughput.PlanInputs(
             tokens=tokens,
             tokens_variation=tokens_variation,
             rollout_rate=rollout_rate,
@@ -99,7 +99,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps({**document, "memory": memory and memory.to_dict()}))
     else:
-        plan_command.show(document, SafeConsole())
+        throughput.show(document, SafeConsole())
 
 
 def presets(

@@ -20,10 +20,10 @@ from actors.sources.rows import plain_text
 from actors.user_code import call, where_raised
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
-from deploy.preflight.disk_space import check_runs_dir
 from deploy.preflight.inputs import load_heldout
 from deploy.preflight.models import check_adapter, find_model
 from deploy.preflight.provenance import warm_start_origin
+from deploy.preflight.run_folders import check_runs_dir
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from headway.cpu_cores import usable_cores

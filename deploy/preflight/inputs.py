@@ -26,7 +26,7 @@ from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
-from deploy.preflight.disk_space import check_free_space
+from deploy.planner.disk_space import check_free_space
 from deploy.preflight.machine import check_machine
 from deploy.preflight.models import (
     check_adapter,
@@ -37,6 +37,7 @@ from deploy.preflight.models import (
     reward_model_paths,
 )
 from deploy.preflight.provenance import fingerprint_of_model
+from deploy.preflight.run_folders import check_run_folders
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import read_sessions
 from headway.errors import HeadwayError, InputError
@@ -154,7 +155,8 @@ def _check_weights(
     """Compare the free space, and the layers of new adapters, with the weights of models."""
     shapes, learner = weight_shapes(path) if Path(path).is_dir() else None, config.learner
     if shapes is not None and check_space:
-        check_free_space(config, shapes, resumed=None if resumed is None else resumed.checkpoints)
+        checkpoints = None if resumed is None else resumed.checkpoints
+        check_free_space(config, shapes, check_run_folders(config), resumed=checkpoints)
     if resumed is not None:
         return
     check_adapter(learner.lora, path, section="learner.lora", shapes=shapes)

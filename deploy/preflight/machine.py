@@ -8,7 +8,7 @@ from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
-from deploy.preflight.disk_space import check_other_dirs, check_runs_dir
+from deploy.preflight.run_folders import check_run_folders
 from headway.cpu_cores import parse_cores
 from headway.errors import InputError
 from weight_sync.open_files import RAISE_LIMIT, allow_open_files
@@ -24,8 +24,7 @@ CONNECT_SECONDS = 5.0
 def check_machine(config: RunConfig) -> None:
     """Check the folder of runs, open files, cores, devices, addresses and trackers."""
     deploy = config.deploy
-    check_runs_dir(config)
-    check_other_dirs(config)
+    check_run_folders(config)
     check_descriptors(config)
     _check_cores(config)
     check_gpus(config, visible_gpus())

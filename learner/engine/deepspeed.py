@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from learner.config.optimizer import Dtype, OptimizerConfig
 from learner.disk_wait import make_folder, write_whole
-from learner.engine.gathering import elements, gathering
+from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.model_folder import write_config, write_weights
 from learner.engine.optimizer_state import load_parts, parts_of
@@ -40,9 +40,6 @@ OPTIMIZER_FOLDER = "optimizer"
 STEPS_TAKEN = "steps_taken"
 GATHER_BYTES = 512 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
-BUCKET_ELEMENTS = 100_000_000
-"""Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
-pass, so that models of fewer weights get a smaller bucket."""
 
 
 def _prepare() -> None:

@@ -1,9 +1,12 @@
-"""Limits of what ZeRO 3 gathers of a model at a time."""
+"""Limits of what ZeRO reduces, and of what its stage 3 gathers of a model, at a time."""
 
 from torch import nn
 
 from learner.model.shared_weights import shape_of
 
+BUCKET_ELEMENTS = 100_000_000
+"""Gradients that ZeRO reduces at once. DeepSpeed allocates memory for all of them in every backward
+pass, so that models of fewer weights get a smaller bucket."""
 PERSISTENT_ELEMENTS = 10_000
 """Tensors with fewer elements stay whole on every rank under ZeRO 3."""
 LIVE_ELEMENTS = 1_000_000_000
@@ -18,9 +21,14 @@ def elements(module: nn.Module, *, trained: bool = False) -> int:
     )  # fmt: skip
 
 
+def live_elements(count: int) -> int:
+    """Return how many weights ZeRO 3 keeps gathered of a module with so many."""
+    return min(LIVE_ELEMENTS, count // 20)
+
+
 def gathering(count: int) -> dict[str, int]:
     """Return how much ZeRO 3 gathers of a module with so many weights."""
-    live = min(LIVE_ELEMENTS, count // 20)
+    live = live_elements(count)
     return {
         "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
         "stage3_max_live_parameters": live,

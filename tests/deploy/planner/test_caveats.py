@@ -16,7 +16,7 @@ from deploy.planner.caveats import (
     differences,
     refuse_another_model,
 )
-from deploy.planner.command import PlanInputs, plan
+from deploy.planner.plan import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError

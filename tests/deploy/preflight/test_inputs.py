@@ -259,19 +259,6 @@ def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path,
     assert model_path(config) == str(tmp_path / "m")
 
 
-def test_a_checkpoint_weighs_what_it_holds():
-    from deploy.preflight.disk_space import parameter_bytes
-    from learner.config.learner import LearnerConfig
-
-    assert parameter_bytes(LearnerConfig()) == 16
-    critic = {"advantage": "gae", "critic": {}}
-    assert parameter_bytes(LearnerConfig(**critic)) == 32
-    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 16
-    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 20
-    assert parameter_bytes(LearnerConfig(lora={})) == 0
-    assert parameter_bytes(LearnerConfig(lora={}, **critic)) == 16
-
-
 @pytest.mark.parametrize(
     ("setting", "named"),
     [

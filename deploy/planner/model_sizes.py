@@ -1,22 +1,34 @@
-"""Sizes of a model, measured on torch's meta device, which has shapes and no data.
+"""Sizes of a recipe's models, measured on torch's meta device, which has shapes and no data.
 
-The model is built from its configuration alone, and a microbatch of the recipe is computed forward
+A model is built from its configuration alone, and a microbatch of the recipe is computed forward
 and backward through it. What every operation allocates and what autograd keeps is counted.
 """
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actors.engines.model_folder import configuration
-from deploy.memory.processes import ModelSizes
+from actors.engines.model_folder import (
+    attention_heads,
+    configuration,
+    context_length,
+    kv_bytes_per_token,
+    parallel_sizes,
+    served_dtype,
+    vocabulary_size,
+)
+from actors.engines.protocol import EngineSpec
+from actors.engines.vllm_arguments import kv_cache_bytes
+from deploy.config.run_config import RunConfig
+from deploy.planner.byte_counts import WEIGHT
 from headway.errors import InputError
 from learner.config.lora import LoraConfig
 from learner.model import lora
@@ -25,6 +37,55 @@ from learner.model.policy import checkpoint_activations
 
 NAME = "headway_measured"
 """Name of the attention that is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model and of one microbatch through it."""
+
+    parameters: int
+    """Weights, tied ones once, and the factors of an adapter."""
+    trained: int
+    """Those that have gradients."""
+    largest_layer: int
+    """Weights of the largest transformer block."""
+    largest_tensor: int
+    """Weights of the largest tensor."""
+    largest_adapted: int = 0
+    """Weights of the largest tensor that an adapter changes."""
+    activations: int
+    """Bytes that autograd keeps from the forward to the backward pass."""
+    passing: int
+    """Bytes beyond them when a pass needs the most: logits and gradients of the head, and what
+    operations need for a moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """Sizes that the memory of an engine depends on, beside its weights."""
+
+    itemsize: int
+    """Bytes of a weight that it serves."""
+    kv_token: int
+    """Bytes of KV cache of one token, of all heads."""
+    kv_heads: int
+    """Heads with keys and values of their own, of which a worker holds one at least."""
+    workers: tuple[int, ...]
+    """Values of `actors.tensor_parallel_size` by which its weights can be divided."""
+    vocabulary: int
+    context: int
+    """Longest rollout in tokens."""
+    cpu_cache: int
+    """Bytes of the KV cache of an engine on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of all models of a recipe under its settings."""
+
+    policy: ModelSizes
+    critic: ModelSizes | None
+    served: EngineSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +104,62 @@ class Microbatch:
     """The adapter that is trained; None: all weights are."""
 
 
+def longest_sequence(config: RunConfig, path: str) -> int:
+    """Return the tokens of the longest rollout, prompt included, as far as the recipe says."""
+    actors = config.actors
+    most = actors.max_model_len or actors.max_new_tokens + (config.prompts.max_tokens or 0)
+    return min(most, context_length(path))
+
+
+def measure(config: RunConfig, path: str, longest: int) -> Sizes:
+    """Measure the models of a recipe, whose policy is in `path`, and their longest microbatch.
+
+    Raises:
+        HeadwayError: A model is not here, or cannot be measured without its data.
+    """
+    learner, prompts, actors = config.learner, config.prompts, config.actors
+    rollouts = prompts.groups_per_batch * prompts.group_size
+    rank_tokens = -(-rollouts * longest // (learner.minibatches * learner.ranks))
+    batch = Microbatch(
+        tokens=max(longest, min(learner.microbatch_tokens, rank_tokens)),
+        longest=longest,
+        dtype=learner.dtype,
+        attention=learner.attention,
+        activation_checkpointing=learner.activation_checkpointing,
+        head=LogprobOptions(
+            chunk=learner.logprob_chunk,
+            float32_head=learner.float32_head,
+            entropy_gradient=learner.entropy is not None,
+        ),
+        lora=learner.lora,
+    )
+    policy, critic = measure_model(path, batch), None
+    if learner.critic is not None and not learner.critic.shared:
+        batch = replace(batch, head=None, lora=learner.critic.lora)
+        critic = measure_model(learner.critic.path or path, batch)
+    context = actors.max_model_len or context_length(path)
+    spec = EngineSpec(
+        index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
+    )
+    free = psutil.virtual_memory().available
+    kv_share = 2 if "fp8" in str(actors.vllm_options.get("kv_cache_dtype")) else 1
+    return Sizes(
+        policy=policy,
+        critic=critic,
+        served=EngineSizes(
+            itemsize=WEIGHT.get(served_dtype(path, actors.dtype), 2),
+            kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
+            kv_heads=attention_heads(path)[1],
+            workers=parallel_sizes(path),
+            vocabulary=vocabulary_size(path) or 0,
+            context=context,
+            cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),
+        ),
+    )
+
+
 @cache
-def measure(model_path: str, batch: Microbatch) -> ModelSizes:
+def measure_model(model_path: str, batch: Microbatch) -> ModelSizes:
     """Measure a model, of which only the configuration is read, and a microbatch through it.
 
     Raises:
@@ -81,11 +196,12 @@ def measure(model_path: str, batch: Microbatch) -> ModelSizes:
     ]  # fmt: skip
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        trained=sum(one.numel() for one in model.parameters() if one.requires_grad),
+        trained=sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad),
         largest_tensor=max(parameter.numel() for parameter in model.parameters()),
         largest_layer=max(blocks, default=0),
         largest_adapted=max(
-            (one.parameters[0].numel() for one in lora.weights(model) if one.scale), default=0
+            (weight.parameters[0].numel() for weight in lora.weights(model) if weight.scale),
+            default=0,
         ),
         activations=activations,
         passing=peak - activations,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.planner.command import PlanInputs, parse_bounds, plan, show
-from deploy.planner.predict import (
+from deploy.planner.plan import PlanInputs, parse_bounds, plan, show
+from deploy.planner.rates import EngineRates, LearnerRates, Rates
+from deploy.planner.throughput import (
     MOST_ACTORS,
     best,
     between,
@@ -23,7 +24,6 @@ from deploy.planner.predict import (
     setting_of,
     some_counts,
 )
-from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from headway.errors import InputError
 from tests.deploy.conftest import call_main
 

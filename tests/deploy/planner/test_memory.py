@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.memory.command import check_memory
-from deploy.memory.predict import Capacity, Sizes, on_one_gpu, predict, refuse, remedies
-from deploy.memory.processes import (
+from deploy.planner.byte_counts import GIB
+from deploy.planner.memory import Capacity, on_one_gpu, predict
+from deploy.planner.model_sizes import EngineSizes, ModelSizes, Sizes
+from deploy.planner.processes import (
     CONTEXT,
     DRIVER_BASE,
     ENGINE_BASE,
-    GIB,
     GPU_BASE,
     LEARNER_BASE,
-    EngineSizes,
-    ModelSizes,
     Process,
     total,
 )
+from deploy.planner.remedies import refuse, remedies
+from deploy.preflight.memory import check_memory
 from headway.errors import InputError
 
 SHAPES = Path(__file__).parent / "shapes"

@@ -1,29 +1,20 @@
-"""Predicts the memory of a recipe for `headway validate` and `headway plan`, and shows it."""
+"""The check that a recipe fits into memory, for `headway validate` and `headway plan`."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 from rich.console import Console
 
-from actors.engines.model_folder import (
-    attention_heads,
-    context_length,
-    kv_bytes_per_token,
-    parallel_sizes,
-    served_dtype,
-    vocabulary_size,
-)
-from actors.engines.protocol import EngineSpec
-from actors.engines.vllm_arguments import kv_cache_bytes
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
-from deploy.memory.measure import Microbatch, measure
-from deploy.memory.predict import Capacity, Prediction, Sizes, described, gib, predict, refuse
-from deploy.memory.processes import GIB, EngineSizes, total
+from deploy.planner.byte_counts import GIB
+from deploy.planner.memory import Capacity, Prediction, described, gib, predict
+from deploy.planner.model_sizes import longest_sequence, measure
+from deploy.planner.processes import total
+from deploy.planner.remedies import refuse
 from deploy.preflight.models import check_workers, find_model, model_path
 from headway.errors import HeadwayError, InputError
-from learner.model.logprobs import LogprobOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +39,13 @@ def check_memory(config: RunConfig, console: Console) -> Predicted | None:
     try:
         path = find_model(config.model.path) if config.model.path else model_path(config)
         longest = longest_sequence(config, path)
-        sizes = _measure(config, path, longest)
+        sizes = measure(config, path, longest)
     except HeadwayError as error:
         console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
         return None
     check_workers(config, path)
     prediction = predict(config, sizes, capacity)
-    refuse(config, prediction, lambda changed: _measure(changed, path, longest), capacity, longest)
+    refuse(config, prediction, lambda changed: measure(changed, path, longest), capacity, longest)
     predicted = Predicted(prediction, capacity)
     show(predicted, console)
     return predicted
@@ -96,56 +87,6 @@ def memory_of_gpu() -> float:
             f"{str(error).strip().splitlines()[0]}; CUDA 13 and a driver of NVIDIA of version 580 "
             "or newer are needed (nvidia-smi shows it)"
         ) from error
-
-
-def longest_sequence(config: RunConfig, path: str) -> int:
-    """Return the tokens of the longest rollout, prompt included, as far as the recipe says."""
-    actors = config.actors
-    said = actors.max_model_len or actors.max_new_tokens + (config.prompts.max_tokens or 0)
-    return min(said, context_length(path))
-
-
-def _measure(config: RunConfig, path: str, longest: int) -> Sizes:
-    learner, prompts, actors = config.learner, config.prompts, config.actors
-    rollouts = prompts.groups_per_batch * prompts.group_size
-    of_a_rank = -(-rollouts * longest // (learner.minibatches * learner.ranks))
-    batch = Microbatch(
-        tokens=max(longest, min(learner.microbatch_tokens, of_a_rank)),
-        longest=longest,
-        dtype=learner.dtype,
-        attention=learner.attention,
-        activation_checkpointing=learner.activation_checkpointing,
-        head=LogprobOptions(
-            chunk=learner.logprob_chunk,
-            float32_head=learner.float32_head,
-            entropy_gradient=learner.entropy is not None,
-        ),
-        lora=learner.lora,
-    )
-    policy, critic = measure(path, batch), None
-    if learner.critic is not None and not learner.critic.shared:
-        batch = replace(batch, head=None, lora=learner.critic.lora)
-        critic = measure(learner.critic.path or path, batch)
-    context = actors.max_model_len or context_length(path)
-    spec = EngineSpec(
-        index=0, config=actors, weight_sync=config.weight_sync, model_path=path, seed=0
-    )
-    free = psutil.virtual_memory().available
-    dtype = served_dtype(path, actors.dtype)
-    kv_share = 2 if "fp8" in str(actors.vllm_options.get("kv_cache_dtype")) else 1
-    return Sizes(
-        policy=policy,
-        critic=critic,
-        served=EngineSizes(
-            itemsize=4 if dtype == "float32" else 2,
-            kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,
-            kv_heads=attention_heads(path)[1],
-            workers=parallel_sizes(path),
-            vocabulary=vocabulary_size(path) or 0,
-            context=context,
-            cpu_cache=0 if actors.gpus else kv_cache_bytes(spec, context, free),
-        ),
-    )
 
 
 def show(predicted: Predicted, console: Console) -> None:

@@ -9,9 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deploy.config.run_config import RunConfig
+from deploy.planner.byte_counts import (
+    GIB,
+    GRADIENT,
+    MIB,
+    MOMENTS,
+    STEPPED,
+    WEIGHT,
+    version_bytes,
+)
+from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from learner.config.learner import LearnerConfig
+from learner.engine.gathering import BUCKET_ELEMENTS, live_elements
+from weight_sync.vllm.device_memory import SPARE_BYTES
 
-MIB, GIB = 2**20, 2**30
 Parts = Mapping[str, float]
 """Bytes by what they hold."""
 
@@ -28,40 +39,13 @@ CONTEXT = 1 * GIB
 FRAGMENTS, HEAP_FRAGMENTS = 0.1, 0.35
 """Share of a pass that an allocator holds and cannot use: torch's of a GPU [E], and the C library's
 heap, in which the tensors of passes of several lengths lie; it grows over some ten batches."""
-BUCKET = 100_000_000
-"""Gradients in DeepSpeed's bucket at most, as in `learner.engine.deepspeed`, but for a tensor that
-is larger."""
-GATHERED = 1_000_000_000
-"""Weights that ZeRO 3 gathers beside a layer, at most a twentieth of the model, and that it
-steps at a time."""
+STEPPED_AT_ONCE = 1_000_000_000
+"""Weights that the optimizer steps at a time under ZeRO 3."""
 TRANSFERS = {"nccl": 4, "ipc": 2}
 """Copies of the largest tensor in the buffers of vLLM's own transports: `nccl` fills two in turn,
 each with what it joins."""
-SPARE_BYTES = 1 * GIB
-"""Memory of a GPU that is left free beside staged weights."""
 ENGINE_WORK = 2 * GIB
 """[E] Activations, CUDA graphs and communicators of a worker of an engine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """Sizes of a model and of one microbatch through it."""
-
-    parameters: int
-    """Weights, tied ones once, and the factors of an adapter."""
-    trained: int
-    """Those that have gradients."""
-    largest_layer: int
-    """Weights of the largest transformer block."""
-    largest_tensor: int
-    """Weights of the largest tensor."""
-    largest_adapted: int = 0
-    """Weights of the largest tensor that an adapter changes."""
-    activations: int
-    """Bytes that autograd keeps from the forward to the backward pass."""
-    passing: int
-    """Bytes beyond them when a pass needs the most: logits and gradients of the head, and what
-    operations need for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +76,10 @@ class Process:
         """Host memory of the first one, as the system counts it."""
         return {**self.host, **self.first, **self.mapped}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSizes:
-    """Sizes that the memory of an engine depends on, beside its weights."""
-
-    itemsize: int
-    """Bytes of a weight that it serves."""
-    kv_token: int
-    """Bytes of KV cache of one token, of all heads."""
-    kv_heads: int
-    """Heads with keys and values of their own, of which a worker holds one at least."""
-    workers: tuple[int, ...]
-    """Values of `actors.tensor_parallel_size` by which its weights can be divided."""
-    vocabulary: int
-    context: int
-    """Longest rollout in tokens."""
-    cpu_cache: int
-    """Bytes of the KV cache of an engine on a CPU."""
+    @property
+    def share(self) -> float:
+        """Share of a GPU that it takes; 0 if it takes none, or whole ones."""
+        return self.gpus if self.gpus < 1 else 0.0
 
 
 def total(parts: Parts) -> float:
@@ -128,55 +98,37 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     What a checkpoint has is copied to host memory, and written while training goes on.
     """
     learner = config.learner
-    gpu, itemsize = learner.gpus > 0, 2 if learner.dtype == "bfloat16" else 4
-    shares = learner.ranks if learner.zero_stage == 3 else 1
+    itemsize = WEIGHT[learner.dtype]
+    loaded = itemsize * sizes.parameters / (learner.ranks if learner.zero_stage == 3 else 1)
     models = [sizes] if critic is None else [sizes, critic]
-    held, step = (
-        _added([_states(learner, model) for model in models]),
-        {"step": sum(_step(learner, model.trained) for model in models)},
-    )
+    held = _added([_states(learner, model) for model in models])
+    step = {"step": sum(_step(learner, model.trained) for model in models)}
     stepped: Parts = {}
     if learner.offload_optimizer:
         stepped = {part: size for part, size in held.items() if part != "weights"} | step
         held, step = {"weights": held["weights"]}, {}
     if learner.holds_reference:
-        held["reference"] = itemsize * sizes.parameters / shares
-    larger = max(models, key=lambda model: model.activations + model.passing)
-    passing: dict[str, float] = {
-        "activations": larger.activations,
-        "head, passing": larger.passing,
-        **_backward(learner, larger),
-    }
-    passing["fragments"] = (FRAGMENTS if gpu else HEAP_FRAGMENTS) * total(passing)
-    training = held | _larger(step, passing)
-    loading = {"weights as loaded": itemsize * sizes.parameters / shares}
-    kept = 3 if config.weight_sync.codec == "delta" else 2
-    copied = [_captured(learner, model) for model in models]
-    captured: Parts = {"checkpoint": sum(own for own, _ in copied)}
-    copies = {
-        "versions": kept * wire_bytes(config, sizes),
-        "checkpoint of the model": sum(first for _, first in copied),
+        held["reference"] = loaded
+    training = held | _larger(step, _passing(learner, models))
+    captured = _added([_captured(learner, model) for model in models])
+    version = version_bytes(config, sizes.parameters, sizes.trained)
+    first = {
+        "versions": (3 if config.weight_sync.codec == "delta" else 2) * float(version),
+        "checkpoint of the model": captured.pop("checkpoint of the model"),
     }
     if learner.kl is not None and learner.kl.refresh_every is not None:
-        copies["checkpoint of the reference"] = float(itemsize * sizes.parameters)
-    staged = config.weight_sync.staged
-    transferred = TRANSFERS.get(config.weight_sync.transport, 0) * wire_bytes(config, sizes)
-    transferred *= sizes.largest_tensor / sizes.parameters
-    if not gpu:
+        first["checkpoint of the reference"] = float(itemsize * sizes.parameters)
+    if not learner.gpus:
         host = {"libraries": LEARNER_BASE, **training, **stepped, **captured}
-        return Process("learner", learner.ranks, host, {}, 0, first=copies)
-    return Process(
-        "learner",
-        learner.ranks,
-        {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped), **captured},
-        {
-            "CUDA": CONTEXT,
-            **({} if staged else {"transfer": max(float(GIB), transferred)}),
-            **_larger(training, loading),
-        },
-        learner.gpus,
-        first=copies,
-    )
+        return Process("learner", learner.ranks, host, {}, 0, first=first)
+    loading = {"weights as loaded": loaded}
+    host = {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped), **captured}
+    device: dict[str, float] = {"CUDA": CONTEXT}
+    if not config.weight_sync.staged:
+        copies = TRANSFERS[config.weight_sync.transport] * sizes.largest_tensor / sizes.parameters
+        device["transfer"] = max(float(GIB), copies * version)
+    device |= _larger(training, loading)
+    return Process("learner", learner.ranks, host, device, learner.gpus, first=first)
 
 
 def _added(parts: Sequence[Parts]) -> dict[str, float]:
@@ -188,37 +140,30 @@ def _larger(first: Parts, second: Parts) -> dict[str, float]:
     return dict(first if total(first) > total(second) else second)
 
 
-def wire_bytes(config: RunConfig, sizes: ModelSizes) -> float:
-    """Return the bytes of a published version."""
-    half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
-    alone = config.learner.lora is not None and config.weight_sync.staged
-    return (sizes.trained if alone else sizes.parameters) * (2.0 if half else 4.0)
-
-
 def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
-    stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
-    share = model.trained / learner.ranks
-    moments = 8.0 * (share if stage else model.trained)
+    stage, share = learner.zero_stage, model.trained / learner.ranks
     return {
-        "weights": itemsize * model.parameters / (learner.ranks if stage == 3 else 1),
-        "gradients": 4.0 * (share if stage >= 2 else model.trained),
-        **({"master weights": 4.0 * share} if stage else {}),
-        "optimizer": moments,
+        "weights": WEIGHT[learner.dtype] * model.parameters / (learner.ranks if stage == 3 else 1),
+        "gradients": GRADIENT * float(share if stage >= 2 else model.trained),
+        **({"master weights": STEPPED * share} if stage else {}),
+        "optimizer": MOMENTS * float(share if stage else model.trained),
     }
 
 
-def _captured(learner: LearnerConfig, model: ModelSizes) -> tuple[float, float]:
+def _captured(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return the bytes of the copy that checkpoints are written from, in host memory.
 
-    They are those of what every rank steps, and those that the first rank has in addition.
+    Every rank has those that it steps, and the first rank those of the model in addition.
     """
-    itemsize = 2 if learner.dtype == "bfloat16" else 4
-    weights = itemsize * float(model.trained if learner.lora else model.parameters)
+    weights = float(model.trained if learner.lora else model.parameters)
+    states = (STEPPED + MOMENTS) * float(model.trained)
     if learner.zero_stage:
-        return 12.0 * model.trained / learner.ranks, weights
-    stepped = itemsize * model.trained if learner.lora else 0  # else they are the model's
-    return 0.0, weights + stepped + 8.0 * model.trained
+        own, more = states / learner.ranks, 0.0
+    else:  # without an adapter, those that are stepped are the model's
+        own, more = 0.0, states if learner.lora else MOMENTS * float(model.trained)
+    first = WEIGHT[learner.dtype] * weights + more
+    return {"checkpoint": own, "checkpoint of the model": first}
 
 
 def _step(learner: LearnerConfig, trained: int) -> float:
@@ -226,24 +171,36 @@ def _step(learner: LearnerConfig, trained: int) -> float:
     if not learner.zero_stage:
         return 0.0
     share = trained / learner.ranks
-    return 4.0 * (min(share, GATHERED) if learner.zero_stage == 3 else share)
+    return GRADIENT * (min(share, STEPPED_AT_ONCE) if learner.zero_stage == 3 else share)
+
+
+def _passing(learner: LearnerConfig, models: Sequence[ModelSizes]) -> Parts:
+    """Return what a pass forward and backward needs, of the model that needs more."""
+    model = max(models, key=lambda model: model.activations + model.passing)
+    parts: dict[str, float] = {
+        "activations": model.activations,
+        "head, passing": model.passing,
+        **_backward(learner, model),
+    }
+    fragments = FRAGMENTS if learner.gpus else HEAP_FRAGMENTS
+    return parts | {"fragments": fragments * total(parts)}
 
 
 def _backward(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what DeepSpeed needs in a backward pass beside activations."""
-    stage, itemsize = learner.zero_stage, 2 if learner.dtype == "bfloat16" else 4
-    cast = 4.0 if itemsize < 4 else 0.0
+    stage, itemsize = learner.zero_stage, WEIGHT[learner.dtype]
+    cast = float(GRADIENT) if itemsize < GRADIENT else 0.0
     summed = cast if learner.ranks > 1 else 0.0  # in float32
     parts = {}
     if stage:
         size = {
-            1: 4.0 + (itemsize if cast else 0.0),  # in float32, and as they come
+            1: GRADIENT + (itemsize if cast else 0.0),  # in float32, and as they come
             2: 2 * itemsize + summed,  # twice: as they come, and joined
             3: itemsize + (2 * summed or itemsize + cast),  # twice: as they are, and by ranks
         }[stage]
-        parts["bucket"] = size * min(model.trained, max(BUCKET, model.largest_tensor))
+        parts["bucket"] = size * min(model.trained, max(BUCKET_ELEMENTS, model.largest_tensor))
     if stage == 3 and learner.ranks > 1:
-        gathered = min(GATHERED, model.parameters // 20) + model.largest_layer
+        gathered = live_elements(model.parameters) + model.largest_layer
         parts["gathered weights"] = float(itemsize * gathered)
     return parts
 
@@ -252,15 +209,20 @@ def engine(
     config: RunConfig, sizes: ModelSizes, served: EngineSizes, card: float | None
 ) -> Process:
     """Return an actor with its engine; `card` is the memory of a GPU in bytes, if it is known."""
-    actors = config.actors
+    actors, staged = config.actors, config.weight_sync.staged
     weights = float(sizes.parameters * served.itemsize)
-    staged = wire_bytes(config, sizes) if config.weight_sync.staged else 0.0
-    base = {"base of deltas": 2 * staged} if config.weight_sync.codec == "delta" else {}
-    alone = config.learner.lora is not None and config.weight_sync.staged
-    libraries = ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
-    host, mapped = {"libraries": float(libraries), **base}, {"staged version": staged}
-    if alone:  # two in float32: the weight, and what it is merged to
-        host["merging"], mapped["model folder"] = 8.0 * sizes.largest_adapted, weights
+    version = float(version_bytes(config, sizes.parameters, sizes.trained)) if staged else 0.0
+    host = {
+        "libraries": float(
+            ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
+        )
+    }
+    if config.weight_sync.codec == "delta":
+        host["base of deltas"] = 2 * version
+    mapped = {"staged version": version}
+    if config.learner.lora is not None and staged:
+        host["merging"] = 8.0 * sizes.largest_adapted  # the weight, and what it is merged to
+        mapped["model folder"] = weights
     if not actors.gpus:
         mapped["staged version"] *= 2  # in the actor, and in the engine
         host |= {"weights": PACKED * weights, "next version": NEXT * weights}
@@ -272,24 +234,23 @@ def engine(
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
     least = device | {"KV cache of one rollout": rollout}
     limit = None if card is None else actors.gpu_memory_share * card
-    left, notes = 0.0 if card is None or limit is None else card - limit - CONTEXT, []
-    if config.weight_sync.staged:
+    cache, notes = rollout, []
+    if limit is not None:
+        cache = max(rollout, limit - total(device))
+        fit = int(cache / rollout)
+        note = f"KV cache for {counted(fit, 'rollout')} of {served.context:,} tokens"
+        if fit < actors.max_concurrent_rollouts:
+            note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
+        notes.append(note)
+    if staged:
         host["next version"] = weights
+        left = 0.0 if card is None or limit is None else card - limit - CONTEXT
         # As `weight_sync.vllm.device_memory` does, which others of the GPU may forestall.
         if actors.gpus >= 1 and left > weights / workers + SPARE_BYTES:
             device["staged weights"] = weights / workers
         else:
             host["staged weights"] = weights
             notes.append("updates come from host memory")
-    cache = rollout
-    if limit is not None:
-        own = device["weights"] + device["work"]
-        cache = max(rollout, limit - own)
-        fit = int(cache / rollout)
-        note = f"KV cache for {counted(fit, 'rollout')} of {served.context:,} tokens"
-        if fit < actors.max_concurrent_rollouts:
-            note += f"; actors.max_concurrent_rollouts = {actors.max_concurrent_rollouts:,}"
-        notes.insert(0, note)
     device |= {"KV cache": cache, "CUDA": float(CONTEXT)}
     return Process(
         "actor",

@@ -13,9 +13,9 @@ from deploy.config.objective_rules import hardly_trains
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model
-from deploy.planner.predict import Prospect, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import simulate
+from deploy.planner.throughput import Prospect, best, most_actors, predict, setting_of_run
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 

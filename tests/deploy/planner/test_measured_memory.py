@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.memory.command import check_memory
-from deploy.memory.processes import MIB, total
+from deploy.planner.byte_counts import MIB
+from deploy.planner.processes import total
+from deploy.preflight.memory import check_memory
 from tests.deploy.conftest import HEADWAY
 
 CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actors.engines.model_folder import attention_heads, kv_bytes_per_token
-from deploy.memory.measure import Allocations, Microbatch, measure
+from deploy.planner.model_sizes import Allocations, Microbatch, measure_model
 from learner.config.lora import LoraConfig
 from learner.model.logprobs import LogprobOptions
 from learner.model.lora import add_adapter
@@ -62,7 +62,7 @@ def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointin
         tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype=dtype, attention="sdpa",
         activation_checkpointing=checkpointing, head=HEAD,
     )  # fmt: skip
-    sizes = measure(str(tmp_path), batch)
+    sizes = measure_model(str(tmp_path), batch)
     kept, peak = with_data(tmp_path, dtype=dtype, checkpointing=checkpointing)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
     assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
@@ -78,7 +78,7 @@ def test_values_may_be_narrower_than_queries(tmp_path):
             tokens=LONGEST, longest=LONGEST, dtype="bfloat16", attention="sdpa",
             activation_checkpointing=False, head=HEAD,
         )  # fmt: skip
-        sizes[width] = measure(str(tmp_path / str(width)), batch)
+        sizes[width] = measure_model(str(tmp_path / str(width)), batch)
     assert sizes[8].parameters < sizes[24].parameters
     assert 0.5 * sizes[24].activations < sizes[8].activations < sizes[24].activations
 
@@ -90,7 +90,7 @@ def test_an_adapter_is_measured_as_it_is_trained(tmp_path):
         tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype="float32", attention="sdpa",
         activation_checkpointing=False, head=HEAD, lora=lora,
     )  # fmt: skip
-    sizes = measure(str(tmp_path), batch)
+    sizes = measure_model(str(tmp_path), batch)
     plain = lora.model_copy(update={"path": None})
     kept, peak = with_data(tmp_path, dtype="float32", checkpointing=False, lora=plain)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
@@ -108,7 +108,7 @@ def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):
             tokens=tokens, longest=128, dtype="float32", attention="sdpa",
             activation_checkpointing=checkpointing, head=HEAD,
         )  # fmt: skip
-        return measure(str(tmp_path), batch).activations
+        return measure_model(str(tmp_path), batch).activations
 
     assert activations(512) == pytest.approx(2 * activations(256), rel=0.05)
     assert activations(512, checkpointing=True) < 0.2 * activations(512)

@@ -1,1 +1,0 @@
-"""Memory that a recipe needs, predicted by process and node."""

@@ -1,0 +1,63 @@
+"""The bytes of what a run keeps, copies and sends: one formula for each. Pure.
+
+A learner steps float32 weights by AdamW, which has two moments for each; Muon has one.
+"""
+
+import math
+
+from deploy.config.run_config import RunConfig
+from learner.config.learner import LearnerConfig
+
+MIB, GIB = 2**20, 2**30
+WEIGHT = {"float32": 4, "bfloat16": 2}
+"""Bytes of a weight, by the dtype of the model."""
+STEPPED, MOMENTS, GRADIENT = 4, 8, 4
+"""Bytes of a trained weight that the optimizer steps, of its two moments and of its gradient."""
+TOKEN = 13
+"""Bytes of a token in the journal: id, log-probability, version (4 each), mask."""
+
+
+def version_bytes(config: RunConfig, weights: int, adapter: int = 0) -> int:
+    """Return the bytes of a published version; engines that merge an adapter get that alone."""
+    merged = config.learner.lora is not None and config.weight_sync.staged
+    return version_weight_bytes(config) * (adapter if merged else weights)
+
+
+def version_weight_bytes(config: RunConfig) -> int:
+    """Return the bytes of a weight on its way to the engines."""
+    half = "bfloat16" in (config.weight_sync.wire_dtype, config.learner.dtype)
+    return WEIGHT["bfloat16" if half else "float32"]
+
+
+def checkpoint_bytes(learner: LearnerConfig, weights: int, adapters: int = 0) -> int:
+    """Return the bytes of a checkpoint of a model, with its critic and its refreshed reference.
+
+    A checkpoint has the weights for actors, those that are stepped, and two moments. What an
+    adapter is added to is not stored.
+
+    Args:
+        learner: The settings of the learner.
+        weights: Number of weights of the model, and of a critic that is trained whole.
+        adapters: Number of weights of the adapters, of policy and critic together.
+    """
+    own, kl = learner.critic, learner.kl
+    whole = (learner.lora is None) + (own is not None and not own.shared and own.lora is None)
+    stored = WEIGHT[learner.dtype] + STEPPED + MOMENTS
+    refreshed = kl is not None and kl.refresh_every is not None
+    return stored * (whole * weights + adapters) + WEIGHT[learner.dtype] * refreshed * weights
+
+
+def most_checkpoints(config: RunConfig, version: int = 0, made: int = 0) -> int:
+    """Return how many checkpoints a run has at a time; it writes one before it deletes another.
+
+    A run that goes on from a `version` has `made` some.
+    """
+    every = config.learner.checkpoint_every
+    saves = math.ceil(config.steps / every) - version // every if version < config.steps else 0
+    return min(config.learner.keep_checkpoints + 1, made + saves)
+
+
+def journal_bytes(config: RunConfig, batches: int) -> int:
+    """Return the most bytes that the rollouts of some batches take in the journal."""
+    rollouts = batches * config.prompts.groups_per_batch * config.prompts.group_size
+    return TOKEN * rollouts * config.actors.max_new_tokens

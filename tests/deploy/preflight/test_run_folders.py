@@ -1,0 +1,42 @@
+"""Folders that a run may be kept in."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.config.loader import load_recipe
+from deploy.preflight.machine import check_machine
+from deploy.preflight.run_folders import backup_warning, check_run_folders
+from headway.errors import InputError
+
+
+def test_a_backup_on_the_disk_of_the_run_is_said(tmp_path: Path) -> None:
+    assert backup_warning(tmp_path, tmp_path / "none") is None
+    assert backup_warning(tmp_path, Path("/proc")) is None
+    warning = backup_warning(tmp_path, tmp_path)
+    assert warning is not None
+    assert "is on the disk of" in warning
+
+
+def test_a_run_is_refused_on_a_network_file_system_and_its_checkpoints_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    mounts = [("/", "ext4"), (str(far), "nfs4"), (f"{far}-other", "ext4")]
+    partitions = [SimpleNamespace(mountpoint=path, fstype=kind) for path, kind in mounts]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: partitions)
+    with pytest.raises(InputError, match=r"deploy\.runs_dir = .* is on nfs4, .* a local disk"):
+        check_run_folders(load_recipe("demo", [f"deploy.runs_dir={far}"]))
+    apart = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", f"deploy.checkpoint_dir={far}"])
+    assert check_run_folders(apart) == {"runs_dir": tmp_path, "checkpoint_dir": far}
+
+
+def test_an_optimizer_on_the_cpus_of_a_cluster_wants_threads(tmp_path: Path) -> None:
+    settings = [
+        f"deploy.runs_dir={tmp_path}", "deploy.ray_address=127.0.0.1:1",
+        "learner.offload_optimizer=true", "deploy.metrics=false",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"on another cluster with one thread a rank .* set learn"):
+        check_machine(load_recipe("demo", settings).updated(learner={"cores": None}))
