@@ -5,9 +5,12 @@ have the names that PEFT gives them. Imports no torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weight_sync.errors import LoadFailed
+from pydantic import ConfigDict
+
+from weight_sync.errors import LoadFailed, ManifestError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +19,18 @@ KEPT = "e_score_correction_bias"
 """End of the names of weights that transformers, and so the learner, keeps as the folder has them,
 mostly in float32, whatever the dtype of the model: routers choose experts by them."""
 PREFIX, A, B, WEIGHT = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterForm:
+    """What published factors are merged into, and how."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    scale: float
+    """Factor of B A."""
+    base: str = ""
+    """Fingerprint of the weights that they change (`weight_sync.base_model`), "" if not known."""
 
 
 def factor_name(weight: str, kind: str) -> str:
@@ -31,6 +46,25 @@ def factor_name(weight: str, kind: str) -> str:
 def weight_name(factor: str) -> str:
     """Return the name of the weight that a factor changes."""
     return factor.removeprefix(PREFIX).removesuffix(A).removesuffix(B) + WEIGHT
+
+
+def changed_shapes(factors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+    """Return the shapes of the weights that factors of these shapes change, by name.
+
+    Raises:
+        ManifestError: A tensor is not one of a pair A [r, in] and B [out, r].
+    """
+    shapes = {}
+    for name, shape in factors.items():
+        weight = weight_name(name)
+        a, b = (factors.get(factor_name(weight, kind), ()) for kind in (A, B))
+        if shape not in (a, b) or len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+            raise ManifestError(
+                f"tensor {name!r} of shape {shape} is no factor of an adapter: expected A [r, in] "
+                f"and B [out, r] of a weight, found {[a, b]}"
+            )
+        shapes[weight] = b[0], a[1]
+    return shapes
 
 
 def touched(factors: Iterable[str]) -> Callable[[tuple[str, "Tensor"]], bool]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from weight_sync.adapter import A, B, factor_name, weight_name
+from weight_sync.adapter import AdapterForm, changed_shapes
 from weight_sync.errors import IncompatibleWeights, ManifestError
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -89,12 +89,9 @@ class Manifest:
     """None with codec `full`, for a first version, or if a delta would not be smaller."""
     changed: float | None = None
     """Share of elements that differ from the previous version, in [0, 1]; None if not compared."""
-    scale: float | None = None
-    """None: the tensors are all weights. Else they are the factors of an adapter of this scale
-    (`weight_sync.adapter`), which receivers merge into the weights of the model folder."""
-    base: str = ""
-    """Fingerprint of the weights that the factors change (`weight_sync.base_model`), "" if not
-    known."""
+    adapter: AdapterForm | None = None
+    """None: the tensors are all weights. Else they are the factors of an adapter, which receivers
+    merge into the weights of the model folder."""
 
     def __post_init__(self) -> None:
         if self.version < 0:
@@ -103,8 +100,8 @@ class Manifest:
             raise ManifestError(f"version {self.version} has no tensors")
         _check_buckets(self.buckets)
         _check_tensors(self.tensors, self.buckets)
-        if self.scale is not None:
-            _check_factors({spec.name: spec.shape for spec in self.tensors})
+        if self.adapter is not None:
+            changed_shapes({spec.name: spec.shape for spec in self.tensors})
         if self.delta is not None:
             patches, base = self.delta.buckets, self.delta.base_version
             _check_buckets(patches)
@@ -129,14 +126,10 @@ class Manifest:
     @property
     def signature(self) -> Signature:
         """Dtype and shape of every weight that it changes, by name."""
-        if self.scale is None:
+        if self.adapter is None:
             return {spec.name: (spec.dtype, spec.shape) for spec in self.tensors}
-        shapes = {spec.name: spec.shape for spec in self.tensors}
-        weights = {weight_name(name) for name in shapes}
-        return {
-            name: (None, (shapes[factor_name(name, B)][0], shapes[factor_name(name, A)][1]))
-            for name in weights
-        }
+        shapes = changed_shapes({spec.name: spec.shape for spec in self.tensors})
+        return {name: (None, shape) for name, shape in shapes.items()}
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -188,16 +181,6 @@ def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -
             )
 
 
-def _check_factors(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        pair = [shapes.get(factor_name(weight_name(name), kind), ()) for kind in (A, B)]
-        if shape not in pair or [len(one) for one in pair] != [2, 2] or pair[0][0] != pair[1][1]:
-            raise ManifestError(
-                f"tensor {name!r} of shape {shape} is no factor of an adapter: expected A [r, in] "
-                f"and B [out, r] of a weight, found {pair}"
-            )
-
-
 def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of a dense tensor; ManifestError if its dtype or shape cannot be sent."""
     if dtype not in ITEM_BYTES:
@@ -215,7 +198,7 @@ def check_signature(manifest: Manifest, expected: Signature) -> None:
     """
     signature = manifest.signature
     unknown = sorted(signature.keys() - expected.keys())
-    missing = sorted(expected.keys() - signature.keys()) if manifest.scale is None else []
+    missing = sorted(expected.keys() - signature.keys()) if manifest.adapter is None else []
     if unknown or missing:
         raise IncompatibleWeights(
             f"version {manifest.version} has {len(unknown)} tensors that the engine does not know "

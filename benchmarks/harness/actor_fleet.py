@@ -17,6 +17,7 @@ from learner.config.lora import CONFIG_FILE
 from learner.model import lora
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
+from weight_sync.adapter import AdapterForm
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -34,8 +35,8 @@ class Fleet:
         """Publish a model folder, an adapter folder, or a model of the hub to all actors."""
         weights = await asyncio.to_thread(load_weights, model)
         adapted = (model / CONFIG_FILE).exists()
-        scale = lora.read_adapter(model).config.scale if adapted else None
-        await asyncio.to_thread(self.publisher.publish, version, weights.items(), scale)
+        adapter = AdapterForm(scale=lora.read_adapter(model).config.scale) if adapted else None
+        await asyncio.to_thread(self.publisher.publish, version, weights.items(), adapter)
 
     async def serve(self, **work: Awaitable[None]) -> None:
         """Run the actors and the named tasks until the first of the tasks ends, then close all."""

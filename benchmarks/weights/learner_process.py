@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from weight_sync.adapter import A, B, factor_name
+from weight_sync.adapter import A, AdapterForm, B, factor_name
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.filesystem import FilesystemTransport
@@ -94,8 +94,9 @@ class LearnerProcess:
 def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> None:
     """Make a step and publish, for every version that the pipe asks for."""
     weights = load_file(model / "model.safetensors")
+    adapter = None
     if sending.rank:
-        weights = _factors(weights, sending.rank)
+        weights, adapter = _factors(weights, sending.rank), AdapterForm(scale=1.0)
     transport = sending.open(folder)
     with StagedPublisher(
         transport,
@@ -110,7 +111,7 @@ def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> N
                 _hang_at_second_bucket(transport, pipe)
             _step(weights)
             begin = time.perf_counter()
-            publisher.publish(version, weights.items(), 1.0 if sending.rank else None)
+            publisher.publish(version, weights.items(), adapter)
             seconds = time.perf_counter() - begin
             publisher.flush(DEADLINE)
             pipe.send(seconds)

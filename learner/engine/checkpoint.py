@@ -40,8 +40,6 @@ RANDOM_FOLDER = "optimizer/random"
 PART_CHECKSUMS = ".checksums-"
 """Prefix of the files, in an unfinished checkpoint, with the checksums that each rank computed."""
 CRITIC_FOLDER = "critic"
-ADAPTER_ALONE = "adapter"
-"""Value of `State.wire_dtype` where the factors of an adapter were published, as trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +66,14 @@ class State:
     weights_checksum: str = ""
     """Checksum of the weights as they were published; the ledger has it too."""
     wire_dtype: str = "as_trained"
-    """The setting `weight_sync.wire_dtype` that they were published with, or `ADAPTER_ALONE`."""
+    """The setting `weight_sync.wire_dtype` that they were published with."""
+    adapter_alone: bool = False
+    """True if the factors of an adapter were published, and not whole weights."""
 
-    def checksum_as(self, dtype: str, wire_dtype: str) -> str | None:
-        """Return the checksum of the weights in these dtypes; None if they were in others."""
-        alike = (dtype, wire_dtype) == (self.dtype, self.wire_dtype)
+    def checksum_as(self, dtype: str, wire_dtype: str, adapter_alone: bool) -> str | None:
+        """Return the checksum of the weights in this form; None if they had another."""
+        published = self.dtype, self.wire_dtype, self.adapter_alone
+        alike = (dtype, wire_dtype, adapter_alone) == published
         return self.weights_checksum if alike else None
 
 

@@ -27,6 +27,7 @@ from learner.ranks.spec import LearnerSpec
 from learner.update import Updater
 from queues.records import Payload
 from queues.schema import decode_arrays
+from weight_sync.adapter import AdapterForm
 
 
 def policy_steps(config: LearnerConfig, steps: int) -> int:
@@ -72,10 +73,8 @@ class Rank:
             temperature=spec.temperature,
             float32_head=config.float32_head,
         )
-        self.adapter_scale: float | None = None
-        """Scale of the adapter where it alone is published; None: whole weights are."""
-        self.base = ""
-        """Fingerprint of the weights that the adapter changes; "" without one."""
+        self.published_adapter: AdapterForm | None = None
+        """The adapter where its factors alone are published; None: whole weights are."""
         self.engine = self._policy(spec.model_path)
         self.critic = self._critic()
         saved = Path(spec.checkpoint) if spec.checkpoint else None
@@ -97,10 +96,11 @@ class Rank:
             policy.add_value_head()
             policy.values_after = config.bootstraps
         self._adapt(policy.model, config.lora)
-        self.base = base_of(policy.model)
         self._names = HuggingFaceNames(policy.model)
         engines_merge = self._spec.weight_sync.staged and not self._names.converts_adapted
-        self.adapter_scale = config.lora.scale if config.lora and engines_merge else None
+        if config.lora is not None and engines_merge:
+            base = base_of(policy.model)
+            self.published_adapter = AdapterForm(scale=config.lora.scale, base=base)
         return PolicyEngine(
             policy,
             config,
@@ -173,7 +173,7 @@ class Rank:
 
         Collective where the engine gathers.
         """
-        if self.adapter_scale is not None:
+        if self.published_adapter is not None:
             return self.engine.adapter()
         return self._names.of(self.engine.weights())
 

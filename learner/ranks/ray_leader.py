@@ -38,7 +38,7 @@ class RankZero:
     publisher: BackgroundPublisher
     checkpoints: Path
     wire_dtype: str = "as_trained"
-    """See `checkpoint.State.wire_dtype`."""
+    """The setting `weight_sync.wire_dtype`."""
     _skipped: int = field(default=0, init=False)
     """Versions that the publisher skipped, as far as they are reported."""
 
@@ -56,10 +56,9 @@ class RankZero:
         """See `Trainer.publish`."""
         gathering = self.followers if self.rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
-        scale, base = self.rank.adapter_scale, self.rank.base
+        adapter = self.rank.published_adapter
         checksum: str = await self._together(
-            self.call(lambda: self.publisher.publish(version, self.rank.weights(), scale, base)),
-            calls,
+            self.call(lambda: self.publisher.publish(version, self.rank.weights(), adapter)), calls
         )
         return checksum
 
@@ -83,6 +82,7 @@ class RankZero:
                 totals=dict(totals),
                 weights_checksum=weights_checksum,
                 wire_dtype=self.wire_dtype,
+                adapter_alone=self.rank.published_adapter is not None,
             )
         )
 

@@ -101,7 +101,6 @@ class RankActor:
         Raises:
             HeadwayError: The loaded weights are not those of `spec.version`.
         """
-        from learner.engine.checkpoint import ADAPTER_ALONE
         from learner.learner import Learner
         from learner.ranks.ray_leader import RankZero
         from weight_sync.factory import make_publisher
@@ -113,8 +112,9 @@ class RankActor:
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = await self._call(make_publisher, spec.weight_sync, broadcaster)
-        whole = self._rank.adapter_scale is None
-        wire_dtype = spec.weight_sync.wire_dtype if whole else ADAPTER_ALONE
+        wire_dtype = spec.weight_sync.wire_dtype
+        adapter_alone = self._rank.published_adapter is not None
+        same = (spec.config.dtype, wire_dtype, adapter_alone)
         leader = RankZero(
             self._rank,
             followers,
@@ -129,7 +129,7 @@ class RankActor:
             steps=spec.steps if spec.last_version is None else spec.last_version,
             checkpoint_every=spec.config.checkpoint_every,
             start_version=spec.version,
-            start_checksum=state.checksum_as(spec.config.dtype, wire_dtype) if state else None,
+            start_checksum=state.checksum_as(*same) if state else None,
             totals=state.totals if state else {},
             session_started_at=spec.session_started_at,
             observe=self._observe,

@@ -101,7 +101,7 @@ def published(rank, model_path, adapter, file):
         loaded.updater.update(random_groups(count=5, size=3), 0)
         factors = {name: tensor.clone() for name, tensor in loaded.weights()}
         whole = {name: tensor.clone() for name, tensor in loaded.engine.weights()}
-        scale = loaded.adapter_scale
+        scale = loaded.published_adapter.scale
         loaded.close()
         results[stage, dtype] = whole, dict(merged(base, factors, scale))
     if rank == 0:

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from weight_sync.adapter import A, B, factor_name, merge, merged, touched, weight_name
+from weight_sync.adapter import (
+    A,
+    AdapterForm,
+    B,
+    factor_name,
+    merge,
+    merged,
+    touched,
+    weight_name,
+)  # fmt: skip
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import IncompatibleWeights, LoadFailed, ManifestError
 from weight_sync.manifest import Manifest, check_signature
@@ -16,6 +25,7 @@ from weight_sync.receive.staging import stage
 
 Q, UP = "model.q.weight", "model.up.weight"
 SHAPES = {"model.norm.weight": (4,), Q: (6, 4), UP: (8, 4)}
+ADAPTER = AdapterForm(scale=0.5, base="4 bytes, 0123")
 EXPECTED = {name: (None, shape) for name, shape in SHAPES.items()}
 
 
@@ -40,7 +50,7 @@ def published(transport):
     publisher = StagedPublisher(transport, manifests.append, bucket_bytes=4096)
 
     def publish(version: int, tensors=None) -> Manifest:
-        publisher.publish(version, (tensors or factors(version)).items(), 0.5)
+        publisher.publish(version, (tensors or factors(version)).items(), ADAPTER)
         publisher.flush(30)
         return manifests[-1]
 
@@ -105,7 +115,7 @@ def test_a_manifest_of_factors_survives_json_and_fits_the_engine_that_has_their_
     published,
 ) -> None:
     manifest = published(3)
-    assert manifest.scale == 0.5
+    assert manifest.adapter == ADAPTER
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert manifest.signature == {name: EXPECTED[name] for name in (Q, UP)}
     check_signature(manifest, EXPECTED)

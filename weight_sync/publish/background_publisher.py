@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headway import clock
+from weight_sync.adapter import AdapterForm
 from weight_sync.errors import DeadlineExceeded, PublishFailed, VersionOrderError
 from weight_sync.progress import Progress
 from weight_sync.publish.snapshot import Snapshot
@@ -32,10 +33,8 @@ class PendingVersion:
     snapshot: Snapshot
     created_at: float
     """Epoch seconds of the call of `publish`."""
-    scale: float | None
-    """As in the manifest (`weight_sync.manifest`)."""
-    base: str
-    """As in the manifest."""
+    adapter: AdapterForm | None
+    """None if the snapshot holds all weights."""
 
 
 class BackgroundPublisher(ABC):
@@ -91,14 +90,12 @@ class BackgroundPublisher(ABC):
         self,
         version: int,
         tensors: Iterable[tuple[str, Tensor]],
-        scale: float | None = None,
-        base: str = "",
+        adapter: AdapterForm | None = None,
     ) -> str:
         """Copy all tensors and send them in the background; they may change again on return.
 
         Returns the `checksum` of the tensors as sent. They may be of any device and layout, under
-        their names in the model folder; with a `scale`, they are the factors of an adapter of this
-        scale (`weight_sync.adapter`) for the weights of the fingerprint `base`, which only a staged
+        their names in the model folder; with an `adapter` they are its factors, which only a staged
         publisher can send.
 
         Raises:
@@ -116,7 +113,7 @@ class BackgroundPublisher(ABC):
         with self._changed:
             if self._sending is None:
                 self._progress.reach("it waits to be sent")
-            self._waiting = PendingVersion(version, snapshot, created_at, scale, base)
+            self._waiting = PendingVersion(version, snapshot, created_at, adapter)
             self.version = version
             self._changed.notify_all()
         if self._thread is None:

@@ -78,8 +78,7 @@ class StagedPublisher(BackgroundPublisher):
             created_at=pending.created_at,
             delta=delta,
             changed=encoded.changed if encoded else None,
-            scale=pending.scale,
-            base=pending.base,
+            adapter=pending.adapter,
         )
         self._progress.reach("it is being announced", seconds=self.announce_seconds)
         self._tell(manifest)

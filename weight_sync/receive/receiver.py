@@ -64,6 +64,30 @@ class ReceiverOptions:
     load repairs must be replaced."""
 
 
+class Retry:
+    """The wait before a version that failed is tried again, doubled up to 32 times."""
+
+    def __init__(self, seconds: float) -> None:
+        self.failed: Manifest | None = None
+        """The version that failed last; None if the last one was taken."""
+        self._seconds = seconds
+        self._failures, self._at = 0, 0.0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the version may be tried again, negative after that."""
+        return self._at - time.monotonic()
+
+    def note(self, failed: Manifest | None) -> None:
+        """Begin a wait after a version that failed, or end it with None after one that did not."""
+        self.failed = failed
+        if failed is None:
+            self._failures, self._at = 0, 0.0
+        else:
+            self._at = time.monotonic() + self._seconds * 2 ** min(self._failures, 5)
+            self._failures += 1
+
+
 class Receiver:
     """Keeps one engine, which nobody else may pause, at the newest version."""
 
@@ -87,6 +111,7 @@ class Receiver:
         self._transport = transport
         self._on_version = on_version
         self._options = options
+        self._retry = Retry(options.retry_seconds)
         self._expected = options.expected
         self._digest: str | None = None
         """That of the weights that the engine serves."""
@@ -104,32 +129,31 @@ class Receiver:
         belongs to another model, LoadFailed if several loads failed in a row, DeadlineExceeded if
         the engine hung, and the engine's own errors.
         """
-        failed, failed_made_at, failures, retry_at = -1, 0.0, 0, 0.0
         while not stop.is_set():
-            served = -1 if self.version is None or self._resending is not None else self.version
-            waits = time.monotonic() < retry_at
-            manifest = await newer(
-                self._announcements,
-                (failed, None) if waits else (served, self._digest),
-                min(POLL_SECONDS, retry_at - time.monotonic()) if waits else NEWEST_SECONDS,
-                stop,
-                self._resent,
-            )
-            self._resent.clear()
-            if waits and manifest is None:
-                # A learner that was made again may have published it anew, or an older version.
-                manifest = await self._announcements.newest(served, 0.0, self._digest)
-                if manifest is not None and manifest.created_at == failed_made_at:
-                    manifest = None
+            manifest = await self._next(stop)
             if manifest is None:
                 continue
             report = await self.update(manifest, stop)
-            if report is not None and report.error:
-                retry_at = time.monotonic() + self._options.retry_seconds * 2 ** min(failures, 5)
-                failed, failed_made_at = manifest.version, manifest.created_at
-                failures += 1
-            elif report is not None:
-                failures, retry_at = 0, 0.0
+            if report is not None:
+                self._retry.note(manifest if report.error else None)
+
+    async def _next(self, stop: asyncio.Event) -> Manifest | None:
+        """Wait for a version to take; None if it must be looked for again."""
+        served = -1 if self.version is None or self._resending is not None else self.version
+        wait = self._retry.remaining
+        failed = self._retry.failed if wait > 0 else None
+        if failed is None:
+            known, seconds = (served, self._digest), NEWEST_SECONDS
+        else:
+            known, seconds = (failed.version, None), min(POLL_SECONDS, wait)
+        manifest = await newer(self._announcements, known, seconds, stop, self._resent)
+        self._resent.clear()
+        if manifest is None and failed is not None:
+            # A learner that was made again may have published it anew, or an older version.
+            manifest = await self._announcements.newest(served, 0.0, self._digest)
+            if manifest is not None and manifest.created_at == failed.created_at:
+                return None
+        return manifest
 
     async def resend(self) -> None:
         """Replace all weights, if need be by those of the version that is served already.
@@ -258,7 +282,7 @@ class Receiver:
 
     def _loaded_bytes(self, manifest: Manifest) -> int:
         """Return the bytes that the engine loads, whole weights even for an adapter."""
-        if manifest.scale is None or self._expected is None:
+        if manifest.adapter is None or self._expected is None:
             return manifest.nbytes
         return 4 * sum(math.prod(shape) for _, shape in self._expected.values())
 

@@ -76,8 +76,8 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             return False
         self._discard()
         # Layers without factors keep the model folder's weights, as the last adapter left them.
-        form = _form(manifest)
-        whole = form is None or form != _form(self._served)
+        factors = _factors(manifest)
+        whole = factors is None or factors != _factors(self._served)
         self._preparation = manifest, _THREAD.submit(self._prepare, manifest, whole)
         return True
 
@@ -120,16 +120,16 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         """
         memories = [map_verified(bucket) for bucket in manifest.buckets]
         tensors = tensor_views(manifest.tensors, memories)
-        if manifest.scale is None:
+        if manifest.adapter is None:
             return tensors
         config = copy(self.model_config)
-        config.model = str(base_folder(config.model, manifest.base))
+        config.model = str(base_folder(config.model, manifest.adapter.base))
         # "auto" would prefer the names of Mistral's own format.
         loader = DefaultModelLoader(LoadConfig(load_format="safetensors", use_tqdm_on_load=False))
         base, factors = loader.get_all_weights(config, self.model), dict(tensors)
         if not whole:
             base = filter(touched(factors), base)
-        return merged(base, factors, manifest.scale)
+        return merged(base, factors, manifest.adapter.scale)
 
     def _discard(self) -> None:
         """Free the prepared or the replaced weights, before the next version is loaded."""
@@ -190,9 +190,9 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         self._discard()
 
 
-def _form(manifest: Manifest | None) -> set[tuple[str, str]] | None:
+def _factors(manifest: Manifest | None) -> set[tuple[str, str]] | None:
     """Return names and dtypes of an adapter's factors; None for whole weights or nothing."""
-    if manifest is None or manifest.scale is None:
+    if manifest is None or manifest.adapter is None:
         return None
     return {(spec.name, spec.dtype) for spec in manifest.tensors}
 

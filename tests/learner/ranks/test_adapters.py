@@ -205,7 +205,7 @@ def test_transports_that_write_into_the_engine_are_given_whole_weights(model_pat
     rank = loaded(model_path, weight_sync=WeightSyncConfig(transport="nccl"))
     names = [name for name, _ in rank.weights()]
     rank.close()
-    assert rank.adapter_scale is None
+    assert rank.published_adapter is None
     assert not [name for name in names if "lora" in name]
 
 
@@ -215,4 +215,4 @@ def test_of_a_model_with_experts_the_attention_is_adapted(tmp_path):
     names = [name for name, _ in rank.weights()]
     rank.close()
     assert len(names) == 2 * 4 * 2
-    assert rank.adapter_scale == 8.0
+    assert rank.published_adapter.scale == 8.0

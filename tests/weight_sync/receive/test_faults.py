@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.weight_sync.serving import newest_version
-from weight_sync.adapter import A, B, factor_name
+from weight_sync.adapter import A, AdapterForm, B, factor_name
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.errors import DeadlineExceeded
@@ -30,6 +30,7 @@ RECOVERY_SECONDS = 60.0
 PUBLISHER = """
 import sys, time, torch
 from pathlib import Path
+from weight_sync.adapter import AdapterForm
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.filesystem import FilesystemTransport
 
@@ -46,16 +47,16 @@ publisher = StagedPublisher(Slow(Path(sys.argv[1])), lambda manifest: None, 4096
 for version in ({versions}):
     generator = torch.Generator().manual_seed(version)
     tensors = [(name, torch.randn(32, 32, generator=generator)) for name in {names}]
-    publisher.publish(version, tensors, {scale})
+    publisher.publish(version, tensors, {adapter})
     publisher.flush(600)
 """
 FACTORS = tuple(factor_name(f"{layer}.weight", kind) for layer in ("q", "k") for kind in (A, B))
 KINDS = pytest.mark.parametrize(
-    ("names", "scale"),
-    [(tuple("abcd"), None), pytest.param(FACTORS, 0.5, marks=pytest.mark.slow)],
+    ("names", "adapter"),
+    [(tuple("abcd"), None), pytest.param(FACTORS, AdapterForm(scale=0.5), marks=pytest.mark.slow)],
     ids=["weights", "adapter"],
 )
-"""Names of tensors, and the scale of the adapter that they are."""
+"""Names of tensors, and the adapter whose factors they are."""
 
 
 def make_version(seed: int, names: tuple[str, ...]) -> list[tuple[str, torch.Tensor]]:
@@ -63,9 +64,11 @@ def make_version(seed: int, names: tuple[str, ...]) -> list[tuple[str, torch.Ten
     return [(name, torch.randn(32, 32, generator=generator)) for name in names]
 
 
-def publish(folder: Path, version: int, names: tuple[str, ...], scale: float | None) -> None:
+def publish(
+    folder: Path, version: int, names: tuple[str, ...], adapter: AdapterForm | None
+) -> None:
     with StagedPublisher(FilesystemTransport(folder), lambda manifest: None, 4096) as publisher:
-        publisher.publish(version, make_version(version, names), scale)
+        publisher.publish(version, make_version(version, names), adapter)
         publisher.flush(30)
 
 
@@ -108,16 +111,16 @@ def swapped(version: int, names: tuple[str, ...]) -> list[str]:
 @KINDS
 @pytest.mark.parametrize(("fault", "last"), [("slow-open", "staging"), ("slow-load", "loading 0")])
 def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
-    start, tmp_path, fault: str, last: str, names, scale
+    start, tmp_path, fault: str, last: str, names, adapter
 ) -> None:
     folder, state, again = tmp_path / "weights", tmp_path / "killed", tmp_path / "again"
-    publish(folder, 0, names, scale)
+    publish(folder, 0, names, adapter)
     victim = start(str(SERVING), str(folder), str(state), fault)
     wait_for(lambda: lines(state)[-1:] == [last])
     victim.send_signal(signal.SIGKILL)
     victim.wait(30)
     assert not [line for line in lines(state) if line.startswith(("loaded", "resume"))]
-    publish(folder, 3, names, scale)
+    publish(folder, 3, names, adapter)
     start(str(SERVING), str(folder), str(again))
     seconds = wait_for(lambda: lines(again)[-1:] == ["resume"])
     assert lines(again) == swapped(3, names)
@@ -127,10 +130,10 @@ def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
 @KINDS
 @pytest.mark.parametrize("hang_at", [6, 8])
 def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
-    start, tmp_path, hang_at: int, names, scale
+    start, tmp_path, hang_at: int, names, adapter
 ) -> None:
     folder, state = tmp_path / "weights", tmp_path / "state"
-    code = PUBLISHER.format(hang_at=hang_at, versions="4, 5", names=names, scale=scale)
+    code = PUBLISHER.format(hang_at=hang_at, versions="4, 5", names=names, adapter=adapter)
     publisher = start("-c", code, str(folder))
     assert publisher.stdout.readline() == "in the middle\n"
     publisher.send_signal(signal.SIGKILL)
@@ -139,7 +142,7 @@ def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
     start(str(SERVING), str(folder), str(state))
     wait_for(lambda: lines(state)[-1:] == ["resume"])
     begin = time.monotonic()
-    publish(folder, 5, names, scale)
+    publish(folder, 5, names, adapter)
     wait_for(lambda: len(lines(state)) == 8)
     print(f"recovered in {time.monotonic() - begin:.2f} s")
     assert lines(state) == swapped(4, names) + swapped(5, names)

@@ -16,6 +16,7 @@ from weight_families import FAMILIES, build
 
 from learner.config.lora import LoraConfig
 from learner.model.lora import add_adapter, factors, weights
+from weight_sync.adapter import AdapterForm
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -96,11 +97,11 @@ class FakeDeviceMemory(DeviceMemory):
 
 @contextmanager
 def staged(
-    number: int, tensors: dict[str, torch.Tensor], scale: float | None = None
+    number: int, tensors: dict[str, torch.Tensor], adapter: AdapterForm | None = None
 ) -> Iterator[StagedWeights]:
     manifests, transport = [], SharedMemoryTransport()
     with StagedPublisher(transport, manifests.append, 65536) as publisher:
-        publisher.publish(number, tensors.items(), scale)
+        publisher.publish(number, tensors.items(), adapter)
         publisher.flush(60)
         held = stage(manifests[0], transport)
     yield held

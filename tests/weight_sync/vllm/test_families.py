@@ -13,6 +13,7 @@ import torch
 from weight_families import FAMILIES, VOCABULARY, build
 
 from actors.engines.protocol import SamplingParameters
+from weight_sync.adapter import AdapterForm
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
@@ -46,11 +47,11 @@ def expected(model, token_ids: list[int]) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def staged(version: int, weights, scale: float | None = None):
+def staged(version: int, weights, adapter: AdapterForm | None = None):
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
     with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
-        publisher.publish(version, weights.items(), scale)
+        publisher.publish(version, weights.items(), adapter)
         publisher.flush(60)
         held = stage(manifests[0], transport)
     yield held
@@ -147,6 +148,6 @@ def test_the_engine_merges_the_adapter_that_was_published_last_into_its_folder(
         generator = torch.Generator().manual_seed(version)
         for tensor in adapter.values():
             tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
-        return staged(version, adapter, config.scale)
+        return staged(version, adapter, AdapterForm(scale=config.scale))
 
     serve_updates(family, model, tmp_path, staged_version, workers)

@@ -16,6 +16,7 @@ from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.vllm import VllmEngine
 from learner.config.lora import LoraConfig
 from learner.model.lora import add_adapter, factors
+from weight_sync.adapter import AdapterForm
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.config import WeightSyncConfig
@@ -53,7 +54,7 @@ class Fleet:
         mlp = self.model.model.layers[-1].mlp
         mlp.up_proj.weight.data.copy_(mlp.gate_proj.weight)  # what `down_proj` gets is positive
         self.model.save_pretrained(folder)
-        self.scale = LORA.scale if adapted else None
+        self.adapter = AdapterForm(scale=LORA.scale) if adapted else None
         if adapted:
             add_adapter(self.model, LORA, seed=0)
         self.engines = [
@@ -95,7 +96,7 @@ class Fleet:
 
     def weights(self):
         """Return the tensors that are published, which may be changed."""
-        if self.scale is not None:
+        if self.adapter is not None:
             return [(factor.name, factor.value()) for factor in factors(self.model)]
         return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
 
@@ -103,7 +104,7 @@ class Fleet:
         """Publish the next version, wait until all engines serve it and return its checksum."""
         self.version += 1
         digest = await asyncio.to_thread(
-            self.publisher.publish, self.version, self.weights(), self.scale
+            self.publisher.publish, self.version, self.weights(), self.adapter
         )
         async with asyncio.timeout(60):
             while any(one.version != self.version for one in self.receivers):
@@ -223,7 +224,7 @@ def say(fleet, token: int) -> None:
     that nothing else counts.
     """
     model = fleet.model
-    if fleet.scale is not None:
+    if fleet.adapter is not None:
         for _, tensor in fleet.weights():
             tensor.fill_(0.0)
         *_, (_, (a,), _), (_, (b,), _) = factors(model)
