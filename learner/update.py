@@ -7,21 +7,24 @@ Every rank is given the whole batch and trains its microbatches of it (`microbat
 minimised is `learner.objective.objective`; versions and publishing are `learner.learner`.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
 from learner.batch.batch import Microbatch, Sequences, TrainBatch, read_batch, split_groups
-from learner.batch.microbatch_plan import Indices, plan_microbatches, slowest, workloads
+from learner.batch.microbatch_plan import Indices, plan_microbatches
 from learner.config.learner import LearnerConfig
 from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
+from learner.diagnostics.update_sums import ComparedTokens, UpdateSums
 from learner.engine.protocol import TrainEngine, ValueEngine
+from learner.losses.value_loss import CriticSums
 from learner.model.policy import before_each
 from learner.model.reference import Reference
 from learner.objective.objective import Objective
@@ -74,21 +77,19 @@ class Updater:
             version=version,
         )  # fmt: skip
         batch = batch.with_columns(origins=column, units=unit_of_token)
-        sums = _Sums()
         totals = StepTotals(
             ranks=self._engine.ranks,
             kl_coefficient=self.objective.kl_coefficient if config.kl else None,
             entropy_coefficient=self.objective.entropy_coefficient if config.entropy else None,
         )
-        for epoch in range(config.epochs):
-            parts = split_groups(batch.groups, config.minibatches, version=version, epoch=epoch)
-            for part in parts:
-                minibatch = batch.minibatch(
-                    part, aggregation=config.aggregation, fixed_length=config.fixed_length
-                )
-                self._step(minibatch, version, totals, sums, units=len(units))
-        numbers = self._over_ranks(sums.numbers())
-        report = batch_report(batch, totals, numbers, version, config, units)
+        minibatches = (
+            batch.minibatch(part, aggregation=config.aggregation, fixed_length=config.fixed_length)
+            for epoch in range(config.epochs)
+            for part in split_groups(batch.groups, config.minibatches, version=version, epoch=epoch)
+        )
+        steps = (self._step(part, version, totals, units=len(units)) for part in minibatches)
+        sums = reduce(add, steps).over_ranks(self._engine.sum_over_ranks)
+        report = batch_report(batch, totals, sums, version, config, units)
         if self._trains_policy(version):
             self.objective.adapt(
                 kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
@@ -101,38 +102,53 @@ class Updater:
         return critic is None or version >= critic.pretrain_batches
 
     def _step(
-        self, minibatch: Sequences, version: int, totals: StepTotals, sums: "_Sums", *, units: int
-    ) -> None:
+        self, minibatch: Sequences, version: int, totals: StepTotals, *, units: int
+    ) -> UpdateSums:
         """Compute the gradient of a minibatch and take the steps of policy and critic.
 
         Where no token has a part in the loss, on any rank, there is no step: neither momentum nor
         weight decay moves the weights, and the schedule stays where it is.
         """
+        config, engine = self.config, self._engine
         plan = self._plan(minibatch, minibatch.trainable)
-        at_each = self.config.zero_stage >= 2
-        totals.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
-        totals.workload += sum(workloads(minibatch.lengths, plan))
+        totals.add_plan(
+            minibatch.lengths,
+            plan,
+            capacity=config.microbatch_tokens,
+            together=config.zero_stage >= 2,
+        )
         positive = self.objective.count_positive_tokens(minibatch)
         masked_in = bool(minibatch.tokens.mask.any())
         totals.minibatches += masked_in
         trains_policy = masked_in and self._trains_policy(version)
-        mine = plan[self._engine.rank]
-        sums.add(self._packing_counts(minibatch, mine))
-        compared, learned = [], torch.zeros((), device=self._engine.device)
-        for micro in minibatch.microbatches(mine, self._engine.device):
-            policy_sums, tokens = self._policy_pass(micro, version, positive, train=trains_policy)
-            compared.append(tokens)
-            learned += policy_sums.pop("learned")
-            sums.add(policy_sums)
-            sums.add(self._critic_pass(micro, train=masked_in))
-        columns = [torch.cat(column) for column in zip(*compared, strict=True)]
-        sums.add(measure(*columns[:4]))
-        sums.add(engine_comparison.measure(*columns[:2], *columns[4:], count=units))
-        if trains_policy and self._engine.sum_over_ranks(learned) > 0:
-            totals.grad_norms.append(self._engine.step())
-            totals.learning_rate = self._engine.learning_rate
+        policies, critics, compared = [], [], []
+        for micro in minibatch.microbatches(plan[engine.rank], engine.device):
+            with torch.set_grad_enabled(trains_policy):
+                out = engine.forward(micro.token_ids, micro.position_ids, micro.mask)
+                result = self.objective.loss(micro, out, version=version, positive_tokens=positive)
+            if trains_policy:
+                engine.backward(result.loss)
+            policies.append(result.sums)
+            compared.append(result.compared)
+            if self._critic is not None:
+                critics.append(self._critic_pass(self._critic, micro, train=masked_in))
+            elif result.critic is not None:
+                critics.append(result.critic)
+        policy, tokens = reduce(add, policies), ComparedTokens.joined(compared)
+        if trains_policy and engine.sum_over_ranks(policy.learned) > 0:
+            totals.grad_norms.append(engine.step())
+            totals.learning_rate = engine.learning_rate
         if self._critic is not None and masked_in:
             totals.critic_grad_norms.append(self._critic.step())
+        ratios, trained = tokens.log_ratios, tokens.trained
+        return UpdateSums(
+            policy=policy,
+            critic=reduce(add, critics) if critics else None,
+            off_policy=measure(ratios, trained, tokens.origins, tokens.sequence_ids),
+            units=engine_comparison.measure(
+                ratios, trained, tokens.units, tokens.behavior_logprobs, count=units
+            ),
+        )
 
     def _with_model_scores(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the scores of models before its first step, from all ranks."""
@@ -204,40 +220,12 @@ class Updater:
 
         return [[rollouts_of(members) for members in share] for share in plan]
 
-    def _packing_counts(self, batch: Sequences, mine: Indices) -> dict[str, Tensor]:
-        """Count microbatches, and their tokens and capacity; a dummy has no capacity."""
-        tokens = [sum(batch.lengths[i] for i in members) for members in mine]
-        capacity = sum(max(self.config.microbatch_tokens, size) for size in tokens if size)
-        counts = {"microbatches": len(mine), "tokens": sum(tokens), "capacity": capacity}
-        return {name: torch.tensor(count) for name, count in counts.items()}
-
-    def _over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
-        names = sorted(sums)
-        values = torch.tensor([sums[name] for name in names], dtype=torch.float64)
-        total = self._engine.sum_over_ranks(values).tolist()
-        return dict(zip(names, total, strict=True))
-
-    def _policy_pass(
-        self, micro: Microbatch, version: int, positive: int, *, train: bool
-    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Run forward and backward of a microbatch; return sums and what `measure` compares."""
+    def _critic_pass(self, critic: ValueEngine, micro: Microbatch, *, train: bool) -> CriticSums:
         with torch.set_grad_enabled(train):
-            out = self._engine.forward(micro.token_ids, micro.position_ids, micro.mask)
-            loss, sums, compared = self.objective.loss(
-                micro, out, version=version, positive_tokens=positive
-            )
-        if train:
-            self._engine.backward(loss)
-        return sums, compared
-
-    def _critic_pass(self, micro: Microbatch, *, train: bool) -> dict[str, Tensor]:
-        if self._critic is None:
-            return {}
-        with torch.set_grad_enabled(train):
-            values = self._critic.values(micro.token_ids, micro.position_ids)
+            values = critic.values(micro.token_ids, micro.position_ids)
             loss, sums = self.objective.value_loss(micro, values)
         if train:
-            self._critic.backward(loss)
+            critic.backward(loss)
         return sums
 
     def _refresh(self, version: int) -> None:
@@ -247,32 +235,3 @@ class Updater:
             return
         assert self._reference is not None
         self._reference.refresh(self._engine.weights(), kl.refresh_mix)
-
-
-class _Sums:
-    """Sums over microbatches, which stay on the device until they are asked for."""
-
-    def __init__(self) -> None:
-        self._totals: dict[tuple[tuple[str, torch.Size], ...], Tensor] = {}
-
-    def add(self, sums: Mapping[str, Tensor]) -> None:
-        """Add sums over one microbatch or more, scalars and vectors."""
-        if not sums:
-            return
-        names = tuple((name, value.shape) for name, value in sums.items())
-        values = torch.cat([value.detach().double().reshape(-1) for value in sums.values()])
-        known = self._totals.get(names)
-        self._totals[names] = values if known is None else known.add_(values)
-
-    def numbers(self) -> dict[str, float]:
-        """Return scalars by name, and vectors as `name/0`, …; one transfer from the device."""
-        numbers: defaultdict[str, float] = defaultdict(float)
-        for names, total in self._totals.items():
-            for label, value in zip(_labels(names), total.tolist(), strict=True):
-                numbers[label] += value
-        return numbers
-
-
-def _labels(names: Sequence[tuple[str, torch.Size]]) -> Iterator[str]:
-    for name, shape in names:
-        yield from (f"{name}/{index}" for index in range(shape.numel())) if shape else (name,)

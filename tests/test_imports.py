@@ -52,7 +52,7 @@ ORDER = {
         "receive vllm direct factory"
     ),
     "learner": (
-        "errors registry config disk_wait advantages losses corrections batch diagnostics model "
+        "errors registry config disk_wait sums advantages losses corrections batch diagnostics model "
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (

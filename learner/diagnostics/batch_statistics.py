@@ -1,11 +1,12 @@
 """Makes the report of a batch from the sums that training it left."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from learner.batch.batch import TrainBatch
+from learner.batch.microbatch_plan import Indices, slowest, workloads
 from learner.config.learner import LearnerConfig
 from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport, CriticFigures
@@ -16,7 +17,8 @@ from learner.diagnostics.off_policy import (
     lag_histogram,
     share,
 )
-from learner.losses.value_loss import explained_variance
+from learner.diagnostics.update_sums import PolicySums, UpdateSums
+from learner.losses.value_loss import CriticSums
 
 
 @dataclass(kw_only=True)
@@ -40,24 +42,44 @@ class StepTotals:
     """Workload of the busiest rank, summed over the steps."""
     workload: int = 0
     """Workload of all ranks."""
+    microbatches: int = 0
+    """Microbatches of all ranks."""
+    tokens: int = 0
+    """Tokens in them."""
+    capacity: int = 0
+    """Capacity of them in tokens; a dummy has none."""
+
+    def add_plan(
+        self, lengths: Sequence[int], plan: Sequence[Indices], *, capacity: int, together: bool
+    ) -> None:
+        """Count the microbatches of one step.
+
+        `lengths` are the rollouts' and `capacity` is one microbatch's, in tokens; `together`: ranks
+        wait for each other at every microbatch.
+        """
+        self.busiest += slowest(lengths, plan, at_microbatches=together)
+        self.workload += sum(workloads(lengths, plan))
+        sizes = [sum(lengths[i] for i in members) for share in plan for members in share]
+        self.microbatches += len(sizes)
+        self.tokens += sum(sizes)
+        self.capacity += sum(max(capacity, size) for size in sizes if size)
 
 
 def batch_report(
     batch: TrainBatch,
     totals: StepTotals,
-    sums: Mapping[str, float],
+    sums: UpdateSums,
     version: int,
     config: LearnerConfig,
     units: Sequence[engine_comparison.Unit],
 ) -> BatchReport:
     """Report on one trained batch, which has advantages, origins and units.
 
-    `sums` are over the tokens of all microbatches of all ranks, each token once an epoch, and
-    `version` is the one that was trained.
+    `sums` are over all ranks, and `version` is the one that was trained.
     """
-    steps = len(totals.grad_norms)
+    steps, policy, kl = len(totals.grad_norms), sums.policy, sums.policy.reference_kl
     columns, minibatches = batch.tokens, max(1, totals.minibatches)
-    tokens, trained = int(columns.mask.sum()), sums["trained"]
+    tokens, trained = int(columns.mask.sum()), float(policy.trained)
     lags = lag_histogram(columns.versions, columns.mask, version=version)
     lengths = batch.response_lengths
     rewards = batch.whole_rewards
@@ -67,8 +89,8 @@ def batch_report(
     assert columns.origins is not None
     crossed = columns.origins == Origin.CROSSED
     return BatchReport(
-        loss=sums["loss"] / minibatches,
-        policy_loss=sums["policy_loss"] / minibatches,
+        loss=float(policy.loss) / minibatches,
+        policy_loss=float(policy.policy_loss) / minibatches,
         reward_mean=share(float(scored.sum()), len(scored)),
         reward_std=float(scored.std()) if len(scored) > 1 else None,
         groups=float(batch.groups),
@@ -80,28 +102,28 @@ def batch_report(
         rollouts_trained=len(torch.unique(columns.sequence_ids[columns.mask])),
         multi_version_rollouts=len(torch.unique(columns.sequence_ids[crossed])),
         response_length_mean=share(int(lengths.sum()), len(lengths)),
-        entropy_mean=share(sums["entropy"], trained),
+        entropy_mean=share(float(policy.entropy), trained),
         max_lag=max(lags, default=None),
         lag_mean=share(sum(lag * count for lag, count in lags.items()), tokens),
         lag_histogram=lags,
         group_lag_histogram=group_lag_histogram(
             columns.versions, columns.mask, columns.group_ids, version=version
         ),
-        fractions=_fractions(sums),
-        microbatches=int(sums["microbatches"]),
-        pack_efficiency=share(sums["tokens"], sums["capacity"]),
+        fractions=_fractions(policy),
+        microbatches=totals.microbatches,
+        pack_efficiency=share(totals.tokens, totals.capacity),
         rank_imbalance=totals.busiest * totals.ranks / totals.workload if totals.workload else 1.0,
         optimizer_steps=steps,
         grad_norm=share(sum(totals.grad_norms), steps),
         learning_rate=totals.learning_rate,
         reward_parts={name: _finite_mean(part) for name, part in batch.reward_parts.items()},
-        **vars(figures(sums, passes=config.epochs)),
-        reference_kl=share(sums["reference_kl"], trained) if "reference_kl" in sums else None,
-        critic=_critic_figures(totals, sums) if "value_loss" in sums else None,
+        **vars(figures(sums.off_policy, passes=config.epochs)),
+        reference_kl=None if kl is None else share(float(kl), trained),
+        critic=None if sums.critic is None else _critic_figures(totals, sums.critic),
         kl_coefficient=totals.kl_coefficient,
         entropy_coefficient=totals.entropy_coefficient,
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
-        engines=engine_comparison.figures(units, sums, passes=config.epochs) or None,
+        engines=engine_comparison.figures(units, sums.units, passes=config.epochs) or None,
     )
 
 
@@ -110,18 +132,13 @@ def _finite_mean(values: torch.Tensor) -> float | None:
     return share(float(known.sum()), len(known))
 
 
-def _fractions(sums: Mapping[str, float]) -> dict[str, float | None]:
-    """Return fractions of tokens by what happened to them; sums `fraction/<name>` count tokens."""
-    trained, masked_in = sums["trained"], sums["masked_in"]
-    counts = {
-        name.removeprefix("fraction/"): count
-        for name, count in sums.items()
-        if name.startswith("fraction/")
-    }
+def _fractions(sums: PolicySums) -> dict[str, float | None]:
+    """Return fractions of tokens by what happened to them."""
+    trained, masked_in = float(sums.trained), float(sums.masked_in)
     return {
-        "rejected": share(sums["rejected"], trained),
+        "rejected": share(float(sums.rejected), trained),
         "not_finite": share(masked_in - trained, masked_in),
-        **{name: share(count, trained) for name, count in counts.items()},
+        **{name: share(float(count), trained) for name, count in sorted(sums.counts.items())},
     }
 
 
@@ -132,12 +149,12 @@ def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:
     return int((version - batch.tokens.versions[batch.sampled] > limit).sum())
 
 
-def _critic_figures(totals: StepTotals, sums: Mapping[str, float]) -> CriticFigures:
-    norms, tokens, returns = totals.critic_grad_norms, sums["critic_tokens"], sums["critic_returns"]
+def _critic_figures(totals: StepTotals, sums: CriticSums) -> CriticFigures:
+    norms, tokens, returns = totals.critic_grad_norms, float(sums.tokens), float(sums.returns)
     return CriticFigures(
-        value_loss=sums["value_loss"] / max(1, totals.minibatches),
-        explained_variance=explained_variance(sums),
-        value_mean=share(returns - sums["critic_errors"], tokens),
+        value_loss=float(sums.loss) / max(1, totals.minibatches),
+        explained_variance=sums.explained_variance,
+        value_mean=share(returns - float(sums.errors), tokens),
         return_mean=share(returns, tokens),
         critic_grad_norm=share(sum(norms), len(norms)),
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from learner.diagnostics.batch_report import EngineFigures
+from learner.sums import Sums
 
 CERTAIN = 0.01
 """Uncertainty that every token is given at least, so that rounding of sure tokens weighs little."""
@@ -76,36 +77,41 @@ def units(
     return [Unit(names[number], group, lag) for number, group, lag in parts], column
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnitSums(Sums):
+    """Sums over the trained tokens of each unit of a batch, [units] float64; see `Mismatch`."""
+
+    tokens: Tensor
+    difference: Tensor
+    uncertainty: Tensor
+
+
 def measure(
     log_ratios: Tensor, mask: Tensor, token_units: Tensor, behavior_logprobs: Tensor, *, count: int
-) -> dict[str, Tensor]:
-    """Compute the sums over masked-in tokens of each of `count` units, [count] float64 each.
+) -> UnitSums:
+    """Sum over the masked-in tokens of each of `count` units.
 
     `log_ratios` [N] are logs of current / behaviour, detached and clamped.
     """
     chosen = mask & (token_units >= 0)
     index, logprobs = token_units[chosen], behavior_logprobs[chosen].double()
-    columns = {
-        "unit_tokens": torch.ones_like(logprobs),
-        "unit_difference": log_ratios.detach()[chosen].double().abs(),
-        "unit_uncertainty": 1 - logprobs.clamp(max=0.0).exp(),
-    }
     zeros = logprobs.new_zeros(count)
-    return {name: zeros.index_add(0, index, values) for name, values in columns.items()}
+    return UnitSums(
+        tokens=zeros.index_add(0, index, torch.ones_like(logprobs)),
+        difference=zeros.index_add(0, index, log_ratios.detach()[chosen].double().abs()),
+        uncertainty=zeros.index_add(0, index, 1 - logprobs.clamp(max=0.0).exp()),
+    )
 
 
 def figures(
-    batch_units: Sequence[Unit], sums: Mapping[str, float], *, passes: int = 1
+    batch_units: Sequence[Unit], sums: UnitSums, *, passes: int = 1
 ) -> dict[str, EngineFigures]:
-    """Return the figures of each engine from the sums of `measure`, `<name>/<unit>`, added up."""
+    """Return the figures of each engine; `passes` is how often each token was measured."""
+    columns = sums.tokens.tolist(), sums.difference.tolist(), sums.uncertainty.tolist()
     mismatches = {
-        unit: Mismatch(
-            tokens=sums[f"unit_tokens/{index}"],
-            difference=sums[f"unit_difference/{index}"],
-            uncertainty=sums[f"unit_uncertainty/{index}"],
-        )
-        for index, unit in enumerate(batch_units)
-        if sums[f"unit_tokens/{index}"]
+        unit: Mismatch(tokens=tokens, difference=difference, uncertainty=uncertainty)
+        for unit, tokens, difference, uncertainty in zip(batch_units, *columns, strict=True)
+        if tokens
     }
     strata = [*_strata(mismatches)]
     return {

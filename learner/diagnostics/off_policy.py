@@ -6,7 +6,8 @@ at one version), a KV cache kept over an update, and age.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -16,6 +17,7 @@ from learner.batch.token_weights import count_values
 from learner.diagnostics.batch_report import ORIGINS, OffPolicyFigures, OriginFigures
 from learner.losses.kl import k3
 from learner.losses.loss_inputs import LOG_RATIO_BOUND, Segments
+from learner.sums import Sums
 
 SEQUENCE_BOUND = 300.0
 """Log-ratios of whole rollouts are clamped to ± this, so that squares of their exp add up."""
@@ -94,71 +96,91 @@ def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
+@dataclass(frozen=True, kw_only=True)
+class OffPolicySums(Sums):
+    """Sums over the trained tokens of whole sequences; ρ is current / behaviour policy.
+
+    All are float64, and scalars unless a shape is given.
+    """
+
+    ratio: Tensor
+    """Σ ρ."""
+    ratio_squared: Tensor
+    """Σ ρ²."""
+    sequences: Tensor
+    """Sequences with such a token."""
+    sequence_ratio: Tensor
+    """Sum over sequences of the product of ρ over their tokens."""
+    sequence_ratio_squared: Tensor
+    sequence_clamped: Tensor
+    """Sequences whose product was beyond exp(± `SEQUENCE_BOUND`)."""
+    log_ratio_bins: Tensor
+    """[bins] tokens between two `BIN_EDGES` of log ρ."""
+    tokens: Tensor
+    """[origins] tokens by their `Origin`."""
+    difference: Tensor
+    """[origins] Σ |log ρ|."""
+    k3: Tensor
+    """[origins] Σ ρ − 1 − log ρ."""
+
+
 def measure(
     log_ratios: Tensor, mask: Tensor, token_origins: Tensor, sequence_ids: Tensor
-) -> dict[str, Tensor]:
-    """Compute the sums over masked-in tokens and their sequences that `figures` needs.
+) -> OffPolicySums:
+    """Sum over masked-in tokens and their sequences, each of which is complete.
 
-    Every sequence is complete. `log_ratios` [N] are logs of current / behaviour, detached and
-    clamped to ± `LOG_RATIO_BOUND`; `token_origins` [N] are those of `origins`.
-
-    Returns:
-        float64 scalars: `ratio` and `ratio_squared` (Σ ρ, Σ ρ²), `sequences`, `sequence_ratio`,
-        `sequence_ratio_squared` (of products over the tokens of a sequence) and `sequence_clamped`
-        (how many of those were beyond exp(± `SEQUENCE_BOUND`)); for each origin `<origin>_tokens`,
-        `<origin>_difference` (Σ |log ratio|) and `<origin>_k3`. And `log_ratio_bins`, the tokens in
-        each bin between `BIN_EDGES`, [bins] float64.
+    `log_ratios` [N] are logs of current / behaviour, detached and clamped to ± `LOG_RATIO_BOUND`;
+    `token_origins` [N] are those of `origins`.
     """
     selected = log_ratios.detach()[mask].double()
     ratios = selected.exp()
     products = Segments(sequence_ids[mask]).sums(selected)
     weights = products.clamp(-SEQUENCE_BOUND, SEQUENCE_BOUND).exp()
     inner, bins = selected.new_tensor(BIN_EDGES[1:-1]), len(BIN_EDGES) - 1
-    sums = {
-        "ratio": ratios.sum(),
-        "ratio_squared": ratios.square().sum(),
-        "sequences": torch.ones_like(weights).sum(),
-        "sequence_ratio": weights.sum(),
-        "sequence_ratio_squared": weights.square().sum(),
-        "sequence_clamped": (products.abs() > SEQUENCE_BOUND).sum(),
-        "log_ratio_bins": torch.bincount(torch.bucketize(selected, inner), minlength=bins),
-    }
-    for origin in Origin:
-        name, here = origin.name.lower(), selected[token_origins[mask] == origin]
-        sums[f"{name}_tokens"] = torch.ones_like(here).sum()
-        sums[f"{name}_difference"] = here.abs().sum()
-        sums[f"{name}_k3"] = k3(here).sum()
-    return {name: value.double() for name, value in sums.items()}
+    by_origin = selected.new_zeros(len(Origin))
+    return OffPolicySums(
+        ratio=ratios.sum(),
+        ratio_squared=ratios.square().sum(),
+        sequences=torch.ones_like(weights).sum(),
+        sequence_ratio=weights.sum(),
+        sequence_ratio_squared=weights.square().sum(),
+        sequence_clamped=(products.abs() > SEQUENCE_BOUND).sum(),
+        log_ratio_bins=torch.bincount(torch.bucketize(selected, inner), minlength=bins),
+        tokens=by_origin.index_add(0, token_origins[mask], torch.ones_like(selected)),
+        difference=by_origin.index_add(0, token_origins[mask], selected.abs()),
+        k3=by_origin.index_add(0, token_origins[mask], k3(selected)),
+    )
 
 
-def figures(sums: Mapping[str, float], *, passes: int = 1) -> OffPolicyFigures:
-    """Return the figures of a batch from the sums of `measure`, added up.
-
-    Bin i of the histogram is `log_ratio_bins/<i>`. Token counts are divided by `passes`, the number
-    of times that each token was measured.
-    """
-    tokens, rollouts = sum(sums[f"{name}_tokens"] for name in ORIGINS), sums["sequences"]
-    bins = [sums[f"log_ratio_bins/{index}"] for index in range(len(BIN_EDGES) - 1)]
+def figures(sums: OffPolicySums, *, passes: int = 1) -> OffPolicyFigures:
+    """Return the figures of a batch; `passes` is the number of times each token was measured."""
+    tokens, rollouts = float(sums.tokens.sum()), float(sums.sequences)
+    ratio, squared = float(sums.ratio), float(sums.ratio_squared)
+    bins: list[float] = sums.log_ratio_bins.tolist()
     low, high = _extremes(bins)
+    of_sequences = float(sums.sequence_ratio) ** 2
+    by_origin = zip(
+        ORIGINS, sums.tokens.tolist(), sums.difference.tolist(), sums.k3.tolist(), strict=True
+    )
     return OffPolicyFigures(
-        ess=share(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
-        ess_sequence=share(sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts),
-        sequence_clamped=share(sums["sequence_clamped"], rollouts),
-        ratio_mean=share(sums["ratio"], tokens),
+        ess=share(ratio**2, squared * tokens),
+        ess_sequence=share(of_sequences, float(sums.sequence_ratio_squared) * rollouts),
+        sequence_clamped=share(float(sums.sequence_clamped), rollouts),
+        ratio_mean=share(ratio, tokens),
         ratio_min=low,
         ratio_p1=quantile(bins, 0.01),
         ratio_p99=quantile(bins, 0.99),
         ratio_max=high,
-        chi2=sums["ratio_squared"] / tokens - 1 if tokens else None,
-        mismatch=share(sum(sums[f"{name}_difference"] for name in ORIGINS), tokens),
-        kl=share(sum(sums[f"{name}_k3"] for name in ORIGINS), tokens),
+        chi2=squared / tokens - 1 if tokens else None,
+        mismatch=share(float(sums.difference.sum()), tokens),
+        kl=share(float(sums.k3.sum()), tokens),
         origins={
             name: OriginFigures(
-                mismatch=share(sums[f"{name}_difference"], sums[f"{name}_tokens"]),
-                kl=share(sums[f"{name}_k3"], sums[f"{name}_tokens"]),
-                tokens=int(sums[f"{name}_tokens"] / passes),
+                mismatch=share(difference, count),
+                kl=share(kl, count),
+                tokens=int(count / passes),
             )
-            for name in ORIGINS
+            for name, count, difference, kl in by_origin
         },
     )
 

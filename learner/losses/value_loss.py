@@ -1,12 +1,14 @@
 """The loss of a critic, and the share of the returns that it explains, on packed tokens [N]."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from headway.errors import InputError
 from learner.advantages.grouped import check_shapes
+from learner.sums import Sums
 
 
 def value_loss(
@@ -41,32 +43,43 @@ def value_loss(
     return 0.5 * squared
 
 
-def variance_sums(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Compute the sums over masked-in tokens that `explained_variance` needs, float64 scalars.
+@dataclass(frozen=True, kw_only=True)
+class CriticSums(Sums):
+    """Sums over the masked-in tokens of a critic, each a scalar; error: return − value."""
 
-    They add up over microbatches and ranks; error: return − value.
-    """
-    target = returns.detach()[mask].double()
-    error = target - values.detach()[mask].double()
-    return {
-        "critic_tokens": mask.sum().double(),
-        "critic_returns": target.sum(),
-        "critic_returns_squared": target.square().sum(),
-        "critic_errors": error.sum(),
-        "critic_errors_squared": error.square().sum(),
-    }
+    loss: Tensor
+    """Σ token weights · loss: over a whole minibatch, its mean."""
+    tokens: Tensor
+    returns: Tensor
+    returns_squared: Tensor
+    errors: Tensor
+    errors_squared: Tensor
 
+    @classmethod
+    def of(cls, loss: Tensor, values: Tensor, returns: Tensor, mask: Tensor) -> Self:
+        """Sum over tokens: `values`, `returns` [N], `mask` [N] bool; `loss` is summed already."""
+        target = returns.detach()[mask].double()
+        error = target - values.detach()[mask].double()
+        return cls(
+            loss=loss.detach(),
+            tokens=mask.sum(),
+            returns=target.sum(),
+            returns_squared=target.square().sum(),
+            errors=error.sum(),
+            errors_squared=error.square().sum(),
+        )
 
-def explained_variance(sums: Mapping[str, float]) -> float | None:
-    """1 − Var(return − value) / Var(return), of sums as from `variance_sums`.
+    @property
+    def explained_variance(self) -> float | None:
+        """1 − Var(return − value) / Var(return).
 
-    1 is a perfect critic, 0 one that has learnt the mean; None where the returns do not vary.
-    """
-    count = sums["critic_tokens"]
-    if not count:
-        return None
-    square = sums["critic_returns_squared"] / count
-    variance = square - (sums["critic_returns"] / count) ** 2
-    unexplained = sums["critic_errors_squared"] / count - (sums["critic_errors"] / count) ** 2
-    # Below this the difference of the two large numbers is rounding.
-    return None if variance <= 1e-12 * square else 1 - unexplained / variance
+        1 is a perfect critic, 0 one that has learnt the mean; None where the returns do not vary.
+        """
+        count = float(self.tokens)
+        if not count:
+            return None
+        square = float(self.returns_squared) / count
+        variance = square - (float(self.returns) / count) ** 2
+        unexplained = float(self.errors_squared) / count - (float(self.errors) / count) ** 2
+        # Below this the difference of the two large numbers is rounding.
+        return None if variance <= 1e-12 * square else 1 - unexplained / variance

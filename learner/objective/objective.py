@@ -7,8 +7,8 @@ Pure but for that state. No model is involved (`learner.update`); the rules of w
 are `learner.config.objective_rules`.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.batch import Microbatch, Sequences, TrainBatch
 from learner.config.objective import KlConfig, ObjectiveConfig
 from learner.corrections import importance_weights
+from learner.diagnostics.update_sums import ComparedTokens, PolicySums
 from learner.engine.protocol import Forward
-from learner.losses import LOSSES, LossInputs, policy_loss
+from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
 from learner.losses.kl import adapted_coefficient, kl_loss, kl_rewards
 from learner.losses.regularisers import (
     adapted_entropy_coefficient,
@@ -27,8 +28,19 @@ from learner.losses.regularisers import (
     positive_nll,
     positive_tokens,
 )
-from learner.losses.value_loss import value_loss, variance_sums
+from learner.losses.value_loss import CriticSums, value_loss
 from learner.objective.checks import check_objective
+
+
+class MicrobatchLoss(NamedTuple):
+    """The loss of a microbatch, and what is reported about it."""
+
+    loss: Tensor
+    """Scalar with gradient, whose sum over the microbatches of a minibatch is minimised."""
+    sums: PolicySums
+    critic: CriticSums | None
+    """Of a critic on the policy's own backbone."""
+    compared: ComparedTokens
 
 
 class Objective:
@@ -139,61 +151,53 @@ class Objective:
 
     def loss(
         self, micro: Microbatch, out: Forward, *, version: int, positive_tokens: int
-    ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        """Compute the loss of a microbatch, sums over tokens, and what diagnostics need.
+    ) -> MicrobatchLoss:
+        """Compute the loss of a microbatch, and what is reported about it.
 
         `out` is the policy's output for it, `version` the one being trained, and `positive_tokens`
         the count by `count_positive_tokens` of the whole minibatch.
-
-        Returns:
-            A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;
-            scalars that add up over microbatches and ranks, `learned` of them the tokens with a
-            part in the loss; and columns that may be concatenated: the arguments of
-            `off_policy.measure`, the units and the behaviour log-probabilities.
         """
         config = self._config
-        inputs = LossInputs(
-            logprobs=out.logprobs,
-            behavior_logprobs=micro.behavior_logprobs,
-            advantages=micro.advantages,
-            mask=micro.mask,
-            sequence_ids=micro.sequence_ids,
-            proximal_logprobs=micro.proximal_logprobs,
-            reference_logprobs=micro.reference_logprobs,
-            versions=micro.versions,
-            group_ids=micro.group_ids,
-            version=version,
-            rewards=micro.rewards,
-            entropies=out.entropies,
-        )
+        inputs = _loss_inputs(micro, out, version)
         policy = policy_loss(config.loss, inputs, **config.loss_options)
         correction = importance_weights(
             config.corrections or "none", inputs, **config.correction_options
         )
         weights = micro.token_weights * torch.where(correction.keep, correction.weights, 0.0)
-        loss = (weights * policy.per_token).sum()
-        fractions = {**policy.stats, **correction.stats}
-        sums = {
-            "policy_loss": loss.detach(),
-            "entropy": out.entropies.detach()[inputs.trained].sum(),
-            "trained": inputs.trained.sum(),
-            "masked_in": micro.mask.sum(),
-            "rejected": (inputs.trained & ~correction.keep).sum(),
-        }
-        rejected = 0 if self._penalises else sums["rejected"]
-        sums["learned"] = sums["trained"] - rejected
-        for penalty, own in self._penalties(micro, inputs, out, positive_tokens):
-            loss = loss + penalty
-            sums |= own
-        sums["loss"] = loss.detach()
-        sums |= {f"fraction/{name}": value for name, value in fractions.items()}
+        loss = own_loss = (weights * policy.per_token).sum()
+        counts, kl_sum, critic = {**policy.stats, **correction.stats}, None, None
+        if micro.reference_logprobs is not None:
+            penalty, kl = self._kl_penalty(micro, inputs, out)
+            loss, kl_sum = loss + penalty, kl.stats["kl"]
+            counts.setdefault("reference_not_finite", kl.stats["reference_not_finite"])
+        if config.entropy is not None:
+            bonus = entropy_bonus(inputs)
+            loss = loss + self.entropy_coefficient * (micro.token_weights * bonus.per_token).sum()
+        if config.positive_nll:
+            nll = positive_nll(inputs, total=positive_tokens, threshold=config.positive_reward)
+            loss, counts = loss + config.positive_nll * nll.per_token.sum(), {**nll.stats, **counts}
+        if config.critic is not None and out.values is not None:
+            of_values, critic = self.value_loss(micro, out.values)
+            loss = loss + config.critic.coefficient * of_values
+        trained, rejected = inputs.trained, inputs.trained & ~correction.keep
+        sums = PolicySums(
+            loss=loss.detach(),
+            policy_loss=own_loss.detach(),
+            entropy=out.entropies.detach()[trained].sum(),
+            trained=trained.sum(),
+            masked_in=micro.mask.sum(),
+            rejected=rejected.sum(),
+            learned=(trained if self._penalises else trained & ~rejected).sum(),
+            reference_kl=kl_sum,
+            counts=counts,
+        )
         assert micro.origins is not None
         assert micro.units is not None
-        compared = (
-            inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids,
+        compared = ComparedTokens(
+            inputs.behavior_log_ratio, trained, micro.origins, micro.sequence_ids,
             micro.units, micro.behavior_logprobs,
         )  # fmt: skip
-        return loss, sums, compared
+        return MicrobatchLoss(loss, sums, critic, compared)
 
     @property
     def _penalises(self) -> bool:
@@ -203,37 +207,39 @@ class Objective:
         shared = config.critic is not None and config.critic.shared
         return kl or shared or bool(config.positive_nll) or self.entropy_coefficient > 0
 
-    def _penalties(
-        self, micro: Microbatch, inputs: LossInputs, out: Forward, positive: int
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the terms added to the policy loss, each with sums over tokens."""
-        config, weights = self._config, micro.token_weights
-        if micro.reference_logprobs is not None:
-            kl = config.kl or KlConfig()
-            in_loss = config.kl is not None and kl.placement == "loss"
-            measured = inputs if in_loss else replace(inputs, logprobs=out.logprobs.detach())
-            term = kl_loss(kl.form, measured, cap=kl.cap)
-            missing = term.stats["reference_not_finite"]
-            sums = {"reference_kl": term.stats["kl"], "fraction/reference_not_finite": missing}
-            penalty = self.kl_coefficient * (weights * term.per_token).sum()
-            yield penalty if in_loss else torch.zeros_like(penalty), sums
-        if config.entropy is not None:
-            bonus = entropy_bonus(inputs)
-            yield self.entropy_coefficient * (weights * bonus.per_token).sum(), {}
-        if config.positive_nll:
-            nll = positive_nll(inputs, total=positive, threshold=config.positive_reward)
-            sums = {f"fraction/{name}": count for name, count in nll.stats.items()}
-            yield config.positive_nll * nll.per_token.sum(), sums
-        if config.critic is not None and out.values is not None:
-            loss, sums = self.value_loss(micro, out.values)
-            yield config.critic.coefficient * loss, sums
+    def _kl_penalty(
+        self, micro: Microbatch, inputs: LossInputs, out: Forward
+    ) -> tuple[Tensor, TokenLoss]:
+        """Return the distance to the reference, weighed for the loss (0 if it is not in it)."""
+        kl = self._config.kl or KlConfig()
+        if self._config.kl is not None and kl.placement == "loss":
+            term = kl_loss(kl.form, inputs, cap=kl.cap)
+            return self.kl_coefficient * (micro.token_weights * term.per_token).sum(), term
+        measured = replace(inputs, logprobs=out.logprobs.detach())
+        return out.logprobs.new_zeros(()), kl_loss(kl.form, measured, cap=kl.cap)
 
-    def value_loss(self, micro: Microbatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def value_loss(self, micro: Microbatch, values: Tensor) -> tuple[Tensor, CriticSums]:
         """Compute the critic's loss, averaged like the policy loss, and sums over its tokens."""
         assert self._config.critic is not None
         assert micro.values is not None
         assert micro.returns is not None
         per_token = value_loss(values, micro.values, micro.returns, clip=self._config.critic.clip)
         loss = (micro.token_weights * torch.where(micro.mask, per_token, 0.0)).sum()
-        sums = variance_sums(micro.values, micro.returns, micro.mask)
-        return loss, {"value_loss": loss.detach(), **sums}
+        return loss, CriticSums.of(loss, micro.values, micro.returns, micro.mask)
+
+
+def _loss_inputs(micro: Microbatch, out: Forward, version: int) -> LossInputs:
+    return LossInputs(
+        logprobs=out.logprobs,
+        behavior_logprobs=micro.behavior_logprobs,
+        advantages=micro.advantages,
+        mask=micro.mask,
+        sequence_ids=micro.sequence_ids,
+        proximal_logprobs=micro.proximal_logprobs,
+        reference_logprobs=micro.reference_logprobs,
+        versions=micro.versions,
+        group_ids=micro.group_ids,
+        version=version,
+        rewards=micro.rewards,
+        entropies=out.entropies,
+    )

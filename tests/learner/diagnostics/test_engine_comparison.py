@@ -114,9 +114,9 @@ def test_sums_of_units_take_what_counts_and_has_a_unit():
         torch.tensor([math.log(0.5), math.log(0.75), -1.0, -1.0]),
         count=2,
     )
-    assert sums["unit_tokens"].tolist() == [0, 2]
-    assert sums["unit_difference"].tolist() == [0, 0.75]
-    assert sums["unit_uncertainty"].tolist() == pytest.approx([0, 0.75])
+    assert sums.tokens.tolist() == [0, 2]
+    assert sums.difference.tolist() == [0, 0.75]
+    assert sums.uncertainty.tolist() == pytest.approx([0, 0.75])
 
 
 @pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"minibatches": 2}])

@@ -24,21 +24,6 @@ from learner.losses.loss_inputs import LOG_RATIO_BOUND, Segments
 ALL = torch.ones(4, dtype=torch.bool)
 
 
-def added_up(*rows):
-    """Return the sums of several micro-batches or ranks, as numbers."""
-    total = {}
-    for row in rows:
-        for name, value in row.items():
-            entries = (
-                {name: value}
-                if not value.ndim
-                else {f"{name}/{index}": one for index, one in enumerate(value)}
-            )
-            for key, one in entries.items():
-                total[key] = total.get(key, 0.0) + one.item()
-    return total
-
-
 def flat(found):
     """Figures by name, those of an origin as `<figure>_<origin>`."""
     row = dict(vars(found))
@@ -52,7 +37,7 @@ def figures_of(log_ratios, sequence_ids=None, origin=None, mask=None, **options)
     ids = torch.arange(len(log_ratios)) if sequence_ids is None else sequence_ids
     mask = torch.ones(len(ids), dtype=torch.bool) if mask is None else mask
     origin = torch.zeros(len(ids), dtype=torch.int64) if origin is None else origin
-    return figures(added_up(measure(log_ratios, mask, origin, ids)), **options)
+    return figures(measure(log_ratios, mask, origin, ids), **options)
 
 
 @pytest.mark.parametrize(("weights", "expected"), [([1, 1, 1, 1], 4), ([4, 0, 0, 0], 1)])
@@ -199,8 +184,8 @@ def test_figures_of_parts_added_up_are_those_of_the_whole(logs, cut):
     mask = torch.arange(len(logs)) % 5 != 4
     cut = 3 * (cut // 3)
     parts = [measure(logs[s], mask[s], origin[s], ids[s]) for s in (slice(cut), slice(cut, None))]
-    whole = flat(figures(added_up(measure(logs, mask, origin, ids))))
-    assert flat(figures(added_up(*parts))) == pytest.approx(whole)
+    whole = flat(figures(measure(logs, mask, origin, ids)))
+    assert flat(figures(parts[0] + parts[1])) == pytest.approx(whole)
 
 
 @given(logs=st.lists(st.floats(-19.9, 19.9), min_size=1, max_size=80))
@@ -229,8 +214,8 @@ def test_bins_are_symmetric_ascending_and_reach_the_bound_of_log_ratios():
     assert [-edge for edge in reversed(BIN_EDGES)] == list(BIN_EDGES)
     assert BIN_EDGES[-1] == pytest.approx(LOG_RATIO_BOUND)
     sums = measure(torch.tensor([0.0, 50.0, -50.0, 1e-6]), ALL, torch.zeros(4).long(), ALL.long())
-    assert sums["log_ratio_bins"].sum() == 4
-    assert [sums["log_ratio_bins"][i].item() for i in (0, -1, len(BIN_EDGES) // 2 - 1)] == [1, 1, 2]
+    assert sums.log_ratio_bins.sum() == 4
+    assert [sums.log_ratio_bins[i].item() for i in (0, -1, len(BIN_EDGES) // 2 - 1)] == [1, 1, 2]
 
 
 def test_without_tokens_there_is_nothing_to_report():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.errors import InputError
 from learner.advantages.returns import gae, length_adaptive_lambda, returns_to_go
-from learner.losses.value_loss import explained_variance, value_loss, variance_sums
+from learner.losses.value_loss import CriticSums, value_loss
 
 ALL = torch.ones(3, dtype=torch.bool)
 ONE = torch.zeros(3, dtype=torch.int64)
@@ -163,8 +163,8 @@ def test_a_clip_that_is_not_positive_is_refused():
         value_loss(torch.ones(1), torch.ones(1), torch.ones(1), clip=0.0)
 
 
-def as_numbers(sums):
-    return {name: value.item() for name, value in sums.items()}
+def critic_sums(values, returns, mask=ALL):
+    return CriticSums.of(torch.zeros(()), values, returns, mask)
 
 
 def test_explained_variance_adds_up_over_parts():
@@ -172,22 +172,21 @@ def test_explained_variance_adds_up_over_parts():
     returns = torch.randn(50, generator=make) + 100
     values = returns + 0.5 * torch.randn(50, generator=make)
     mask = torch.rand(50, generator=make) < 0.7
-    parts = [variance_sums(values[s], returns[s], mask[s]) for s in (slice(20), slice(20, None))]
-    total = {name: sum(part[name].item() for part in parts) for name in parts[0]}
+    first, second = (
+        critic_sums(values[s], returns[s], mask[s]) for s in (slice(20), slice(20, 50))
+    )
     kept, target = values[mask].double(), returns[mask].double()
     expected = 1 - (target - kept).var() / target.var()
-    assert explained_variance(total) == pytest.approx(expected.item(), abs=1e-9)
+    assert (first + second).explained_variance == pytest.approx(expected.item(), abs=1e-9)
 
 
 def test_explained_variance_of_the_textbook_critics():
     returns = torch.tensor([1.0, 2.0, 6.0])
     for values, expected in [(returns, 1.0), (torch.full((3,), 3.0), 0.0), (-returns, -3.0)]:
-        sums = as_numbers(variance_sums(values, returns, ALL))
-        assert explained_variance(sums) == pytest.approx(expected)
+        assert critic_sums(values, returns).explained_variance == pytest.approx(expected)
 
 
 def test_explained_variance_of_nothing_and_of_equal_returns_is_none():
-    equal = torch.full((3,), 0.3)
-    assert explained_variance(as_numbers(variance_sums(equal, equal, ALL))) is None
-    nan = torch.full((3,), math.nan)
-    assert explained_variance(as_numbers(variance_sums(nan, nan, ~ALL))) is None
+    equal, nan = torch.full((3,), 0.3), torch.full((3,), math.nan)
+    assert critic_sums(equal, equal).explained_variance is None
+    assert critic_sums(nan, nan, ~ALL).explained_variance is None
