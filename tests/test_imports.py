@@ -52,8 +52,8 @@ ORDER = {
         "receive vllm direct factory"
     ),
     "learner": (
-        "errors registry config disk_wait sums advantages losses corrections batch diagnostics model "
-        "engine objective update learner metrics ranks supervised"
+        "errors registry config disk_wait sums advantages losses corrections batch diagnostics "
+        "model engine objective update learner metrics ranks supervised"
     ),
     "actors": (
         "errors bounded_http foreign_text options user_code registry vllm_options config engines "

@@ -14,7 +14,7 @@ from deploy.preflight.provenance import (
     warm_start_origin,
 )
 from headway.errors import InputError
-from learner.config.lora import LoraConfig, check_form, stored_form
+from learner.config.lora import LoraConfig, adapted_layers, check_form, stored_form
 
 SFT_ANEW = "run `headway sft --replace` with the same recipe and settings, or choose another name"
 REWARD_MODELS_ANEW = (
@@ -111,24 +111,14 @@ def check_adapter(
     if lora is None:
         return
     description = describe(path)
-    if description.get("quantization_config"):
-        raise InputError(
-            f"{section}: {path!r} has quantised weights, into which engines cannot merge an "
-            "adapter: name the model that it was made from"
-        )
+    layers: set[str] | None = None
+    if Path(path).is_dir():
+        transposed = description.get("model_type") in TRANSPOSED
+        layers = set() if transposed else _linear_layers(shapes or weight_shapes(path))
+    quantised = bool(description.get("quantization_config"))
+    adapted_layers(lora, model=path, linear=layers, quantised=quantised, section=section)
     if lora.path is not None:
         check_form(stored_form(Path(lora.path))[0], lora, section)
-    if not Path(path).is_dir():
-        return
-    transposed = description.get("model_type") in TRANSPOSED
-    layers = set() if transposed else _linear_layers(shapes or weight_shapes(path))
-    unknown = set() if lora.targets == "all-linear" else set(lora.targets) - layers
-    if unknown or not layers:
-        raise InputError(
-            f"{section}.targets: the model has no linear layers "
-            f"{', '.join(sorted(unknown)) or 'at all'}; those that can have an adapter are "
-            f"{', '.join(sorted(layers)) or 'none'}"
-        )
 
 
 def _linear_layers(shapes: Shapes) -> set[str]:

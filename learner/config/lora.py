@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,6 +103,40 @@ def check_form(stored: LoraConfig, wanted: LoraConfig, section: str) -> None:
     present, named = (form.model_dump(include=FORM - {"targets"}) for form in (stored, wanted))
     if present != named:
         raise InputError(f"{section}.path = {wanted.path!r} has {present}, and the recipe {named}")
+
+
+def adapted_layers(
+    config: LoraConfig,
+    *,
+    model: str,
+    linear: Collection[str] | None,
+    quantised: bool,
+    section: str,
+) -> list[str]:
+    """Return the last parts of the names of the layers that get factors, sorted.
+
+    `model` is the folder or hub name of the model and `linear` has the last parts of the names of
+    its linear layers; None: they are not known, and neither checked nor returned. `section` is the
+    one of the recipe.
+
+    Raises:
+        InputError: The model's weights are quantised, or it has no such layers.
+    """
+    if quantised:
+        raise InputError(
+            f"{section}: {model!r} has quantised weights, into which engines cannot merge an "
+            "adapter: name the model that it was made from"
+        )
+    if linear is None:
+        return []
+    targets = set(linear) if config.targets == "all-linear" else set(config.targets)
+    if not targets or targets - set(linear):
+        missing, present = (", ".join(sorted(names)) for names in (targets - set(linear), linear))
+        raise InputError(
+            f"{section}.targets = {config.targets!r}: {model!r} has no linear layers "
+            f"{missing or 'at all'}; those that can have an adapter are {present or 'none'}"
+        )
+    return sorted(targets)
 
 
 def stored_form(folder: Path) -> tuple[LoraConfig, str]:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headway.errors import InputError
-from learner.config.lora import WEIGHTS_FILE, LoraConfig, check_form, stored_form
+from learner.config.lora import WEIGHTS_FILE, LoraConfig, adapted_layers, check_form, stored_form
 from weight_sync.adapter import PREFIX, A, B, factor_name, merge
 from weight_sync.base_model import fingerprint_of_weights
 
@@ -77,17 +77,20 @@ def add_adapter(
     """
     import peft
 
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise InputError(
-            f"{model.name_or_path!r} has quantised weights, into which engines cannot merge an "
-            "adapter: name the model that it was made from"
-        )
+    layers = model.base_model.named_modules()
+    targets = adapted_layers(
+        config,
+        model=model.name_or_path,
+        linear={name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)},
+        quantised=getattr(model.config, "quantization_config", None) is not None,
+        section=section,
+    )
     head = getattr(model, HEAD, None)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
-        target_modules=_targets(model, config, section),
+        target_modules=targets,
         task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
         base_model_name_or_path=model.name_or_path,
     )
@@ -103,20 +106,6 @@ def add_adapter(
         parameter.data = parameter.data.to(model.dtype)
     if config.path is not None:
         _begin_with(model, config, Path(config.path), section)
-
-
-def _targets(model: Any, config: LoraConfig, section: str) -> list[str]:
-    """Return the last parts of the names of the layers that get factors."""
-    layers = model.base_model.named_modules()
-    linear = {name.split(".")[-1] for name, layer in layers if isinstance(layer, nn.Linear)}
-    targets = linear if config.targets == "all-linear" else set(config.targets)
-    if not targets or targets - linear:
-        missing, present = (", ".join(sorted(names)) for names in (targets - linear, linear))
-        raise InputError(
-            f"{section}.targets = {config.targets!r}: {model.name_or_path!r} has no linear layers "
-            f"{missing or 'at all'}; those that can have an adapter are {present or 'none'}"
-        )
-    return sorted(targets)
 
 
 def _begin_with(model: Any, config: LoraConfig, folder: Path, section: str) -> None:

@@ -34,7 +34,7 @@ def test_an_adapter_of_layers_that_the_model_has_is_taken(model, targets):
 
 @pytest.mark.parametrize("wrong", ["q_prj", "norm", "embed_tokens", "lm_head", "gate_proj"])
 def test_an_adapter_of_other_layers_is_refused_at_once(model, wrong):
-    message = rf"^sft.lora.targets: .* no linear layers {wrong}; .* are q_proj, up_proj$"
+    message = rf"^sft.lora.targets = .* no linear layers {wrong}; .* are q_proj, up_proj$"
     with pytest.raises(InputError, match=message):
         check_adapter(LoraConfig(targets=["up_proj", wrong]), str(model), section="sft.lora")
 
