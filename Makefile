@@ -6,12 +6,14 @@ SEED ?= 0
 # OPTIONS goes to pytest, as in `make test OPTIONS=--record-durations`.
 PYTEST := $(BIN)/python -m pytest $(OPTIONS)
 HEAVY := ray or vllm or deepspeed
+FAST := not slow and not gpu and not ($(HEAVY))
 STAMP := $(VENV)/.installed
 LOCK := deploy/locks/cpu.txt
 TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
+PYTHONS := 3.11 3.12 3.13
 
-.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
+.PHONY: help setup setup-gpu demo test test-fast test-heavy test-slow test-pythons coverage red-team trl test-trl test-verifiers test-trackers test-notebook test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -19,8 +21,9 @@ help:  ## Show what there is
 setup: $(STAMP)  ## Create .venv from the lock file
 
 # The public Python index has CUDA builds of torch only; uv knows PyTorch's own index of CPU builds.
-# The trap keeps Ctrl-C during the first attempt from starting the second. pip compiles on one core,
-# compileall on all of them; a file that does not compile stays as it is.
+# The trap keeps Ctrl-C during the first attempt from starting the second. For the rest, uv downloads
+# in parallel and links files from its cache; where it cannot be had, or its indexes lack a package
+# that those of pip have, pip installs it. Modules are compiled when they are first imported.
 $(STAMP): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@trap 'exit 130' INT; echo "Installing $(TORCH) from pip's indexes"; \
@@ -28,9 +31,11 @@ $(STAMP): $(LOCK) pyproject.toml
 		echo "pip could not install $(TORCH); installing it with uv from PyTorch's index of CPU builds" \
 		&& $(BIN)/pip install --quiet "$(UV)" \
 		&& $(BIN)/uv pip install --python $(BIN)/python --no-deps --torch-backend cpu "$(TORCH)"; }
-	$(BIN)/pip install --quiet --no-deps --no-compile -r $(LOCK)
+	@trap 'exit 130' INT; echo "Installing the packages of $(LOCK)"; \
+	{ $(BIN)/pip install --quiet "$(UV)" \
+		&& $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r $(LOCK); } \
+	|| $(BIN)/pip install --quiet --no-deps --no-compile -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(STAMP)
 
 demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
@@ -40,10 +45,31 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
-	$(PYTEST) -n 3 --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
+	$(PYTEST) -n 3 --dist worksteal -m "$(FAST)"
 
 test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
 	$(PYTEST) -n 2 --dist loadscope -m "not slow and not gpu and ($(HEAVY))"
+
+test-pythons: $(PYTHONS:%=.venv-%/.installed)  ## The fast tests on every Python that is supported
+	for python in $(PYTHONS); do \
+		.venv-$$python/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)" || exit 1; done
+
+# uv finds interpreters or fetches them; PYTHON_3.13=/opt/python3.13/bin/python3 names one. Torch is
+# PyTorch's build for CPUs; where its index cannot be reached, the CUDA build, which runs without a GPU.
+.venv-%/.installed: $(STAMP)
+	$(BIN)/pip install --quiet "$(UV)"
+	$(BIN)/uv venv --quiet --clear --python "$(or $(PYTHON_$*),$*)" .venv-$*
+	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps --torch-backend cpu "$(TORCH)" \
+		|| $(BIN)/uv pip install --quiet --python .venv-$*/bin/python "$(firstword $(subst +, ,$(TORCH)))"
+	grep -v '^torch==' $(LOCK) | $(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps -r -
+	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+coverage: setup  ## Lines and branches that the fast tests run, with a floor; OPTIONS="-m …" for other tests
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 3 --dist worksteal -m "$(FAST)" $(OPTIONS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
 	$(PYTEST) --hypothesis-profile full -m "slow or hypothesis"
@@ -104,4 +130,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .trl .verifiers .trackers .notebook .prometheus .chromium .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-* .coverage .trl .verifiers .trackers .notebook .prometheus .chromium .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

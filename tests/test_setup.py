@@ -20,7 +20,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TORCH = "torch==2.13.0+cpu"
 FALLBACK = f"uv pip install --python .venv/bin/python --no-deps --torch-backend cpu {TORCH}"
-REST = "pip install --quiet --no-deps --no-compile -r deploy/locks/cpu.txt"
+UV = "pip install --quiet uv=="
+REST = "uv pip install --quiet --python .venv/bin/python --no-deps -r deploy/locks/cpu.txt"
+REST_BY_PIP = "pip install --quiet --no-deps --no-compile -r deploy/locks/cpu.txt"
 
 PYTHON = """#!/bin/sh
 mkdir -p .venv/bin
@@ -66,19 +68,29 @@ def setup(checkout, fails):
     return finished, calls
 
 
-def test_torch_comes_from_the_indexes_of_pip_where_they_have_it(checkout):
-    finished, calls = setup(checkout, fails="^uv")
+def test_torch_comes_from_the_indexes_of_pip_where_they_have_it_and_the_rest_by_uv(checkout):
+    finished, calls = setup(checkout, fails="^nothing")
     assert finished.returncode == 0, finished.stderr
-    assert calls[:2] == [f"pip install --quiet --no-deps --no-compile {TORCH}", REST]
-    assert not any("uv" in call for call in calls)
+    assert calls[0] == f"pip install --quiet --no-deps --no-compile {TORCH}"
+    assert calls[1].startswith(UV)
+    assert calls[2] == REST
+    assert REST_BY_PIP not in calls
+
+
+@pytest.mark.parametrize("fails", [f"^{UV}", r"^uv .* -r"], ids=["no uv", "uv's index lacks one"])
+def test_pip_installs_the_rest_where_uv_cannot(checkout, fails):
+    finished, calls = setup(checkout, fails)
+    assert finished.returncode == 0, finished.stderr
+    assert REST_BY_PIP in calls
 
 
 def test_torch_comes_from_the_index_of_pytorch_where_pip_does_not_find_it(checkout):
     finished, calls = setup(checkout, fails=r"^pip .* torch==")
     assert finished.returncode == 0, finished.stderr
     assert calls[0].endswith(TORCH)
-    assert calls[1].startswith("pip install --quiet uv==")
-    assert calls[2:4] == [FALLBACK, REST]
+    assert calls[1].startswith(UV)
+    assert calls[2] == FALLBACK
+    assert REST in calls
     assert f"pip could not install {TORCH}" in finished.stdout
 
 
@@ -86,7 +98,7 @@ def test_torch_comes_from_the_index_of_pytorch_where_pip_does_not_find_it(checko
     ("fails", "last"),
     [
         (r"^uv|pip .* torch==", FALLBACK),
-        (r"-r deploy/locks/cpu\.txt", REST),
+        (r"-r deploy/locks/cpu\.txt", REST_BY_PIP),
     ],
     ids=["torch", "rest"],
 )
@@ -94,7 +106,7 @@ def test_a_setup_that_failed_is_tried_again(checkout, fails, last):
     finished, calls = setup(checkout, fails)
     assert finished.returncode != 0
     assert calls[-1] == last
-    finished, calls = setup(checkout, fails="^uv")
+    finished, calls = setup(checkout, fails="^nothing")
     assert finished.returncode == 0, finished.stderr
     assert REST in calls
 
