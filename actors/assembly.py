@@ -5,7 +5,7 @@ from typing import Any
 from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, RolloutEngine
-from actors.environments.registry import load_environment
+from actors.environments.load_environment import load_environment
 from actors.rewards import RewardPool, Rewards, load_rewards
 from actors.rewards.learned import TextScorer
 from actors.rollout.chat_rendering import Renderer

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
+from actors.shipped import ENVIRONMENTS, REWARDS, SOURCES
 from actors.vllm_options import check_vllm_options
 from headway.cpu_cores import Cores
 from headway.nearest_name import nearest

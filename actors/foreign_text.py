@@ -1,35 +1,11 @@
-"""Text and values from outside, such as user code and completions: shown, cut off, checked."""
+"""Checks of texts and values from outside, such as user code and completions."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from headway.clean_text import without_secrets
-
 DEEPEST = 100
 """Most levels of a value of JSON's types; deeper ones exhaust the interpreter's stack somewhere."""
-LONGEST = 4000
-"""Most characters of an error of user code, and of its traceback."""
-
-
-def shown(value: Any) -> str:
-    """Return the repr of a value of user code, which may fail or be long, cut off at `LONGEST`."""
-    try:
-        text = repr(value)
-    except BaseException:  # noqa: BLE001  (it is user code, and may raise anything)
-        text = f"<{type(value).__name__} whose repr fails>"
-    return cut(text)
-
-
-def cut(text: str, longest: int = LONGEST) -> str:
-    """Hide the secrets in a text, and cut it off at `longest` characters, saying so."""
-    text = without_secrets(text)
-    return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
-
-
-def describe_error(error: BaseException) -> str:
-    """Describe an error of user code: "raised …"."""
-    return f"raised {shown(error)}"
 
 
 def surrogate(text: str) -> str | None:

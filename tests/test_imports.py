@@ -40,7 +40,8 @@ HEAVY = {
 ORDER = {
     "headway": (
         "clock errors file_lock atomic_file clean_text nearest_name recipe_section output_limits "
-        "cpu_cores daemon_thread full_disk folder_checksums hang_detection metrics ray_process"
+        "cpu_cores daemon_thread full_disk folder_checksums hang_detection metrics user_code "
+        "registry options ray_process"
     ),
     "queues": (
         "errors records policy config state storage schema_checks schema protocols readers broker "
@@ -56,7 +57,7 @@ ORDER = {
         "model engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors bounded_http foreign_text options user_code registry vllm_options config engines "
+        "errors bounded_http foreign_text shipped vllm_options config engines "
         "sandbox environments rewards rollout reward_models sources metrics assembly ray_actor "
         "ray_reward_model"
     ),

@@ -19,12 +19,12 @@ from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
-from actors.foreign_text import shown
-from actors.options import Options, parse_options
-from actors.registry import TOOLS
 from actors.sandbox import Sandbox, check_code_execution
-from actors.user_code import call
+from actors.shipped import TOOLS
 from headway.errors import InputError
+from headway.options import parse_options
+from headway.recipe_section import Section
+from headway.user_code import call, shown
 from queues.records import Prompt
 
 TYPES = {
@@ -37,7 +37,7 @@ _CONCURRENT = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
 """Sandboxes that one actor runs at once; more would only share the same cores."""
 
 
-class ToolOptions(Options):
+class ToolOptions(Section):
     """The keys of actors.environment_options."""
 
     tools: tuple[str, ...] = Field(default=("calculator",), min_length=1)
@@ -190,7 +190,7 @@ def instruction(tools: Sequence[dict[str, Any]], markers: tuple[str, str]) -> st
 
 def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, Tool]:
     name = path.rpartition(":")[2]
-    function = TOOLS.load(path)
+    function = TOOLS.load(path, setting="actors.environment_options.tools").function
     if path == "python":
         check_code_execution('actors.environment_options.tools: "python"', code_execution)
         function = partial(function, seconds=options.python_seconds, folders=options.python_folders)

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict, deque
 from fractions import Fraction
 
-from actors.rewards.registry import Metadata, Verifier
+from actors.rewards.find_reward import Metadata, Verifier
 from queues.records import FinishReason
 
 NUMBER = re.compile(

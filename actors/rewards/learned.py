@@ -7,7 +7,7 @@ from typing import Protocol
 from actors.environments.protocol import Message
 from actors.environments.single_turn import CONVERSATION, opening
 from actors.errors import RewardFailed
-from actors.rewards.registry import Metadata
+from actors.rewards.find_reward import Metadata
 from queues.records import Prompt
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from actors.rewards.answers import required_answer
-from actors.rewards.registry import Metadata, Verifier
+from actors.rewards.find_reward import Metadata, Verifier
 from actors.sandbox.guarded_parsing import guard_eval, guard_sympy
 
 WARM = (

@@ -18,9 +18,9 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from actors.bounded_http import Answer, BadAnswer, NoAnswer, ask
 from actors.errors import RewardFailed, RewardModelLost
-from actors.options import Options
-from actors.rewards.registry import Metadata
+from actors.rewards.find_reward import Metadata
 from headway.clean_text import register, without_secrets
+from headway.recipe_section import Section
 
 INSTRUCTION = """You mark answers. Read the question, the answer, and the reference where there is \
 one. Reply with one number from 0, useless, to {largest}, perfect, and nothing else.
@@ -54,7 +54,7 @@ PATTERN_SECONDS = 0.2
 """Longest search; it blocks the actor."""
 
 
-class LlmJudge(Options):
+class LlmJudge(Section):
     """Asks a language model for marks; the fields are the options of the reward."""
 
     url: str = Field(pattern=r"^https?://")

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
 from actors.rewards.answers import last_match
-from actors.rewards.registry import Metadata, Verifier
+from actors.rewards.find_reward import Metadata, Verifier
 
 FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 

@@ -20,9 +20,9 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from actors.errors import RewardFailed
-from actors.foreign_text import describe_error
 from actors.rewards.process import Output, ProcessEnded, RewardProcess, Unanswered, scrubbed
 from headway.clean_text import register
+from headway.user_code import describe_error
 
 LOG = logging.getLogger("headway.rewards")
 

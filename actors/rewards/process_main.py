@@ -24,10 +24,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from actors.foreign_text import describe_error
-from actors.rewards.registry import NoNumber, RewardFunction, find_reward, parts_of
-from actors.user_code import where_raised
+from actors.rewards.find_reward import NoNumber, RewardFunction, find_reward, parts_of
 from headway.errors import InputError
+from headway.user_code import describe_error, where_raised
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000

@@ -13,13 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from actors.errors import RewardFailed, RewardModelLost
-from actors.foreign_text import describe_error
-from actors.options import parse_options
-from actors.registry import REWARDS
 from actors.rewards.code import read_tests
-from actors.rewards.learned import LearnedReward, TextScorer
-from actors.rewards.pool import RewardPool
-from actors.rewards.registry import (
+from actors.rewards.find_reward import (
     Metadata,
     NoNumber,
     RewardFunction,
@@ -27,9 +22,13 @@ from actors.rewards.registry import (
     is_verifier,
     parts_of,
 )
+from actors.rewards.learned import LearnedReward, TextScorer
+from actors.rewards.pool import RewardPool
 from actors.sandbox import check_code_execution, check_compute_sandbox
-from actors.user_code import is_coroutine, where_raised
+from actors.shipped import REWARDS
 from headway.errors import InputError
+from headway.options import parse_options
+from headway.user_code import describe_error, is_coroutine, where_raised
 from queues.records import FinishReason, Prompt
 
 Arguments = tuple[str, str, str | None, Metadata]
@@ -194,10 +193,10 @@ def load_rewards(
 
             judge = parse_options(LlmJudge, "actors.reward_options.llm_judge", chosen)
             return Inline(name, judge, timeout, RewardModelLost)
-        function, entry = find_reward(name, chosen), REWARDS.find(name)
-        if entry is not None and entry.inline:
+        function, traits = find_reward(name, chosen), REWARDS.load(name).traits
+        if traits.inline:
             return Inline(name, function, timeout)
-        if entry is not None and entry.verifier:
+        if traits.verifier:
             return Sandboxed(name, chosen, pool, timeout)
         return Isolated(name, chosen, pool, timeout, is_coroutine(function))
 
@@ -206,7 +205,7 @@ def load_rewards(
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
     """Raise InputError if prompts lack what the shipped rewards need: an answer, entry or tests."""
-    compare = [entry.name for entry in REWARDS if entry.needs_answer and entry.name in names]
+    compare = [name for name in REWARDS if name in names and REWARDS[name].traits.needs_answer]
     for prompt in prompts:
         if compare and prompt.answer is None:
             raise InputError(

@@ -19,10 +19,10 @@ from importlib.abc import MetaPathFinder
 from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
-from actors.foreign_text import describe_error
+from actors.rewards.find_reward import RewardFunction
 from actors.rewards.process_main import PR_SET_PDEATHSIG
-from actors.rewards.registry import RewardFunction
 from actors.sandbox.system_calls import install
+from headway.user_code import describe_error
 
 READY = b"ready\n"
 """Written once the prompt's answer is read, before the completion is."""

@@ -26,13 +26,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.foreign_text import describe_error
+from actors.rewards.find_reward import RewardFunction, find_reward, parts_of
 from actors.rewards.libraries import preload
 from actors.rewards.process_main import PR_SET_PDEATHSIG, resident_bytes
-from actors.rewards.registry import RewardFunction, find_reward, parts_of
 from actors.rewards.verifier_child import READY, run_child
 from actors.sandbox.system_calls import compute_filter
 from headway.errors import InputError
+from headway.user_code import describe_error
 
 LONGEST = 1 << 16
 """Most bytes that a child may answer."""

@@ -26,16 +26,15 @@ from actors.errors import (
     RolloutFailed,
     RolloutTimeout,
 )
-from actors.foreign_text import describe_error, shown
-from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
-from actors.rewards.registry import is_finite
+from actors.rewards.find_reward import is_finite
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import Stops, load_stops
-from actors.user_code import call, where_raised
+from actors.shipped import ENVIRONMENTS
 from headway import clock
 from headway.clean_text import without_known_secrets
 from headway.errors import HeadwayError, InputError
+from headway.user_code import call, describe_error, shown, where_raised
 from queues.records import FinishReason, Lease, Purpose, Rollout, TurnReward
 
 LONGEST_TOKEN = 200
@@ -244,7 +243,7 @@ class EpisodeRunner:
 
     async def _environment(self, lease: Lease) -> Environment:
         """Build an environment; one in user code may take long."""
-        if self.config.environment in ENVIRONMENTS.names:
+        if self.config.environment in ENVIRONMENTS:
             return self.new_environment()
         environment: Environment = await self._ask(lease, self.new_environment)
         return environment

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer, vocabulary_size
-from actors.environments.registry import shipped_opening
+from actors.environments.load_environment import shipped_opening
 from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import load_stops

@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 
 from actors.errors import RolloutFailed, root_error
-from actors.foreign_text import cut
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.partial_group import PartialGroup
 from headway.errors import HeadwayError, InputError
+from headway.user_code import cut
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import (

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments.protocol import Message
-from actors.foreign_text import shown, unencodable
-from actors.options import parse_options
+from actors.foreign_text import unencodable
 from actors.sources.files import SUFFIXES, read_table
 from actors.sources.filters import PATIENCE
 from actors.sources.hub_dataset import DatasetChoice, dataset_rows
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from actors.sources.rows import ROLES, Row, plain_text, read_messages
-from actors.user_code import check_arguments, where_raised
 from headway.errors import InputError
+from headway.options import parse_options
+from headway.user_code import check_call, refuse_unknown_options, shown, where_raised
 
 Messages = tuple[Message, ...]
 Example = tuple[str | Messages, ...]
@@ -159,7 +159,7 @@ def load_examples(
             f"{subject}: this source has no {kind.description}; give a file with the fields "
             f"{', '.join(kind.fields)}, or a source with {kind.method}()"
         )
-    check_arguments(method, setting=subject, options=options)
+    check_call(method, subject=subject, options=options)
     try:
         drawn = method(**options)
     except InputError:
@@ -191,7 +191,7 @@ def _table(
     """Return the numbered rows of a file or data set; None for the name of a source."""
     subject = f"{kind.setting} = {name!r}"
     if Path(name).suffix in SUFFIXES:
-        check_arguments(lambda: None, setting=subject, options=options)
+        refuse_unknown_options(subject, options, ())
         return read_table(Path(name).expanduser(), subject)
     if name.startswith(DATASETS):
         choice = parse_options(DatasetChoice, subject, options)

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.options import parse_options
 from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import Row, RowOptions
 from headway.errors import InputError
+from headway.options import parse_options
 
 SUFFIXES = (".jsonl", ".parquet", ".arrow", ".feather", ".ipc")
 

@@ -8,12 +8,12 @@ from typing import Any
 from actors.environments.protocol import Message
 from actors.environments.single_turn import opening
 from actors.errors import PromptRefused, SourceFailed
-from actors.foreign_text import describe_error, not_json, shown, surrogate
+from actors.foreign_text import not_json, surrogate
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.fingerprints import watched
 from actors.sources.protocol import PromptSource, RestartableSource
-from actors.user_code import where_raised
 from headway.errors import HeadwayError, InputError
+from headway.user_code import describe_error, shown, where_raised
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")

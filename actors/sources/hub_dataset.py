@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.options import Options, parse_options
 from actors.sources.row_source import RowSource, Table
 from actors.sources.rows import Row, RowOptions
 from headway.errors import InputError
+from headway.options import parse_options
+from headway.recipe_section import Section
 
 
-class DatasetChoice(Options):
+class DatasetChoice(Section):
     """A part of a data set."""
 
     split: str = "train"

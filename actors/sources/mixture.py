@@ -14,19 +14,20 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from actors.errors import SourceChanged
-from actors.options import Options, parse_options
 from actors.sources.filters import without_heldout
 from actors.sources.fingerprints import Fingerprints, watched
+from actors.sources.load_source import load_source
 from actors.sources.protocol import PromptSource, Split
-from actors.sources.registry import load_source
 from actors.sources.resumable import ResumableSource
 from headway.errors import InputError
+from headway.options import parse_options
+from headway.recipe_section import Section
 from queues.records import Prompt
 
 Points = tuple[tuple[int, float], ...]
 
 
-class Part(Options):
+class Part(Section):
     """One source of a mix."""
 
     source: str
@@ -49,7 +50,7 @@ class Part(Options):
         return value
 
 
-class MixtureOptions(Options):
+class MixtureOptions(Section):
     """Options of `mixture`."""
 
     parts: tuple[Part, ...] = Field(min_length=1)

@@ -13,10 +13,11 @@ from pydantic import Field, field_validator
 
 from actors.environments.protocol import Message
 from actors.environments.single_turn import CONVERSATION, conversation
-from actors.foreign_text import not_json, shown, unencodable
-from actors.options import Options
+from actors.foreign_text import not_json, unencodable
 from headway.errors import InputError
 from headway.nearest_name import nearest
+from headway.recipe_section import Section
+from headway.user_code import shown
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")
@@ -25,7 +26,7 @@ SHOWN = 10
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class RowOptions(Options):
+class RowOptions(Section):
     """Options of every source that reads rows: how they become prompts."""
 
     prompt_field: str = "prompt"

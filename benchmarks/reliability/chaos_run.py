@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from benchmarks.harness.subprocesses import CLI, set_options, start
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
 from deploy.cluster.cleanup import AGENTS

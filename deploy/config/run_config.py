@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsConfig
-from actors.registry import REWARDS
+from actors.shipped import REWARDS
 from deploy.config.deploy_config import DeployConfig
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.weight_transport_rules import check_transport
@@ -119,7 +119,7 @@ class RunConfig(Section):
                 "that come back to theirs"
             )
         if "reasoning_gym" in self.actors.reward and kind in ("files", "lettered_chain_sum"):
-            fitting = ", ".join(name for name in REWARDS.names if name != "reasoning_gym")
+            fitting = ", ".join(name for name in REWARDS if name != "reasoning_gym")
             raise ValueError(
                 f'actors.reward = ["reasoning_gym"] scores problems of reasoning_gym:TASK alone, '
                 f"and prompts.source = {source!r}; set actors.reward to one or more "

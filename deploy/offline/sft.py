@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import check_model, context_length, end_ids, load_tokenizer
+from actors.environments.load_environment import load_environment, shipped_opening
 from actors.environments.protocol import Message
-from actors.environments.registry import load_environment, shipped_opening
 from actors.environments.single_turn import conversation
 from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import Renderer
@@ -17,7 +17,6 @@ from actors.rollout.demonstrations import DemonstrationRenderer, Tokens
 from actors.rollout.stops import load_stops
 from actors.sources.examples import DEMONSTRATIONS, Example, Messages, load_examples
 from actors.sources.rows import plain_text
-from actors.user_code import call, where_raised
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import load_heldout
@@ -28,6 +27,7 @@ from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from headway.cpu_cores import usable_cores
 from headway.errors import InputError
+from headway.user_code import call, where_raised
 from learner.config.supervised import SftConfig
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from queues.records import Prompt

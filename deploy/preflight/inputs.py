@@ -9,7 +9,7 @@ from pathlib import Path
 from actors.config import ActorsConfig
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.engines.sampling_rules import check_sampling
-from actors.environments.registry import load_environment, shipped_opening
+from actors.environments.load_environment import load_environment, shipped_opening
 from actors.environments.single_turn import opening
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
@@ -19,9 +19,9 @@ from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.fingerprints import go_on, of_prompts, watched
+from actors.sources.load_source import load_source
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource, RestartableSource
-from actors.sources.registry import load_source
 from deploy.config.evaluation_schedule import PlannedEvaluation, plan
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig

@@ -7,7 +7,7 @@ from characters import character_tokenizer
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import Generation
-from actors.environments.registry import load_environment
+from actors.environments.load_environment import load_environment
 from actors.rewards import RewardPool, load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
 from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import plain_arguments
-from actors.environments.registry import load_environment
-from actors.sources.registry import load_source
+from actors.environments.load_environment import load_environment
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
@@ -44,7 +44,7 @@ from weight_sync.config import WeightSyncConfig
         (PromptsConfig, {"source": "files", "group_size": 0}, "greater than or equal to 1"),
         (PromptsConfig, {"source": "files", "pass_rate_cap": 0}, "greater than 0"),
         (PromptsConfig, {"source": "files", "pass_rate_cap": 1.1}, "less than or equal to 1"),
-        (HeldoutConfig, {"source": "my_module:"}, "dotted path"),
+        (HeldoutConfig, {"source": "my_module:"}, 'or a path "module:Class"'),
         (HeldoutConfig, {"size": 0}, "greater than or equal to 1"),
     ],
 )

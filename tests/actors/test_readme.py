@@ -10,8 +10,8 @@ import pytest
 
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.environments.protocol import Message
-from actors.registry import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.rewards import load_rewards
+from actors.shipped import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.sources.examples import DEMONSTRATIONS, load_examples
 from deploy.config.loader import load_recipe
 from queues.records import Prompt
@@ -102,15 +102,18 @@ def test_a_table_describes_every_name_of_the_registry(heading, registry):
     table = PAGE.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     rows = table.split("\n")[2:]
     described = [re.fullmatch(r"\| `(.+?)` \| .+ \|", row)[1] for row in rows]
-    assert described == [*registry.names]
+    assert described == [*registry]
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [entry for registry in (SOURCES, REWARDS, ENVIRONMENTS, TOOLS) for entry in registry],
-    ids=lambda entry: entry.path,
+    "target",
+    [
+        registry[name].target
+        for registry in (SOURCES, REWARDS, ENVIRONMENTS, TOOLS)
+        for name in registry
+    ],
 )
-def test_every_entry_of_the_registry_can_be_found_in_its_module(entry):
-    module, _, attribute = entry.path.partition(":")
-    path = Path(__file__).parents[2] / "actors" / f"{module.replace('.', '/')}.py"
+def test_every_entry_of_the_registry_can_be_found_in_its_module(target):
+    module, _, attribute = target.partition(":")
+    path = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
     assert re.search(rf"^(async def|def|class) {attribute}\b", path.read_text(), re.MULTILINE)

@@ -8,14 +8,14 @@ import textwrap
 import pytest
 
 from actors.config import ActorsConfig
-from actors.environments.registry import load_environment
+from actors.environments.load_environment import load_environment
 from actors.errors import EnvironmentFailed, RewardFailed, SourceFailed
 from actors.rewards import RewardPool, load_rewards
 from actors.rollout.episode import EpisodeRunner
 from actors.sources.filters import without_heldout
-from actors.sources.registry import load_source
-from actors.user_code import call
+from actors.sources.load_source import load_source
 from headway.errors import InputError
+from headway.user_code import call
 from queues.records import Lease, Prompt, Purpose
 
 TASK = """

@@ -27,7 +27,7 @@ import torch
 
 from actors.config import ActorsConfig
 from actors.engines.scripted import ScriptedEngine
-from actors.environments.registry import load_environment
+from actors.environments.load_environment import load_environment
 from actors.rewards.rewards import Inline, Rewards
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.chat_rendering import Renderer

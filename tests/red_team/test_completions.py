@@ -8,7 +8,7 @@ import pytest
 from actors.errors import RewardFailed
 from actors.rewards import RewardPool, load_rewards
 from actors.sandbox import check_sandbox
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from queues.records import Prompt
 from tests.red_team.cases import COMPLETIONS, EVALUATED, MARK, SECRET
 

@@ -13,8 +13,8 @@ from fakes import EOS, Recited, episodes, lease
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
 from actors.environments.calculator import calculator
+from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
-from actors.environments.registry import load_environment
 from actors.environments.tool_calls import Call, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
 from actors.rollout.chat_rendering import Renderer
@@ -254,9 +254,9 @@ def test_python_runs_in_the_sandbox():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tool": []}, "unknown: tool; known: tools"),
+        ({"tool": []}, "no option tool; its options: .*tools"),
         ({"tools": []}, "at least 1 item"),
-        ({"tools": ["abacus"]}, "not one of calculator, python"),
+        ({"tools": ["abacus"]}, "expected one of calculator, python"),
         ({"tools": ["user_module:CONSTANT"]}, "is a int, not a function"),
         ({"tools": ["calculator", "user_module:calculator"]}, "two are named 'calculator'"),
         ({"style": "plain", "tools": ["calculator", "user_module:shout"]}, "there is one"),

@@ -10,12 +10,12 @@ from fakes import Recited, episodes, lease
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
+from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
-from actors.environments.registry import load_environment
 from actors.environments.tool_calls import find_calls
 from actors.environments.verifiers_environment import _loop
 from actors.errors import EnvironmentFailed
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 
 pytestmark = pytest.mark.slow  # the library takes half a minute to import

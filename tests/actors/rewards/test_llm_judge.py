@@ -239,9 +239,9 @@ def test_training_and_heldout_rollouts_share_one_budget(heldout):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "m"}, "give url"),
+        ({"model": "m"}, "requires the option url"),
         ({"url": "localhost:8000", "model": "m"}, "url = .* should match"),
-        ({"url": "http://x/v1", "model": "m", "modle": 1}, "unknown: modle"),
+        ({"url": "http://x/v1", "model": "m", "modle": 1}, "no option modle"),
         ({"url": "http://x/v1", "model": "m", "attempts": 0}, "attempts = 0"),
         ({"url": "http://x/v1", "model": "m", "pattern": "("}, "pattern = "),
         ({"url": "http://x/v1", "model": "m", "body": {"model": "n"}}, "may not have model"),

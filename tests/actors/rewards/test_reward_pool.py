@@ -207,7 +207,7 @@ def test_options_reach_a_reward_and_wrong_ones_are_input_errors(pool):
     name = "hostile_rewards:scaled"
     score = asyncio.run(rewards(name, pool, factor=3).score(SUM, "77"))
     assert score.parts == {f"{name}/size": 6.0, f"{name}/offset": 0.0}
-    with pytest.raises(InputError, match="missing a required"):
+    with pytest.raises(InputError, match="requires the option factor"):
         rewards(name, pool)
     with pytest.raises(InputError, match="has no option faktor"):
         rewards(name, pool, faktor=3)

@@ -7,7 +7,7 @@ from fakes import POOL
 
 from actors.errors import RewardFailed
 from actors.rewards import load_rewards
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 

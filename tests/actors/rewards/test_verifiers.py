@@ -6,10 +6,10 @@ import random
 import pytest
 
 from actors.errors import RewardFailed
-from actors.registry import REWARDS
 from actors.rewards import RewardPool, load_rewards
 from actors.rewards.answers import edits
-from actors.sources.registry import load_source
+from actors.shipped import REWARDS
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 
@@ -183,7 +183,7 @@ def gym_prompts():
     return [load_source(f"reasoning_gym:{task}", options={}, seed=3).next(1)[0] for task in tasks]
 
 
-@pytest.mark.parametrize("name", sorted({*REWARDS.names} - {"code", "reward_model", "llm_judge"}))
+@pytest.mark.parametrize("name", sorted({*REWARDS} - {"code", "reward_model", "llm_judge"}))
 def test_malformed_completions_are_scored_and_never_right(pool, name):
     prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer="fourteen halves and 31")
     prompts = gym_prompts() if name == "reasoning_gym" else [prompt]

@@ -11,8 +11,8 @@ from actors.errors import SourceChanged
 from actors.sources import tiny_task
 from actors.sources.filters import without_heldout
 from actors.sources.fingerprints import go_on, of_prompts, watched
+from actors.sources.load_source import load_source
 from actors.sources.protocol import RestartableSource
-from actors.sources.registry import load_source
 from headway.errors import InputError
 from queues.records import Prompt
 

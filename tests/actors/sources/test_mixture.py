@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from actors.sources.load_source import load_source
 from actors.sources.mixture import weight_at
-from actors.sources.registry import load_source
 from headway.errors import InputError
 
 
@@ -87,16 +87,16 @@ def test_the_held_out_problems_come_from_every_part_and_no_part_trains_them(tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give parts"),
+        ({}, "requires the option parts"),
         ({"parts": []}, "at least 1 item"),
-        ({"parts": [{"source": "lettered_chain_sum"}], "seed": 1}, "unknown: seed; known: parts"),
+        ({"parts": [{"source": "a"}], "seed": 1}, "no option seed; its options: parts"),
         ({"parts": [{"weight": 1}]}, "source"),
         ({"parts": [{"source": "lettered_chain_sum", "weight": -1}]}, "0 or more"),
         ({"parts": [{"source": "lettered_chain_sum", "weight": [[5, 1], [5, 2]]}]}, "rising"),
         ({"parts": [{"source": "lettered_chain_sum", "weight": 0}]}, "are 0 at prompt 0"),
         ({"parts": [{"source": "lettered_chain_sum", "weight": [[0, 1], [9, 0]]}]}, "prompt 9"),
         ({"parts": [{"source": "lettered_chain_sum", "name": "a/b"}]}, "no '/'"),
-        ({"parts": [{"source": "nothing"}]}, "not one of files"),
+        ({"parts": [{"source": "nothing"}]}, "expected one of files"),
         ({"parts": ["lettered_chain_sum"]}, "parts"),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lettered_chain_sum", {"worse": 1}, "no option worse; known: guess_share"),
+        ("lettered_chain_sum", {"worse": 1}, "no option worse; its options: .*guess_share"),
         ("reasoning_gym:chain_sum", {}, "has no preference pairs"),
         ("user_module:Judged", {"gives": "pair"}, "must be a tuple of the strings"),
         ("user_module:Judged", {"gives": "numbers"}, "must be a tuple of the strings"),
@@ -121,7 +121,7 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):
         ),
         ("user_module:Judged", {"gives": "nothing"}, "came to an end"),
         ("user_module:Judged", {"gives": "error"}, r"raised KeyError\('lost'\)"),
-        ("user_module:Judged", {}, "'gives'"),
+        ("user_module:Judged", {}, "requires the option gives"),
     ],
 )
 def test_a_source_that_cannot_be_used_is_an_input_error(name, options, message):

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from actors.environments.single_turn import SingleTurn
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 
 
@@ -146,7 +146,7 @@ def test_a_conversation_opens_an_episode_as_it_is(tmp_path):
         ({"shard": [3, 3]}, "must be \\[i, n\\]"),
         ({"duplicates": "maybe"}, "duplicates = 'maybe'"),
         ({"min_characters": -1}, "min_characters = -1"),
-        ({"colour": 1}, "unknown: colour; known: prompt_field"),
+        ({"colour": 1}, "no option colour; its options: .*prompt_field"),
     ],
 )
 def test_a_wrong_option_names_itself_and_what_is_allowed(tmp_path, options, message):

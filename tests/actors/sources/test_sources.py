@@ -7,7 +7,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from actors.sources import reasoning_gym as gym
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 
 HELD_OUT = 20
@@ -136,9 +136,9 @@ def test_a_gym_epoch_goes_over_into_the_next_without_repeating():
         ("reasoning_gym:chain_sum", {"seed": 3}, "seed cannot be options"),
         ("reasoning_gym:chain_sum", {"min_terms": 0}, "min_terms"),
         ("lettered_chain_sum", {"terms": 3}, "no options"),
-        ("files", {}, "give path"),
-        ("files", {"path": "x", "shuffle": True}, "unknown: shuffle"),
-        ("files", {"pth": "x"}, "unknown: pth; known: .*; did you mean 'path'"),
+        ("files", {}, "requires the option path"),
+        ("files", {"path": "x", "shuffle": True}, "no option shuffle"),
+        ("files", {"pth": "x"}, "no option pth; its options: .*; did you mean 'path'"),
         ("reasoning_gm:chain_sum", {}, "there is none in .* did you mean 'reasoning_gym'"),
         ("files", {"path": "/nonexistent.jsonl"}, "cannot be read"),
         ("no_such_module:Source", {}, "cannot import no_such_module"),

@@ -8,7 +8,7 @@ import pytest
 from actors.environments.calculator import calculator
 from actors.environments.protocol import Message
 from actors.sources.examples import DEMONSTRATIONS, load_examples
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from headway.errors import InputError
 
 PARTS = {"parts": [{"source": "tiny:distance", "weight": 3}, {"source": "tiny:twice"}]}

@@ -100,7 +100,7 @@ CODE = "def score(prompt, completion, answer, metadata, *, scale=1.0):\n    retu
                 "actors.reward=['mine_strict:score']",
                 'actors.reward_options={"mine_strict:score"={scal=2}}',
             ],
-            "actors.reward .*no option scal; known: scale; did you mean 'scale'",
+            "actors.reward .*no option scal; its options: scale; did you mean 'scale'",
         ),
         (
             ["prompts.source=files", "prompts.source_options.path=rows.jsonl"],

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from deploy.offline import gsm8k
 from headway.errors import InputError
 

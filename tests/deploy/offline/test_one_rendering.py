@@ -17,7 +17,7 @@ from actors.reward_models.folder import load_reader
 from actors.rewards import RewardPool
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.filters import shorter
-from actors.sources.registry import load_source
+from actors.sources.load_source import load_source
 from deploy.config.loader import load_recipe
 from deploy.offline.sft import Demonstrations
 from deploy.offline.try_recipe import try_recipe

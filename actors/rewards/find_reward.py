@@ -6,9 +6,9 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from actors.foreign_text import shown, unencodable
-from actors.registry import REWARDS
-from actors.user_code import check_arguments
+from actors.foreign_text import unencodable
+from actors.shipped import REWARDS
+from headway.user_code import check_call, shown
 
 RewardFunction = Callable[..., Any]
 """score(prompt, completion, answer, metadata, *, options) -> float | dict[str, float], or a
@@ -27,18 +27,18 @@ def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
 
     That of a verifier takes no completion, and returns a `Verifier`.
     """
-    function = REWARDS.load(name)
+    function = REWARDS.load(name, setting="actors.reward").function
     arguments = ["prompt", "completion", "answer", "metadata"]
     if is_verifier(name):
         arguments.remove("completion")
-    check_arguments(function, *arguments, setting=f"actors.reward = {name!r}", options=options)
+    check_call(function, *arguments, subject=f"actors.reward = {name!r}", options=options)
     return partial(function, **options) if options else function
 
 
 def is_verifier(name: str) -> bool:
     """Return True for a reward that reads completions in the sandbox."""
-    entry = REWARDS.find(name)
-    return entry is not None and entry.verifier
+    entry = REWARDS.get(name)
+    return entry is not None and entry.traits.verifier
 
 
 class NoNumber(ValueError):

@@ -1,4 +1,4 @@
-"""Loads environments by name; `actors.registry.ENVIRONMENTS` lists them."""
+"""Loads environments by name; `actors.shipped.ENVIRONMENTS` lists them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 
 from actors.environments.protocol import Environment, Message
 from actors.environments.single_turn import opening
-from actors.registry import ENVIRONMENTS
-from actors.user_code import check_arguments
+from actors.shipped import ENVIRONMENTS
 from headway.errors import InputError
+from headway.user_code import check_call
 from queues.records import Prompt
 
 
@@ -18,8 +18,8 @@ def load_environment(
 ) -> Callable[[], Environment]:
     """Return a function that makes a conversation; raise InputError for a wrong name or option."""
     options = dict(options or {})
-    loaded = ENVIRONMENTS.load(name)
-    if ENVIRONMENTS.find(name) is not None and inspect.isfunction(loaded):
+    loaded = ENVIRONMENTS.load(name, setting="actors.environment").function
+    if ENVIRONMENTS.get(name) is not None and inspect.isfunction(loaded):
         make: Callable[[], Environment] = loaded(name, options, code_execution)
         return make
     setting = f"actors.environment = {name!r}"
@@ -29,7 +29,7 @@ def load_environment(
             f"{setting} must be a class with the methods reset and step; missing: "
             f"{', '.join(missing)}"
         )
-    check_arguments(loaded, setting=setting, options=options)
+    check_call(loaded, subject=setting, options=options)
     return partial(loaded, **options)
 
 

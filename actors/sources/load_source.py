@@ -1,12 +1,12 @@
-"""Loads prompt sources by name; `actors.registry.SOURCES` lists them."""
+"""Builds prompt sources by name; `actors.shipped.SOURCES` lists them."""
 
 from functools import partial
 from typing import Any
 
-from actors.registry import SOURCES
+from actors.shipped import SOURCES
 from actors.sources.protocol import PromptSource, Split
-from actors.user_code import where_raised
 from headway.errors import InputError
+from headway.user_code import where_raised
 
 
 def load_source(
@@ -31,8 +31,8 @@ def load_source(
     Raises:
         InputError: No such source, or one that refuses its options.
     """
-    build = SOURCES.load(name, setting)
-    if SOURCES.find(name) is not None and ":" in name:
+    build = SOURCES.load(name, setting=setting).function
+    if SOURCES.get(name) is not None and ":" in name:
         build = partial(build, name.partition(":")[2])
     try:
         source: PromptSource = build(

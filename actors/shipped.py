@@ -1,0 +1,80 @@
+"""The prompt sources, environments, tools and rewards that ship with Headway, by name.
+
+The checks of a recipe and error messages derive from these tables; `actors/README.md` describes
+each entry.
+"""
+
+from dataclasses import dataclass
+from types import NoneType
+
+from headway.registry import Entry, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTraits:
+    """Properties of a reward."""
+
+    needs_answer: bool = False
+    """It compares with the prompt's answer."""
+    inline: bool = False
+    """Its time is proportional to the text: it cannot hang, and needs no process."""
+    verifier: bool = False
+    """It reads completions with more than plain string work, in the sandbox: a function of prompt,
+    answer and metadata that returns a function of the completion."""
+
+
+SOURCES = Registry(
+    "prompt source",
+    "module:Class",
+    NoneType,
+    Entry("files", "actors.sources.files:file_source"),
+    Entry("datasets:NAME", "actors.sources.hub_dataset:dataset_source"),
+    Entry("mixture", "actors.sources.mixture:Mixture"),
+    Entry("lettered_chain_sum", "actors.sources.lettered_chain_sum:LetteredChainSum"),
+    Entry("tiny:TASK", "actors.sources.tiny_task:TinyTask"),
+    Entry("reasoning_gym:TASK", "actors.sources.reasoning_gym:ReasoningGymSource"),
+    Entry("verifiers:ID", "actors.sources.verifiers_source:verifiers_source"),
+)
+
+ENVIRONMENTS = Registry(
+    "environment",
+    "module:Class",
+    NoneType,
+    Entry("single_turn", "actors.environments.single_turn:SingleTurn"),
+    Entry("tools", "actors.environments.tools:load_tools"),
+    Entry("verifiers:ID", "actors.environments.verifiers_environment:load_conversations"),
+)
+"""Classes are built with actors.environment_options as keywords; functions load the others."""
+
+TOOLS = Registry(
+    "tool",
+    "module:function",
+    NoneType,
+    Entry("calculator", "actors.environments.calculator:calculator"),
+    Entry("python", "actors.environments.tools:python"),
+)
+
+_TEXT = RewardTraits(inline=True)
+_ANSWER = RewardTraits(needs_answer=True, inline=True)
+_VERIFIER = RewardTraits(verifier=True)
+_ANSWER_VERIFIER = RewardTraits(needs_answer=True, verifier=True)
+
+REWARDS = Registry(
+    "reward",
+    "module:function",
+    RewardTraits,
+    Entry("exact_match", "actors.rewards.answers:exact_match", _ANSWER),
+    Entry("last_answer", "actors.rewards.answers:last_answer", _ANSWER),
+    Entry("numeric_match", "actors.rewards.answers:numeric_match", _ANSWER),
+    Entry("tags", "actors.rewards.patterns:tags", _TEXT),
+    Entry("regex", "actors.rewards.patterns:regex", _VERIFIER),
+    Entry("json_schema", "actors.rewards.patterns:json_schema", _VERIFIER),
+    Entry("similarity", "actors.rewards.answers:similarity", _ANSWER_VERIFIER),
+    Entry("math_verify", "actors.rewards.libraries:math_verify", _ANSWER_VERIFIER),
+    Entry("reasoning_gym", "actors.rewards.libraries:reasoning_gym", _VERIFIER),
+    Entry("code", "actors.rewards.code:code", RewardTraits()),
+    Entry("reward_model", "actors.rewards.learned:LearnedReward", RewardTraits()),
+    Entry("llm_judge", "actors.rewards.llm_judge:LlmJudge", RewardTraits()),
+)
+"""Functions are called with prompt, completion, answer and metadata, except verifiers; the two
+classes ask others."""

@@ -1,0 +1,60 @@
+"""Options that a recipe gives to one function or plug-in, checked before it is called."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from headway.errors import InputError
+from headway.recipe_section import Section
+from headway.user_code import check_call, options_of, refuse_unknown_options
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def parse_options(kind: type[AnySection], subject: str, options: Mapping[str, Any]) -> AnySection:
+    """Check the options of a plug-in against its model; `subject` begins the messages.
+
+    Raises:
+        InputError: An option is unknown, missing or wrong.
+    """
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        wrong = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        name = ".".join(str(part) for part in wrong["loc"])
+        if wrong["type"] == "extra_forbidden":  # first, since a misspelt option is also missing
+            refuse_unknown_options(subject, [name], kind.model_fields)
+        if wrong["type"] == "missing":
+            problem = f"requires the option {name}; its options: {', '.join(kind.model_fields)}"
+            raise InputError(f"{subject} {problem}") from None
+        value = f"{name} = {wrong['input']!r}: " if name else ""
+        raise InputError(f"{subject}: {value}{wrong['msg']}") from None
+
+
+def check_options(
+    function: Callable[..., Any], *inputs: str, setting: str, name: str, options: object
+) -> None:
+    """Check a recipe's table of options against the signature and types of a function.
+
+    Args:
+        function: It is called with positional `inputs`, and with the options as keywords. A
+            parameter without a type accepts any value.
+        inputs: Names of the positional arguments.
+        setting: Key of the table.
+        name: Name of the function in the recipe.
+        options: The table.
+
+    Raises:
+        InputError: It is no table, or an option is unknown, missing, or has another type.
+    """
+    if not isinstance(options, Mapping):
+        raise InputError(f"{setting} = {options!r} must be a table of options of {name!r}")
+    check_call(function, *inputs, subject=f"{setting}: {name!r}", options=options)
+    types = get_type_hints(function)
+    for key in options_of(function, *inputs).keys() & options.keys():
+        try:
+            TypeAdapter(types.get(key, Any)).validate_python(options[key], strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise InputError(f"{setting}.{key} = {options[key]!r} of {name!r}: {reason}") from None
