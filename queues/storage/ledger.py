@@ -242,9 +242,8 @@ class Ledger:
 
     def take(self, version: int, group_ids: Sequence[str]) -> list[Location]:
         """Record the composition of a batch; return the locations of its groups."""
-        self.execute(
-            "INSERT INTO batches (version, taken_at) VALUES (?, ?)", (version, clock.now())
-        )
+        row = (version, clock.now())
+        self.execute("INSERT INTO batches (version, taken_at) VALUES (?, ?)", row, urgent=True)
         self.database.executemany(
             "INSERT INTO batch_groups (version, position, group_id) VALUES (?, ?, ?)",
             [(version, position, group_id) for position, group_id in enumerate(group_ids)],
@@ -267,6 +266,7 @@ class Ledger:
         self.execute(
             "UPDATE batches SET acked_at = ?, statistics = ? WHERE version = ?",
             (clock.now(), statistics, version),
+            urgent=True,
         )
         self._update_batch("state = 'trained', trained_version = :version", version)
         return kept_counts(self.database, newest=version)
@@ -280,13 +280,13 @@ class Ledger:
 
     def replace_statistics(self, version: int, text: str) -> None:
         """Replace the recorded statistics of a trained batch, given as JSON."""
-        self.execute("UPDATE batches SET statistics = ? WHERE version = ?", (text, version))
+        change = "UPDATE batches SET statistics = ? WHERE version = ?"
+        self.execute(change, (text, version), urgent=True)
 
     def commit_checkpoint(self, version: int, path: str) -> None:
         """Record a complete checkpoint."""
-        self.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, clock.now())
-        )
+        row = (version, path, clock.now())
+        self.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", row, urgent=True)
 
     def save_partial(self, group_id: str, oldest_version: int, payload: bytes) -> None:
         """Save the sampled tokens of a group without a result, replacing earlier ones.
@@ -380,9 +380,11 @@ class Ledger:
             (name, change),
         )
 
-    def execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
-        """Execute one statement."""
-        return self.database.execute(sql, values)
+    def execute(
+        self, sql: str, values: Sequence[Any] | Mapping[str, Any] = (), *, urgent: bool = False
+    ) -> sqlite3.Cursor:
+        """Execute one statement; an urgent change is in a backup, too, once it is committed."""
+        return self.database.execute(sql, values, urgent=urgent)
 
 
 def dump_prompt(prompt: Prompt) -> str:

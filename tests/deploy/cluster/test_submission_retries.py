@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import requests
 
-from deploy.cluster import jobs
 from deploy.cluster.jobs import PAUSES_SECONDS, Jobs, is_passing
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
@@ -180,14 +179,13 @@ def test_a_cluster_that_is_lost_while_it_is_given_the_job_may_have_it():
         submit(url(server), [])
 
 
-def test_a_cluster_that_accepts_and_never_answers_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(jobs, "ANSWER_SECONDS", 0.05)
+def test_a_cluster_that_accepts_and_never_answers_is_not_waited_for():
     pauses = []
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(InputError, match=r"no cluster takes jobs there: no answer in 0.05 s"),
     ):
-        submit(f"http://127.0.0.1:{silent.getsockname()[1]}", pauses)
+        Jobs(f"http://127.0.0.1:{silent.getsockname()[1]}", pauses.append, answer_seconds=0.05)
     assert pauses == list(PAUSES_SECONDS)
 
 

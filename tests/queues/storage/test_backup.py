@@ -254,7 +254,7 @@ def test_changes_of_a_transaction_that_was_taken_back_are_not_handed_on(tmp_path
     )
     database.execute("CREATE TABLE numbers (number INTEGER)")
     committed: list[list[Change]] = []
-    database.committed = committed.append
+    database.committed = lambda changes, urgent: committed.append(changes)
     for number, ends in enumerate(["ROLLBACK", None, "COMMIT", "COMMIT"]):
         database.execute("BEGIN IMMEDIATE")
         database.executemany("INSERT INTO numbers VALUES (?)", [(number,)])

@@ -153,10 +153,10 @@ def install(patch: pytest.MonkeyPatch, full: Full) -> None:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         return full.file(open_file(self, mode))
 
-    def executed(self: Ledger, *args: Any) -> Any:
+    def executed(self: Ledger, *args: Any, **options: Any) -> Any:
         if full.reached():
             raise sqlite_full()
-        return execute(self, *args)
+        return execute(self, *args, **options)
 
     def synced(descriptor: int) -> None:
         if full.reached():
