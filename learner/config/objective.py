@@ -115,11 +115,11 @@ class ObjectiveConfig(Section):
     on_resume = OPTIMISED
 
     advantage: str = "grpo"
-    """One of the estimators of `learner/README.md`, or "module:function"."""
+    """One of the estimators of `learner/docs/objectives.md`, or "module:function"."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the advantage."""
     loss: str = "cispo"
-    """One of the policy losses of `learner/README.md`, or "module:function"."""
+    """One of the policy losses of `learner/docs/objectives.md`, or "module:function"."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the loss."""
     correction: str | tuple[str, ...] = "none"

@@ -47,8 +47,8 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
         ratio_k1, _k3   r·k1, r·k3 (DeepSeek-V3.2's unbiased KL)
         k1, k2, k3      as they are
 
-    `learner/README.md` has their expected gradients. The ratio is to the behaviour policy whatever
-    the anchor of the policy loss, because corrections never multiply this term.
+    `learner/docs/objectives.md` has their expected gradients. The ratio is to the behaviour policy
+    whatever the anchor of the policy loss, because corrections never multiply this term.
 
     Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats), and
     the count of tokens `reference_not_finite`.

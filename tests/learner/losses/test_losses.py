@@ -183,7 +183,7 @@ def test_tensors_of_different_lengths_are_refused_by_name():
         one_token(1.0, 1.0, advantages=torch.zeros(2))
 
 
-def test_the_readme_has_every_loss_correction_and_form_of_the_kl_term():
-    readme = (Path(losses.__file__).parent.parent / "README.md").read_text()
+def test_the_page_has_every_loss_correction_and_form_of_the_kl_term():
+    page = (Path(losses.__file__).parent.parent / "docs" / "objectives.md").read_text()
     names = {*LOSS_TRAITS, *CORRECTION_TRAITS, *FORMS}
-    assert {name for name in names if f"`{name}`" not in readme} == set()
+    assert {name for name in names if f"`{name}`" not in page} == set()

@@ -1,7 +1,7 @@
 """Against TRL's own code: its loss and gradient, on equal inputs, where the definitions agree.
 
 TRL's trainers are not built; the methods that compute a loss are called on an object that has what
-they read. Where definitions differ, `learner/README.md` says so.
+they read. Where definitions differ, `learner/docs/differences.md` says so.
 """
 
 from collections import defaultdict

@@ -18,7 +18,7 @@ from learner.model.policy import load_policy
 from learner.model.rope import pin_rope
 from tests.learner.model.architectures import ARCHITECTURES, WINDOW, configuration, write
 
-PAGE = Path(__file__).parents[3] / "learner" / "README.md"
+PAGE = Path(__file__).parents[3] / "learner" / "docs" / "models.md"
 MARKS = "<!-- architectures -->\n", "<!-- end of architectures -->\n"
 LENGTHS = [5, 3 * WINDOW, 3 * WINDOW + 1]
 CONTEXT = 128

@@ -1,4 +1,4 @@
-"""learner/README.md lists the options of every built-in function, taken from their signatures.
+"""The page of objectives lists the options of every function, taken from their signatures.
 
 `python tests/learner/objective/test_objective_options.py` writes the lists anew.
 """
@@ -14,7 +14,7 @@ from learner.losses import LOSSES
 from learner.objective.checks import check_objective
 from learner.registry import options_of
 
-README = Path(__file__).parents[3] / "learner" / "README.md"
+PAGE = Path(__file__).parents[3] / "learner" / "docs" / "objectives.md"
 BEGIN, END = "<!-- options -->\n", "<!-- end of options -->\n"
 
 
@@ -51,18 +51,18 @@ def lists():
     return "\n".join(lines) + "\n\n"
 
 
-def test_the_readme_lists_every_option_with_its_default():
-    text = README.read_text()
+def test_the_page_lists_every_option_with_its_default():
+    text = PAGE.read_text()
     assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == lists()
 
 
-def test_the_recipe_that_the_readme_shows_is_an_objective():
-    _, _, rest = README.read_text().partition("## In a recipe")
+def test_the_recipe_that_the_page_shows_is_an_objective():
+    _, _, rest = PAGE.read_text().partition("## In a recipe")
     shown = tomllib.loads(rest.split("```toml\n")[1].split("```")[0])["learner"]
     check_objective(LearnerConfig(**shown | {"correction": tuple(shown["correction"])}))
 
 
 if __name__ == "__main__":
-    text = README.read_text()
+    text = PAGE.read_text()
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    README.write_text(f"{text[:start]}{lists()}{text[end:]}")
+    PAGE.write_text(f"{text[:start]}{lists()}{text[end:]}")
