@@ -182,11 +182,13 @@ def test_the_page_of_deploy_loads_a_recipe():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_names_every_folder_of_it(package):
+def test_a_package_names_its_folders(package):
     folders = {
         path.name
         for path in (ROOT / package).iterdir()
         if path.is_dir() and path.name not in ("__pycache__", "docs")
     }
-    named = set(re.findall(r"`(\w+)/`", text_of(f"{package}/README.md")))
-    assert folders <= named
+    page = text_of(f"{package}/README.md")
+    assert folders <= set(re.findall(r"`(\w+)/`", page))
+    rows = re.findall(r"^\| (.*?) \|", page.partition("## Parts")[2], re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)/`", row)} <= {*folders, "docs"}

@@ -22,7 +22,7 @@ def test_the_tree_names_every_folder_of_a_package(package):
         for path in (ROOT / package).glob("*/*")
         if path.suffix != ".pyc" and path.parent.name not in ("__pycache__", "runs")
     }
-    assert folders <= set(re.findall(r"(\w+)/", shown[1]))
+    assert folders == set(re.findall(r"(\w+)/", shown[1]))
 
 
 def test_the_recipe_has_twelve_lines_and_is_valid():
