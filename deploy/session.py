@@ -21,7 +21,7 @@ from deploy.runtime import session_process
 from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.recovery import find_checkpoint
+from deploy.storage.repair.checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import RESTARTS, restore
 from deploy.storage.sessions import begin_session
@@ -50,7 +50,7 @@ def run(
     config = learner_on_cores(config, usable_cores())
     if warning := backup_warning(directory.path, directory.backup):
         console.say(warning)
-    jsonl = JsonlWriter(directory, console.say)
+    jsonl = JsonlWriter(directory.path, console.say)
     context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
     process = session_process.session
     if process is not None:

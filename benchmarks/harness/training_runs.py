@@ -164,7 +164,7 @@ class TrainingRuns:
         if finished(variant.directory, variant.config):
             self._done += 1
             return
-        variant.directory.check_at_rest()  # its process outlives a benchmark that is killed
+        variant.directory.lock.check_at_rest()  # its process outlives a benchmark that is killed
         shutil.rmtree(variant.directory.path, ignore_errors=True)
         module, *arguments = variant.worker or ("benchmarks.loop.run_worker", "train")
         label = f"seed {variant.seed} · {variant.name}"

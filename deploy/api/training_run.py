@@ -102,7 +102,7 @@ class TrainingRun(RunResults):
         if code is None:
             return "running"
         if code == -signal.SIGKILL and self._has_folder():
-            return super().status if self._directory.rests() else "running"
+            return super().status if self._directory.lock.rests() else "running"
         return {0: "done", **dict.fromkeys(INTERRUPTED, "interrupted")}.get(code, "failed")
 
     def lines(self) -> Iterator[str]:

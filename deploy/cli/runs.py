@@ -114,7 +114,7 @@ def requeue(
     from deploy.storage.run_directory import RunDirectory
     from headway.errors import InputError
     from queues.readers.accounting import read_accounting
-    from queues.storage.requeue import requeue as put_back
+    from queues.storage.repair import requeue as put_back
 
     directory = RunDirectory.open(run, runs_dir)
     with directory.held():
@@ -134,8 +134,8 @@ def salvage(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
 
     What is given up is printed, and set aside in the folder of the run.
     """
+    from deploy.storage.repair.salvage import salvage as take_back
     from deploy.storage.run_directory import RunDirectory
-    from deploy.storage.salvage import salvage as take_back
 
     directory = RunDirectory.open(run, runs_dir, without_recipe=True)
     take_back(directory, echo)

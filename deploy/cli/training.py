@@ -41,7 +41,7 @@ def run(
     """
     config = load(recipe, overrides)
     if resume_if_begun:
-        from deploy.storage.recovery import find_begun_run
+        from deploy.storage.repair.backups import find_begun_run
 
         if replace:
             raise InputError("--resume goes on with a run, and --replace begins anew; choose one")
@@ -79,7 +79,7 @@ def resume(
     """
     from deploy.cluster.cleanup import end_leftovers
     from deploy.runtime.console import Terminal
-    from deploy.storage.recovery import from_backup
+    from deploy.storage.repair.backups import from_backup
     from deploy.storage.run_directory import RunDirectory
     from headway.full_disk import wait_for_space
     from queues.storage.backup import CURRENT
@@ -98,7 +98,7 @@ def resume(
 
 
 def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal") -> None:
-    from deploy.storage.recovery import named_backup
+    from deploy.storage.repair.backups import named_backup
     from deploy.storage.sessions import resumed_recipe
 
     with named_backup(directory):

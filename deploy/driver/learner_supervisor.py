@@ -18,7 +18,7 @@ from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.exporter import show_process
-from deploy.storage.recovery import find_checkpoint_of_live
+from deploy.storage.repair.checkpoints import find_checkpoint_of_live
 from deploy.storage.run_record import LEARNER
 from headway.daemon_thread import run_in_daemon_thread
 from headway.metrics import MetricsAccess

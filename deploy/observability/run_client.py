@@ -18,7 +18,8 @@ from deploy.observability.exporter import FILE
 from deploy.observability.top_model import Event, Interval, Moment, Samples, parse
 from deploy.observability.top_view import EVENTS, screen
 from deploy.storage import scaling
-from deploy.storage.run_directory import RunDirectory, RunMissing
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_lock import RunMissing
 from deploy.storage.run_record import RECOVERIES, RESTARTS, Row
 from headway import clock
 from headway.errors import InputError
@@ -97,7 +98,7 @@ class RunClient:
         """Raise RunEnded as soon as the run's command ends, if that is within END_SECONDS."""
         deadline = time.monotonic() + END_SECONDS
         while self._directory is not None and time.monotonic() < deadline:
-            if self._directory.rests():
+            if self._directory.lock.rests():
                 raise RunEnded(self._directory)
             time.sleep(POLL_SECONDS)
 
@@ -260,7 +261,7 @@ def _address_of(directory: RunDirectory) -> str:
         targets = json.loads(file.read_text())
         [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == "driver"]
     except FileNotFoundError:
-        if directory.rests():
+        if directory.lock.rests():
             if not directory.summary_file.exists():
                 raise RunMissing(f"{directory.path} has trained nothing yet") from None
             raise RunEnded(directory) from None

@@ -94,7 +94,7 @@ def replay(
         InputError: The run is going on, the batches or their rollouts are missing, or there is
             neither a checkpoint nor the initial weights to begin with.
     """
-    directory.check_at_rest()
+    directory.lock.check_at_rest()
     recorded = {row["version"]: row for row in read_batches(directory.path)}
     checkpoints = committed_checkpoints(directory.path)
     plan = plan_replay(steps, recorded, checkpoints)

@@ -1,19 +1,81 @@
-"""Writes the JSON-lines files of a run, which are logs: drops records while its disk is full."""
+"""Files of JSON lines: one record a line, and a last line without its end if a crash cut it off."""
 
+import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from deploy.storage.run_directory import RunDirectory
+from headway.atomic_file import atomic_file
+from headway.clean_text import without_secrets_in
 from headway.full_disk import is_full
+
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Errors of JSON that is damaged, and of making an object of what it has."""
+
+
+class Rows(NamedTuple):
+    """The content of a file of JSON lines."""
+
+    intact: list[Any]
+    """Records of the lines that are whole."""
+    parsed: list[Any]
+    """The objects that were made of them."""
+    damaged: dict[int, str]
+    """Line number, from 1, and what is wrong with it; a last line that was cut off is no damage."""
+    lines: int
+    """Number of all lines."""
+
+
+def read_rows(path: Path, parse: Callable[[Any], Any] = lambda row: row) -> Rows:
+    """Read a file of JSON lines, which need not exist; `parse` makes an object of each record."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    rows = Rows([], [], {}, len(lines))
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.endswith(b"\n"):
+                row = json.loads(line)
+                rows.parsed.append(parse(row))
+                rows.intact.append(row)
+        except DAMAGED as error:
+            rows.damaged[number] = brief(error)
+    return rows
+
+
+def append_rows(path: Path, rows: Iterable[Any]) -> None:
+    """Append records, without secrets: all of them, or none if that fails."""
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a") as file:
+            file.writelines(json.dumps(without_secrets_in(row)) + "\n" for row in rows)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, before)
+        raise
+
+
+def rewrite_rows(path: Path, rows: Iterable[Any]) -> None:
+    """Replace all records of a file."""
+    with atomic_file(path, durable=True) as file:
+        file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def brief(error: Exception) -> str:
+    """Return type and message of an error."""
+    return f"{type(error).__name__}: {error}"
 
 
 class JsonlWriter:
-    """Appends records to the files of a run, from any thread; reports dropped records by `say`."""
+    """Appends records to the log files of a run, from any thread.
 
-    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
-        self._directory, self._say = directory, say
+    Records are dropped while the disk is full, which `say` reports.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
         self._dropped: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -28,9 +90,9 @@ class JsonlWriter:
             return
         with self._lock:
             try:
-                self._directory.append(name, records)
+                append_rows(self._folder / name, records)
             except OSError as error:
-                if not is_full(error, self._directory.path):
+                if not is_full(error, self._folder):
                     raise
                 if not self._dropped[name]:
                     self._say(f"the disk is full: records of {name} are dropped until it is not")

@@ -1,185 +1,38 @@
-"""The folder of one run, `runs/<name>/`, and the files in it.
+"""Finds, creates, replaces and discards the folders of runs.
 
-recipe.toml       the resolved recipe          metrics.jsonl   trained batches
-ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
-journal/          accepted rollouts            restarts.jsonl  restarts of processes
-checkpoints/      v000060/ …, or a link        recoveries.jsonl  their time away
-                                               waits.jsonl     overdue waits
-summary.json      figures of the run           drift.jsonl     engines that drift
-scalings.jsonl    changes of actors            sessions.jsonl  recipe, program, machine
-backup            link to the copy, if any     backup.claim    of a run made from its copy
-logs/             output of every process      report.html     the figures as a page of plots
+A new folder is made as `.NAME.partial` and renamed. A run that it replaces is kept as
+`.NAME.replaced` until the new one has trained something or is no longer to be undone.
 """
 
-import json
-import os
 import secrets
 import shutil
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import xxhash
-
-from deploy.config.loader import load_recipe
-from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
-from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
-from headway.atomic_file import atomic_file, sync_path
-from headway.clean_text import without_secrets_in
+from deploy.storage.run_documents import RunDocuments
+from deploy.storage.run_lock import RunLock, RunMissing
+from headway.atomic_file import sync_path
 from headway.errors import InputError, is_bad_input
-from headway.file_lock import is_at, is_held, locked
 from headway.nearest_name import nearest
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
-from queues.readers.open_run import is_open
 from queues.storage.backup import is_taken_over
 
-CHECKSUM = "checksum"
-"""Key of `summary.json` with the checksum of the others."""
-NAMING_SECONDS = 2.0
-"""Longer than a command takes to create a folder, or to delete one."""
 
-
-DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""Errors of JSON that is damaged, and of making an object of what it has."""
-
-
-class RunMissing(InputError):
-    """There is no run of a name."""
-
-
-class RunDirectory:
-    """Paths of a run, and the small files that the driver writes."""
+class RunDirectory(RunDocuments):
+    """The folder of one run: its documents, its lock, and its creation."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.recipe_file = path / "recipe.toml"
-        self.ledger = path / "ledger.sqlite"
-        """The broker's database, which `queues.readers` reads."""
-        self.checkpoints = path / "checkpoints"
-        self.backup = path / "backup"
-        """A link to the copy on shared storage, if there is one (`queues.storage.backup`)."""
-        self.logs = path / "logs"
-        self.summary_file = path / "summary.json"
-        self.page = path / "report.html"
-        self._lock = path / session_process.DRIVER_LOCK
-        self._replaced = path.with_name(f".{path.name}.replaced")
+        super().__init__(path)
+        self.lock = RunLock(path)
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunDirectory":
         """Return the folder of a recipe's run, which need not exist."""
         return cls((config.deploy.runs_dir / config.name).absolute())
-
-    @contextmanager
-    def created(self, config: RunConfig, *, replace: bool) -> Iterator[None]:
-        """Create the folder with the resolved recipe in it, and hold it during the block.
-
-        A run of the same name is replaced with `replace`, or if it ended before its first batch.
-        If the block ends by an InputError before anything is trained, the folder is deleted, with
-        its parent folder if that is then empty, and a run that it was to replace is restored.
-
-        Raises:
-            InputError: A run of that name exists or is going on, or the folder cannot be written.
-        """
-        descriptor: int | None = None
-        with ExitStack() as hold:
-            try:
-                with deferred():
-                    descriptor = self._create(config, hold, replace=replace)
-            except KeyboardInterrupt:
-                if descriptor is not None:
-                    self._discard(descriptor)
-                raise
-            try:
-                yield
-            except BaseException as error:
-                if is_bad_input(error) and self.trained_nothing():
-                    self._discard(descriptor)
-                raise
-            finally:
-                _delete(self._replaced)
-
-    def _create(self, config: RunConfig, hold: ExitStack, *, replace: bool) -> int:
-        """Create the folder, and return the descriptor of its lock, which `hold` keeps."""
-        partial = RunDirectory(self.path.with_name(f".{self.path.name}.partial"))
-        with ExitStack() as free:
-            try:
-                free.enter_context(self.named())
-                self._restore()  # after a kill
-                if self.path.exists():
-                    self._check_replaceable(free, replace=replace)
-                _delete(partial.path)
-                mode = 0o700 if config.deploy.private else 0o777
-                partial.path.mkdir(mode)
-                saved, apart = partial.checkpoints, config.deploy.checkpoint_dir
-                unique = f"{config.name}-{secrets.token_hex(4)}"
-                if (backups := config.deploy.backup_dir) is not None:
-                    backups.mkdir(parents=True, exist_ok=True)
-                    (backup := backups.absolute() / unique).mkdir(mode)
-                    partial.backup.symlink_to(backup)
-                    saved = backup / "checkpoints"
-                if apart is not None:
-                    apart.mkdir(parents=True, exist_ok=True)
-                    saved = apart.absolute() / unique
-                if saved != partial.checkpoints:
-                    partial.checkpoints.symlink_to(saved)
-                for folder in (saved, partial.logs):
-                    folder.mkdir(mode)
-                partial.store_recipe(config.with_model_names())
-                descriptor = hold.enter_context(locked(partial._lock))
-                _sign(descriptor)
-                if self.path.exists():
-                    _delete(self._replaced)
-                    self.path.rename(self._replaced)
-                partial.path.rename(self.path)
-                sync_path(self.path.parent)
-            except BlockingIOError:
-                raise self._going_on(self._holder()) from None
-            except OSError as error:
-                self._restore()
-                _delete(partial.path)
-                raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
-        return descriptor
-
-    def _restore(self) -> None:
-        """Put the run that was to be replaced back into its place, if that is free."""
-        if self._replaced.exists() and not self.path.exists():
-            self._replaced.rename(self.path)
-
-    def named(self) -> AbstractContextManager[int]:
-        """Return a lock without which no folder of this name is made, replaced or deleted."""
-        file = self.path.with_name(f".{self.path.name}.lock")
-        return locked(file, passing=True, parents=True, seconds=NAMING_SECONDS)
-
-    def _check_replaceable(self, free: ExitStack, *, replace: bool) -> None:
-        """Refuse a folder that may not be replaced; `free` holds the run in it meanwhile."""
-        if not self.recipe_file.exists():
-            raise InputError(f"{self.path} exists and is not a run folder; choose another name")
-        free.enter_context(self.held())
-        if not (replace or self.trained_nothing()):
-            raise InputError(
-                f"a run named {self.path.name!r} exists in {self.path.parent}; go on with it by "
-                f"`headway resume {self.path.name}`, choose another name (--set name=…), or delete "
-                "it with --replace"
-            )
-
-    def _discard(self, descriptor: int) -> None:
-        """Delete the folder whose lock is open, if it is still here; restore what it replaced."""
-        doomed = self.path.with_name(f".{self.path.name}.discarded")
-        with deferred():
-            with self.named():
-                if not is_at(descriptor, self._lock):
-                    return
-                _delete(doomed)
-                self.path.rename(doomed)
-                self._restore()
-            _delete(doomed)
-            with suppress(OSError):
-                self.path.parent.rmdir()
 
     @classmethod
     def open(
@@ -211,10 +64,20 @@ class RunDirectory:
         """Return every run in a folder; without it, none."""
         return [cls(file.parent.absolute()) for file in runs_dir.glob("[!.]*/recipe.toml")]
 
-    def check_at_rest(self) -> None:
-        """Refuse a run that a process works on, by an InputError."""
-        if not self.rests():
-            raise self._going_on()
+    def status(self) -> str:
+        """Return the run's status: "running", "done", "failed", "interrupted" or "killed".
+
+        It is that of the summary, or "killed" if the run has not ended and no process works on it.
+        """
+        written = str(self.summary("status").get("status", "running"))
+        return "killed" if written == "running" and self.lock.rests() else written
+
+    def trained_nothing(self) -> bool:
+        """Return True if there is a run that ended before it had any result to train."""
+        if not self.ledger.exists():
+            return self.recipe_file.exists()
+        accounts = read_accounting(self.path)
+        return not (accounts.ready or accounts.taken or accounts.trained)
 
     @contextmanager
     def held(self, end_leftovers: Callable[[Path], None] | None = None) -> Iterator[None]:
@@ -225,146 +88,118 @@ class RunDirectory:
         Raises:
             InputError: Another command works on the run, or has deleted it.
         """
-        if not session_process.is_again() and is_held(self.path / session_process.PARENT_LOCK):
-            raise self._going_on(self._holder())  # perhaps between two sessions of a command
-        with ExitStack() as hold:
-            try:
-                descriptor = hold.enter_context(locked(self._lock))
-            except BlockingIOError:
-                raise self._going_on(self._holder()) from None
-            except FileNotFoundError:
-                raise RunMissing(f"there is no run in {self.path} any more") from None
-            if end_leftovers is not None:
-                end_leftovers(self.path)
-            if is_open(self.path):
-                raise self._going_on()
-            _sign(descriptor)
-            _delete(self._replaced)  # that of a run whose first session was killed
+        with self.lock.held(end_leftovers):
+            _delete(self._beside("replaced"))  # that of a run whose first session was killed
             yield
 
-    def _going_on(self, holder: str = "") -> InputError:
-        return InputError(
-            f"a run named {self.path.name!r} is going on in {self.path.parent}{holder}; choose "
-            "another name, or wait for its end"
-        )
+    @contextmanager
+    def created(self, config: RunConfig, *, replace: bool) -> Iterator[None]:
+        """Create the folder with the resolved recipe in it, and hold it during the block.
 
-    def _holder(self) -> str:
-        """Return " (process 12 on host)" of the command that holds the lock, if it has signed."""
-        with suppress(OSError):
-            return self._lock.read_text(errors="replace")
-        return ""
-
-    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
-        """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
-
-        `overrides` are as those of `load_recipe`.
+        A run of the same name is replaced with `replace`, or if it ended before its first batch.
+        If the block ends by an InputError before anything is trained, the folder is deleted, with
+        its parent folder if that is then empty, and a run that it was to replace is restored.
 
         Raises:
-            InputError: The file cannot be read or is not valid, as `load_recipe`.
+            InputError: A run of that name exists or is going on, or the folder cannot be written.
         """
-        config = load_recipe(str(self.recipe_file), overrides)
-        return config.updated(deploy={"runs_dir": self.path.parent})
-
-    def store_recipe(self, config: RunConfig) -> None:
-        """Replace the recipe in the folder."""
-        with atomic_file(self.recipe_file, durable=True) as file:
-            file.write(recipe_text(config).encode())
-
-    def status(self) -> str:
-        """Return the run's status: "running", "done", "failed", "interrupted" or "killed".
-
-        It is that of the summary, or "killed" if the run has not ended and no process works on it.
-        """
-        written = str(self.summary("status").get("status", "running"))
-        return "killed" if written == "running" and self.rests() else written
-
-    def summary(self, *keys: str) -> dict[str, Any]:
-        """Return the content of `summary.json`, with some keys at least; empty if there is none.
-
-        Raises:
-            InputError: The file is damaged, or lacks one of the keys.
-        """
-        try:
-            summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
-            recorded = summary.pop(CHECKSUM, None)
-            if recorded not in (None, _checksum(summary)):
-                raise ValueError(f"its {CHECKSUM} is another")
-            for key in keys:
-                _ = summary[key]
-        except FileNotFoundError:
-            return {}
-        except DAMAGED as error:
-            raise InputError(f"{self.summary_file} is damaged: {_brief(error)}") from None
-        return summary
-
-    def rests(self) -> bool:
-        """Return True if no process works on the run."""
-        held = is_held(self._lock) or is_held(self.path / session_process.PARENT_LOCK)
-        return not (held or is_open(self.path))
-
-    def trained_nothing(self) -> bool:
-        """Return True if there is a run that ended before it had any result to train."""
-        if not self.ledger.exists():
-            return self.recipe_file.exists()
-        accounts = read_accounting(self.path)
-        return not (accounts.ready or accounts.taken or accounts.trained)
-
-    def append(self, name: str, rows: Iterable[Any]) -> None:
-        """Append records to a JSON-lines file of the run: all of them, or none if that fails."""
-        path = self.path / name
-        before = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a") as file:
-                file.writelines(json.dumps(without_secrets_in(row)) + "\n" for row in rows)
-        except OSError:
-            with suppress(OSError):
-                os.truncate(path, before)
-            raise
-
-    def rows(self, name: str, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
-        """Read the records of a JSON-lines file, without a last line that a crash cut off.
-
-        `parse` makes an object of each record.
-
-        Raises:
-            InputError: Another line is damaged, or `parse` lacks a key of it; names the line.
-        """
-        path = self.path / name
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        rows = []
-        for number, line in enumerate(lines, start=1):
+        descriptor: int | None = None
+        with ExitStack() as hold:
             try:
-                rows += [parse(json.loads(line))] if line.endswith(b"\n") else []
-            except DAMAGED as error:
-                raise InputError(f"{path}, line {number} is damaged: {_brief(error)}") from None
-        return rows
+                with deferred():
+                    descriptor = self._create(config, hold, replace=replace)
+            except KeyboardInterrupt:
+                if descriptor is not None:
+                    self._discard(descriptor)
+                raise
+            try:
+                yield
+            except BaseException as error:
+                if is_bad_input(error) and self.trained_nothing():
+                    self._discard(descriptor)
+                raise
+            finally:
+                _delete(self._beside("replaced"))
 
-    def rewrite(self, name: str, rows: Iterable[Any]) -> None:
-        """Replace the records of a JSON-lines file."""
-        with atomic_file(self.path / name, durable=True) as file:
-            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+    def _create(self, config: RunConfig, hold: ExitStack, *, replace: bool) -> int:
+        """Create the folder, and return the descriptor of its lock, which `hold` keeps."""
+        partial, replaced = RunDirectory(self._beside("partial")), self._beside("replaced")
+        with ExitStack() as free:
+            try:
+                free.enter_context(self.lock.named())
+                self._restore()  # after a kill
+                if self.path.exists():
+                    self._check_replaceable(free, replace=replace)
+                _delete(partial.path)
+                partial._fill(config)
+                descriptor = hold.enter_context(partial.lock.taken())
+                if self.path.exists():
+                    _delete(replaced)
+                    self.path.rename(replaced)
+                partial.path.rename(self.path)
+                sync_path(self.path.parent)
+            except BlockingIOError:
+                raise self.lock.going_on(by_signer=True) from None
+            except OSError as error:
+                self._restore()
+                _delete(partial.path)
+                raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
+        return descriptor
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace `summary.json` atomically, with a checksum of its content."""
-        clean = without_secrets_in(summary)
-        content = {**clean, CHECKSUM: _checksum(clean)}
-        with atomic_file(self.summary_file, durable=True) as file:
-            file.write(json.dumps(content, indent=2).encode())
+    def _fill(self, config: RunConfig) -> None:
+        """Make the folder with its recipe, and those of checkpoints and backup where they go."""
+        mode = 0o700 if config.deploy.private else 0o777
+        self.path.mkdir(mode)
+        saved, apart = self.checkpoints, config.deploy.checkpoint_dir
+        unique = f"{config.name}-{secrets.token_hex(4)}"
+        if (backups := config.deploy.backup_dir) is not None:
+            backups.mkdir(parents=True, exist_ok=True)
+            (backup := backups.absolute() / unique).mkdir(mode)
+            self.backup.symlink_to(backup)
+            saved = backup / "checkpoints"
+        if apart is not None:
+            apart.mkdir(parents=True, exist_ok=True)
+            saved = apart.absolute() / unique
+        if saved != self.checkpoints:
+            self.checkpoints.symlink_to(saved)
+        for folder in (saved, self.logs):
+            folder.mkdir(mode)
+        self.store_recipe(config.with_model_names())
 
+    def _beside(self, state: str) -> Path:
+        """Return the path of the folder in another state: partial, replaced or discarded."""
+        return self.path.with_name(f".{self.path.name}.{state}")
 
-def _sign(descriptor: int) -> None:
-    """Write into a lock that is held which process of which machine holds it."""
-    with suppress(OSError):  # the disk is full
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f" (process {os.getpid()} on {socket.gethostname()})".encode(), 0)
+    def _restore(self) -> None:
+        """Put the run that was to be replaced back where it was, if nothing is there."""
+        if (replaced := self._beside("replaced")).exists() and not self.path.exists():
+            replaced.rename(self.path)
 
+    def _check_replaceable(self, free: ExitStack, *, replace: bool) -> None:
+        """Refuse a folder that may not be replaced; `free` holds the run in it meanwhile."""
+        if not self.recipe_file.exists():
+            raise InputError(f"{self.path} exists and is not a run folder; choose another name")
+        free.enter_context(self.held())
+        if not (replace or self.trained_nothing()):
+            raise InputError(
+                f"a run named {self.path.name!r} exists in {self.path.parent}; go on with it by "
+                f"`headway resume {self.path.name}`, choose another name (--set name=…), or delete "
+                "it with --replace"
+            )
 
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _checksum(summary: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(summary).encode())
+    def _discard(self, descriptor: int) -> None:
+        """Delete the folder whose lock is open, if it is still here; restore what it replaced."""
+        doomed = self._beside("discarded")
+        with deferred():
+            with self.lock.named():
+                if not self.lock.is_ours(descriptor):
+                    return
+                _delete(doomed)
+                self.path.rename(doomed)
+                self._restore()
+            _delete(doomed)
+            with suppress(OSError):
+                self.path.parent.rmdir()
 
 
 def _delete(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
-from deploy.storage.mending import Say, mend_rows, mend_summary
+from deploy.storage.repair.mending import Say, mend_rows, mend_summary
 from deploy.storage.run_directory import RunDirectory
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import read_batches

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.storage.run_directory import DAMAGED, RunDirectory
+from deploy.storage.jsonl import DAMAGED
+from deploy.storage.run_directory import RunDirectory
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
 
@@ -28,7 +29,7 @@ def ask(directory: RunDirectory, actors: int, seconds: float = ANSWER_SECONDS) -
         InputError: The run does not go on, or its driver refuses or does not answer in time.
     """
     name, number = directory.path.name, secrets.token_hex(8)
-    if directory.rests():
+    if directory.lock.rests():
         raise InputError(
             f"no process works on {name}; go on with `headway resume {name} --set "
             f"actors.count={actors}`"
@@ -38,7 +39,7 @@ def ask(directory: RunDirectory, actors: int, seconds: float = ANSWER_SECONDS) -
         file.write(json.dumps({"actors": actors}).encode())
     deadline = time.monotonic() + seconds
     try:
-        while time.monotonic() < deadline and not directory.rests():
+        while time.monotonic() < deadline and not directory.lock.rests():
             answers: list[dict[str, Any]] = directory.rows(FILE)
             for row in (row for row in answers if row["id"] == number):
                 if row["refused"]:
@@ -47,7 +48,7 @@ def ask(directory: RunDirectory, actors: int, seconds: float = ANSWER_SECONDS) -
             time.sleep(POLL_SECONDS)
     finally:
         request.unlink(missing_ok=True)
-    what = "has ended" if directory.rests() else f"has not answered within {seconds:g} s"
+    what = "has ended" if directory.lock.rests() else f"has not answered within {seconds:g} s"
     raise InputError(
         f"the driver of {name} {what}, and the request is withdrawn; `headway top {name}` shows "
         "whether it still starts"

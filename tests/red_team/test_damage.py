@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.storage.recovery import find_checkpoint
+from deploy.storage.repair.checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session, resumed_recipe
@@ -121,7 +121,7 @@ def two_checkpoints_and_more(folder):
 def resume(patch, folder, said):
     """Do what `headway resume` does, with everything in this process; return the checksums."""
     directory = RunDirectory.open(str(folder))
-    directory.check_at_rest()
+    directory.lock.check_at_rest()
     config, changes = resumed_recipe(directory, [])
     said += map(str, changes)
     with directory.held():

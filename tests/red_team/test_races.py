@@ -47,7 +47,7 @@ def check(folder, *, trained, name="mine"):
     stamp_of(folder / "runs" / "small-sft" / "model")
     run = RunDirectory(folder / "runs" / name)
     batches = STEPS if trained else 1
-    assert run.rests()
+    assert run.lock.rests()
     assert not list(run.path.rglob(".*"))
     assert run.config().name == name
     assert run.rows("sessions.jsonl")[-1]["recipe"]["steps"] == run.config().steps

@@ -28,7 +28,7 @@ def make_context(folder, *, on_drift="alert", **settings):
         directory=directory,
         record=Record(name="x", steps=9, max_staleness=2, started_at=0.0),
         console=console,
-        jsonl=JsonlWriter(directory, console.say),
+        jsonl=JsonlWriter(directory.path, console.say),
     )
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from deploy.driver.restart_policy import Clock, Restarts
-from deploy.storage.run_directory import RunDirectory
+from deploy.storage import jsonl
 from tests.deploy.driver.contexts import make_context, output
 
 
@@ -30,7 +30,7 @@ def test_records_are_dropped_and_counted_while_the_disk_is_full(
     context = make_context(tmp_path)
     context.jsonl.write("metrics.jsonl", [{"version": 0}])
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "append", refuse)
+        patch.setattr(jsonl, "append_rows", refuse)
         context.jsonl.write("metrics.jsonl", [{"version": 1}, {"version": 2}])
         context.jsonl.write("metrics.jsonl", [{"version": 3}])
     context.jsonl.write("metrics.jsonl", [{"version": 4}])
@@ -55,7 +55,7 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_restarted(
 
     context = make_context(tmp_path)
     deaths = Restarts(context, "actor-0", Clock(sleep=sleep))
-    monkeypatch.setattr(RunDirectory, "append", refuse)
+    monkeypatch.setattr(jsonl, "append_rows", refuse)
     asyncio.run(deaths.allow("it died", worked=0.0))
     assert context.record.restarts == {"actor-0": 1}
 

@@ -181,12 +181,12 @@ def test_an_interrupt_before_a_restart_ends_the_command(tmp_path):
     command = Command(tmp_path, *plan, HEADWAY_SESSION=died)
     parent, first = psutil.Process(command.process.pid), until(command.sessions)[0].pid
     until(lambda: [child for child in parent.children() if child.pid != first])
-    assert not RunDirectory(tmp_path).rests(), "it goes on soon"
+    assert not RunDirectory(tmp_path).lock.rests(), "it goes on soon"
     command.process.send_signal(signal.SIGINT)
     code, errors = command.end()
     assert (code, len(command.sessions())) == (130, 1)
     assert errors.count("Traceback") <= 1, "the script's own"
-    assert RunDirectory(tmp_path).rests()
+    assert RunDirectory(tmp_path).lock.rests()
 
 
 def kill_parent(session, parent):

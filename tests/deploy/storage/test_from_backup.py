@@ -5,9 +5,10 @@ import shutil
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.storage.recovery import find_begun_run, find_checkpoint, from_backup
+from deploy.storage.repair.backups import find_begun_run, from_backup
+from deploy.storage.repair.checkpoints import find_checkpoint
+from deploy.storage.repair.salvage import salvage
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.salvage import salvage
 from deploy.storage.sessions import begin_session, resumed_recipe
 from headway.errors import InputError
 from queues.errors import LedgerError
@@ -101,7 +102,7 @@ def test_a_folder_made_anew_is_as_private_as_it_was(tmp_path, private):
 def test_of_two_commands_that_make_one_folder_anew_the_second_is_refused(run, tmp_path):
     _, backup = run
     elsewhere = RunDirectory(tmp_path / "other" / "mine")
-    with elsewhere.named(), pytest.raises(InputError, match="another command makes"):
+    with elsewhere.lock.named(), pytest.raises(InputError, match="another command makes"):
         from_backup(backup, tmp_path / "other", print)
     assert from_backup(backup, tmp_path / "other", print).path == elsewhere.path
 

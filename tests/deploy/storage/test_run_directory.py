@@ -11,7 +11,8 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.runtime import session_process
-from deploy.storage.run_directory import RunDirectory, RunMissing
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_lock import RunMissing
 from headway.errors import InputError
 from headway.file_lock import locked
 from tests.deploy.trained import train
@@ -107,7 +108,7 @@ def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config
             create(config, replace=True)
         with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
             pass
-    directory.check_at_rest()
+    directory.lock.check_at_rest()
 
 
 def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
@@ -169,7 +170,7 @@ def test_a_run_that_is_being_made_is_held_from_its_beginning(config):
         with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
             pass
         assert directory.rows("metrics.jsonl") == []
-    directory.check_at_rest()
+    directory.lock.check_at_rest()
 
 
 def test_a_run_between_two_sessions_of_a_command_is_held_but_for_the_next_of_them(

@@ -9,8 +9,9 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
-from deploy.storage.mending import Say, mend_rows, set_aside
-from deploy.storage.recovery import examine, give_up, named_backup, unknown_checkpoints
+from deploy.storage.repair.backups import named_backup
+from deploy.storage.repair.checkpoints import Examined, examine, give_up, unknown_checkpoints
+from deploy.storage.repair.mending import Say, mend_rows, set_aside
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
 from headway.errors import InputError
@@ -19,8 +20,7 @@ from queues.errors import LedgerError
 from queues.readers.accounting import read_batches
 from queues.readers.lost_groups import LostGroup, lost_groups
 from queues.readers.open_run import open_ledger
-from queues.storage.salvage import GivenUp
-from queues.storage.salvage import salvage as take_back
+from queues.storage.repair import GivenUp, go_back
 
 
 def salvage(directory: RunDirectory, say: Say) -> None:
@@ -38,12 +38,15 @@ def salvage(directory: RunDirectory, say: Say) -> None:
             raise LedgerError(f"{error}; {_without_ledger(directory)}") from error
         for folder in unknown_checkpoints(directory, trained):
             say(f"given up: {folder}, which the ledger does not have; kept as {set_aside(folder)}")
-        examined = [*examine(directory)]
-        for text in give_up(directory, [each for each in examined if each.damage]):
+        whole: list[Examined] = []
+        damaged: list[Examined] = []
+        for checkpoint in examine(directory):
+            (whole if checkpoint.damage is None else damaged).append(checkpoint)
+        for text in give_up(directory, damaged):
             say(f"given up: {text}")
-        whole = [each.version for each in examined if each.damage is None]
-        lost = lost_groups(directory.path, since=min(whole, default=0))
-        start, end = last_whole(whole, trained, lost)
+        versions = [checkpoint.version for checkpoint in whole]
+        lost = lost_groups(directory.path, since=min(versions, default=0))
+        start, end = last_whole(versions, trained, lost)
         lost = [group for group in lost if group.version is None or group.version >= end]
         if lost or end < trained:
             _take_back(directory, end, trained, lost, say)
@@ -85,7 +88,7 @@ def _take_back(
     say(f"a copy of the ledger as it was is {backup}")
     if lost:
         say(f"lost: {lost[0].error} ({len(lost)} groups in all)")
-    given_up = take_back(directory.path, version=end, lost=[group.group_id for group in lost])
+    given_up = go_back(directory.path, version=end, lost=[group.group_id for group in lost])
     say(f"given up: {_describe(given_up, end, trained)}; all of it is sampled again")
     for name, last in (("metrics.jsonl", end - 1), ("swaps.jsonl", end)):
         rows = mend_rows(directory, name, say, lambda row: (int(row["version"]), row))

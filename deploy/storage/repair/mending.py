@@ -4,13 +4,13 @@ A damaged file is set aside under another name. What can still be read of it tak
 what the ledger has.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from deploy.storage.run_directory import DAMAGED, RunDirectory
+from deploy.storage.jsonl import read_rows, rewrite_rows
+from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.open_run import open_ledger
@@ -30,32 +30,22 @@ def mend_rows(
 ) -> list[Any]:
     """Return the records of a JSON-lines file, without those that are damaged.
 
-    `parse` makes an object of each record. The file then has the intact records alone. A last line
-    that a crash cut off is no damage.
+    `parse` makes an object of each record. The file then has the intact records alone.
     """
     path = directory.path / name
     try:
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        rows = read_rows(path, parse)
     except OSError as error:
         say(f"{path} cannot be read ({error}), and is kept as {set_aside(path)}")
         return []
-    rows, parsed, damaged = [], [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line.endswith(b"\n"):
-                row = json.loads(line)
-                parsed.append(parse(row))
-                rows.append(row)
-        except DAMAGED:
-            damaged.append(number)
-    if damaged:
+    if rows.damaged:
         say(
-            f"{path}, line {damaged[0]} is damaged; {len(rows)} intact records of {len(lines)} "
-            f"stay, and the file as it was is kept as {set_aside(path)}"
+            f"{path}, line {next(iter(rows.damaged))} is damaged; {len(rows.intact)} intact records"
+            f" of {rows.lines} stay, and the file as it was is kept as {set_aside(path)}"
         )
-    if len(rows) < len(lines):
-        directory.rewrite(name, rows)
-    return parsed
+    if len(rows.intact) < rows.lines:
+        rewrite_rows(path, rows.intact)
+    return rows.parsed
 
 
 def mend_summary(

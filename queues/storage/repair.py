@@ -1,12 +1,17 @@
-"""Takes a run at rest back to an earlier version, or gives up groups that the journal has lost."""
+"""Changes the ledger of a run at rest: an earlier version, forgotten checkpoints, prompts again.
+
+The functions raise LedgerError if a broker works on the run or its ledger cannot be read.
+"""
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from headway.errors import InputError
 from queues.storage.ledger import DROPPED_SINCE_TAKE, Ledger
-from queues.storage.ledger_schema import SESSION, sessions_of
+from queues.storage.ledger_schema import FILE_NAME, SESSION, sessions_of
 
 _OF_LATER_VERSIONS = (
     "SELECT group_id FROM groups LEFT JOIN results USING (group_id) WHERE"
@@ -38,7 +43,7 @@ _STATEMENTS = (
 
 
 class GivenUp(NamedTuple):
-    """The results that a run lost by `salvage`; they are sampled again."""
+    """The results that a run lost by `go_back`; they are sampled again."""
 
     batches: int
     """Trained batches."""
@@ -48,20 +53,15 @@ class GivenUp(NamedTuple):
     """Held-out rollouts."""
 
 
-def salvage(run_directory: Path, *, version: int, lost: Collection[str] = ()) -> GivenUp:
+def go_back(run_directory: Path, *, version: int, lost: Collection[str] = ()) -> GivenUp:
     """Make a version the newest of a run, and queue the groups whose results are given up.
 
     If later batches were trained, these are all results that are not trained by then and all
     held-out scores of later versions: weights that will never be again may have sampled them.
     Otherwise they are those of the groups `lost`; a batch that one of these was taken for is
     composed anew.
-
-    Raises:
-        LedgerError: A broker works on the run, or its ledger cannot be read.
     """
-    ledger = Ledger(run_directory, synchronous="full")
-    try:
-        ledger.begin()
+    with _changed(run_directory) as ledger:
         (batches,) = ledger.execute(
             "SELECT count(*) FROM batches WHERE acked_at IS NOT NULL AND version >= ?", (version,)
         ).fetchone()
@@ -83,20 +83,43 @@ def salvage(run_directory: Path, *, version: int, lost: Collection[str] = ()) ->
             ledger.execute(
                 "UPDATE meta SET value = ? WHERE key = ?", (begun, f"{SESSION}{number:06d}")
             )
-        ledger.commit()
-    finally:
-        ledger.close()
     return GivenUp(batches, counts.get("train", 0), counts.get("evaluate", 0))
 
 
 def forget_checkpoints(run_directory: Path, versions: Iterable[int]) -> None:
-    """Remove checkpoints of a run at rest from its ledger; raises as `salvage`."""
-    ledger = Ledger(run_directory, synchronous="full")
-    try:
-        ledger.begin()
+    """Remove checkpoints of a run from its ledger."""
+    with _changed(run_directory) as ledger:
         ledger.database.executemany(
             "DELETE FROM checkpoints WHERE version = ?", [(version,) for version in versions]
         )
+
+
+def requeue(run_directory: Path, prompt_ids: Collection[str] | None = None) -> list[str]:
+    """Queue the failed train groups of a run again; return the ids of their prompts.
+
+    Those of some prompts, or of all with None. The next session leases them first, with as many
+    attempts as a new group has.
+
+    Raises:
+        InputError: There is no such run, or a prompt has not failed in it.
+    """
+    if not (run_directory / FILE_NAME).is_file():
+        raise InputError(f"{run_directory}: no {FILE_NAME} here, so it is not the folder of a run")
+    with _changed(run_directory) as ledger:
+        queued = ledger.requeue_failed(prompt_ids)
+        if missing := sorted(set(prompt_ids or ()) - set(queued)):
+            raise InputError(f"prompt {missing[0]!r} has not failed in this run")
+    return queued
+
+
+@contextmanager
+def _changed(run_directory: Path) -> Iterator[Ledger]:
+    """Yield the ledger of a run, and commit at the end of the block what that has changed."""
+    ledger = Ledger(run_directory, synchronous="full")
+    try:
+        ledger.begin()
+        yield ledger
         ledger.commit()
     finally:
+        ledger.rollback()
         ledger.close()

@@ -13,7 +13,7 @@ from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.storage.ledger_schema import sessions_of
-from queues.storage.salvage import GivenUp, salvage
+from queues.storage.repair import GivenUp, go_back
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 SIZES = {"steps": 9, "segment_bytes": 1, "patience_seconds": 0.0}
@@ -103,7 +103,7 @@ def test_lost_groups_are_named_from_a_version_on(run):
 def test_groups_that_are_lost_before_they_are_trained_cost_only_themselves(run, lost):
     ids = remove(run, lost)
     before = read_accounting(run)
-    assert salvage(run, version=TRAINED, lost=ids) == GivenUp(0, len(ids), 0)
+    assert go_back(run, version=TRAINED, lost=ids) == GivenUp(0, len(ids), 0)
     after = read_accounting(run)
     assert (after.balanced, after.trained) == (True, before.trained)
     assert after.queued == before.queued + len(ids)
@@ -115,7 +115,7 @@ def test_groups_that_are_lost_before_they_are_trained_cost_only_themselves(run, 
 
 def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampled(run):
     [lost] = remove(run, "version = 2 AND position = 0")
-    given_up = salvage(run, version=2, lost=[lost])
+    given_up = go_back(run, version=2, lost=[lost])
     assert given_up == GivenUp(batches=2, groups=8, scores=1)
     accounts = read_accounting(run)
     assert (accounts.balanced, accounts.trained) == (True, 4)
@@ -134,7 +134,7 @@ def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampl
 def test_a_run_that_is_going_on_is_left_alone(run):
     broker = make_broker(run, **SIZES)
     with pytest.raises(LedgerError, match="another broker of this run is alive"):
-        salvage(run, version=2)
+        go_back(run, version=2)
     asyncio.run(broker.close())
 
 
