@@ -147,8 +147,9 @@ def _secrets(environment: Mapping[str, str]) -> dict[str, str]:
     for path, name in _files(environment):
         with suppress(OSError, ValueError), path.open() as file:
             text = file.read(LARGEST_FILE)
-            found = re.findall(r"\bpassword\s+(\S+)", text) if name == ".netrc" else [text.strip()]
-            secrets |= dict.fromkeys(found, name)
+            netrc = name == ".netrc"
+            passwords = re.findall(r"\bpassword\s+(\S+)", text) if netrc else [text.strip()]
+            secrets |= dict.fromkeys(passwords, name)
     return {secret: name for secret, name in secrets.items() if len(secret) >= SHORTEST}
 
 

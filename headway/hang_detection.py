@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 SILENT_SECONDS = 15.0
 """A process that does not answer for so long hangs."""
 LOADING_SILENT_SECONDS = 60.0
-"""The same for a process that loads: code of libraries may keep it from answering for longer."""
+"""Longest silence of a process that loads, which code of libraries keeps from answering."""
 PING_SECONDS = 2.0
 """Interval at which a process is asked."""
 

@@ -23,7 +23,7 @@ PREFIX, A, B, WEIGHT = "base_model.model.", ".lora_A.weight", ".lora_B.weight", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterForm:
-    """What published factors are merged into, and how."""
+    """The base and the scale by which published factors are merged."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

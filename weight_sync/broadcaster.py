@@ -35,7 +35,7 @@ class Broadcaster(Announcements):
         self._swaps = SwapPermits(self.permits, permit_seconds)
         self._manifest: Manifest | None = None
         self._epoch = 0
-        """That of the learner whose version is the newest."""
+        """Epoch of the learner whose version is the newest."""
         self._reports: list[WeightUpdateReport] = []
         self._engines: dict[str, tuple[Any, int]] = {}
         self._announced = asyncio.Condition()

@@ -30,7 +30,7 @@ class TensorSpec:
     __pydantic_config__ = _STRICT
 
     name: str
-    """As in the model folder that transformers loads."""
+    """Name in the model folder that transformers loads."""
     dtype: str
     """A key of `ITEM_BYTES`."""
     shape: tuple[int, ...]

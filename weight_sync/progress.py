@@ -10,7 +10,7 @@ T = TypeVar("T")
 LEAST_BYTES_PER_SECOND = 25e6
 """A transfer counts as stalled when it is slower than this."""
 LEAST_SWAPPED_BYTES_PER_SECOND = 250e6
-"""The same of a swap, whose bytes are on the engine's node already."""
+"""A swap, whose bytes are on the engine's node already, counts as stalled below this."""
 STREAMS = 4
 """Buckets that a publisher writes, or a receiver opens, at the same time."""
 

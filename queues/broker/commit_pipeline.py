@@ -60,12 +60,12 @@ class CommitPipeline:
     @property
     def paused(self) -> str | None:
         """Reason why nothing is made durable for now; None normally."""
-        return next((one.reason for one in self._pauses if one.reason is not None), None)
+        return next((pause.reason for pause in self._pauses if pause.reason is not None), None)
 
     @property
     def paused_until(self) -> float:
         """End of the last pause in monotonic seconds; minus infinity before the first pause."""
-        until = max(one.until for one in self._pauses)
+        until = max(pause.until for pause in self._pauses)
         return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:

@@ -77,7 +77,7 @@ class BiasReport:
     fates: Mapping[str, Mapping[str, Distribution]]
     """Distribution by fate and measure."""
     bias: float | None
-    """See the module; None if nothing was trained."""
+    """Factor by which trained groups were shorter, at least; None if nothing was trained."""
     tokens_masked: int = 0
     """Sampled tokens of trained groups that were too old for the loss."""
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from headway.atomic_file import atomic_file, sync_path
-from headway.full_disk import full_disk_message, has_space, is_full
 from queues.errors import LedgerError
 from queues.storage.journal import segment_path, segments
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
@@ -103,7 +102,6 @@ class Backup:
         probe_seconds: float,
     ) -> None:
         self._run, self._folder = run, folder
-        self._probe_seconds = probe_seconds
         self._name = f"ledger-{secrets.token_hex(4)}.sqlite"
         self._changes: list[Change] = []
         """Changes that are not in the copy yet."""
@@ -111,7 +109,7 @@ class Backup:
         self.closing = threading.Event()
         """Set when nothing waits for space any more."""
         self._failure: str | None = None
-        self.pause = Pause(f"the backup in {folder}", probe_seconds)
+        self.pause = Pause(f"the backup in {folder}", folder, probe_seconds)
         self._try(lambda: self._begin(database))
         database.committed = self._add
         self._thread = threading.Thread(
@@ -259,25 +257,13 @@ class Backup:
                 except LedgerError as error:
                     self._failure = str(error)
                 except (OSError, sqlite3.Error) as error:
-                    if not self._wait_for_space(error):
+                    if not self.pause.wait_for_space(error, self.closing):
                         code = getattr(error, "sqlite_errorname", None)
                         code = code or errno.errorcode.get(getattr(error, "errno", None) or 0, "")
                         kind = f"{type(error).__name__} {code}".strip()
                         self._failure = f"the backup in {self._folder} cannot be written: {kind}"
         if self._failure is not None:
             raise LedgerError(self._failure)
-
-    def _wait_for_space(self, error: Exception) -> bool:
-        """Return True once full storage has space again, False after any other error."""
-        if not is_full(error, self._folder):
-            return False
-        self.pause.full = full_disk_message(self._folder)
-        log.warning("paused: %s (%r)", self.pause.full, error)
-        while not self.closing.wait(self._probe_seconds):
-            if has_space(self._folder):
-                log.warning("there is space again on the disk of %s", self._folder)
-                return True
-        return False
 
 
 def check_backup(run: Path, folder: Path) -> None:

@@ -11,20 +11,18 @@ broker has to be started again from what is on disk.
 
 import asyncio
 import contextlib
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headway.full_disk import PROBE_BYTES, full_disk_message, has_space, is_full
+from headway.full_disk import PROBE_BYTES
 from queues.errors import LedgerError, QueueClosed
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.pause import Pause
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -39,11 +37,11 @@ class GroupCommit:
         self, store: Ledger | Journal, *, name: str, interval: float, probe_seconds: float
     ) -> None:
         self._store = store
-        self._interval, self._probe_seconds = interval, probe_seconds
+        self._interval = interval
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Event()
-        self.pause = Pause(f"the disk of {store.directory}", probe_seconds)
+        self.pause = Pause(f"the disk of {store.directory}", store.directory, probe_seconds)
         self.failure: LedgerError | None = None
         """Error after which nothing more is committed; set in the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -97,7 +95,8 @@ class GroupCommit:
             try:
                 results = self._try(changes)
             except Exception as error:  # noqa: BLE001  (after any error nothing is durable)
-                if self._wait_for_space(size, error):
+                waits = self.failure is None
+                if waits and self.pause.wait_for_space(error, self._closing, size):
                     size *= 2  # if it fails again, that was too little for these changes
                     continue
                 if self.failure is None:
@@ -122,19 +121,6 @@ class GroupCommit:
                 self._store.rollback()
             raise
         return results
-
-    def _wait_for_space(self, size: int, error: Exception) -> bool:
-        """Return True once a full disk has space again, False after any other error."""
-        folder = self._store.directory
-        if self.failure is not None or not is_full(error, folder):
-            return False
-        self.pause.full = full_disk_message(folder)
-        log.warning("paused: %s (%r)", self.pause.full, error)
-        while not self._closing.wait(self._probe_seconds):
-            if has_space(folder, size):
-                log.warning("there is space again on the disk of %s", folder)
-                return True
-        return False
 
 
 def _resolve(

@@ -199,7 +199,7 @@ class Attempt:
         self._note([link], resume_seconds=seconds, swap_finished_at=clock.now())
 
     def _transfer(self, method: str, payloads: Sequence[dict[str, Any] | None]) -> None:
-        """See `Transfer`; the first error fails all engines at once."""
+        """Call a method of every endpoint; the first error fails all engines at once."""
         payload_of = dict(zip(self._ready, payloads, strict=True))
 
         def transfer(link: EngineLink) -> None:

@@ -63,7 +63,7 @@ class VllmSender:
         )
 
     def send(self, weights: Weights, transfer: Transfer) -> None:
-        """See `Sender.send`."""
+        """Replace every weight of the engines; return once they are in place."""
         self._source.weights, self._client.transfer = weights, transfer
         try:
             self._engine.send_weights()
@@ -71,7 +71,7 @@ class VllmSender:
             self._source.weights = []
 
     def close(self) -> None:
-        """See `Sender.close`; the next tensor is not sent, and a broadcast is aborted."""
+        """Close the connection; the next tensor is not sent, and a broadcast is aborted."""
         self._source.closed = True
         self._engine.shutdown()
 

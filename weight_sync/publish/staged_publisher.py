@@ -87,7 +87,7 @@ class StagedPublisher(BackgroundPublisher):
         return pending.snapshot
 
     def announce_again(self) -> None:
-        """See `BackgroundPublisher.announce_again`; may be called in any thread."""
+        """Announce the newest version again, from any thread, unless a newer one came."""
         if self._announced is not None:
             with suppress(VersionOrderError):  # a newer one was announced meanwhile
                 self._tell(self._announced)

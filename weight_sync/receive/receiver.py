@@ -114,7 +114,7 @@ class Receiver:
         self._retry = Retry(options.retry_seconds)
         self._expected = options.expected
         self._digest: str | None = None
-        """That of the weights that the engine serves."""
+        """Digest of the weights that the engine serves."""
         self._base: StagedWeights | None = None
         self._resending: asyncio.Future[None] | None = None
         """Done when the engine has taken a version as `resend` wants it; None if nobody waits."""

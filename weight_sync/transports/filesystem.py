@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headway.atomic_file import sync_path
 from headway.errors import InputError
 from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
@@ -154,8 +155,4 @@ def _write_synced(file: Path, parts: Iterable[memoryview]) -> None:
         writing.flush()
         os.fsync(writing.fileno())
     temporary.rename(file)
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_path(file.parent)

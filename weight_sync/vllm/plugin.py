@@ -62,7 +62,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     _received: Manifest | None = None
     """The version that `finish_weight_update` completes."""
     memory: DeviceMemory | None = None
-    """Where weights are staged that must keep their addresses; None exchanges references."""
+    """Staging for weights that must keep their addresses; None exchanges references."""
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         """Choose how weights are exchanged: there is no connection."""
@@ -218,15 +218,15 @@ class PreparesWeights:
         return True
 
     def prepare_weights(self, manifest: str) -> bool:
-        """See `StagedWeightsEngine.prepare`."""
+        """Begin to load a version beside the served one (`StagedWeightsEngine.prepare`)."""
         return self.weight_transfer_engine.prepare(Manifest.from_json(manifest))
 
     def weights_prepared(self) -> bool:
-        """See `StagedWeightsEngine.prepared`."""
+        """Return True if `exchange_weights` would not have to wait."""
         return self.weight_transfer_engine.prepared()
 
     def exchange_weights(self, version: int) -> bool:
-        """See `StagedWeightsEngine.exchange`."""
+        """Replace the served version by the prepared one (`StagedWeightsEngine.exchange`)."""
         return self.weight_transfer_engine.exchange(version)
 
 

@@ -1,5 +1,8 @@
 """A writer pauses while its disk is full, and while one write takes too long, for a time."""
 
+import errno
+import threading
+
 import pytest
 
 from queues.storage import pause
@@ -16,8 +19,8 @@ def clock(monkeypatch):
     return times
 
 
-def test_a_write_that_takes_long_is_a_pause_until_it_ends_or_its_callers_give_up(clock):
-    one = Pause("the disk of here", PROBE_SECONDS)
+def test_a_write_that_takes_long_is_a_pause_until_it_ends_or_its_callers_give_up(clock, tmp_path):
+    one = Pause("the disk of here", tmp_path, PROBE_SECONDS)
     assert (one.reason, one.until) == (None, float("-inf"))
     with one.writing():
         clock[0] += STALL
@@ -31,10 +34,11 @@ def test_a_write_that_takes_long_is_a_pause_until_it_ends_or_its_callers_give_up
     assert one.until == 101.0 + STALL
 
 
-def test_a_full_disk_is_a_pause_however_long(clock):
-    one = Pause("the disk of here", PROBE_SECONDS)
+def test_a_full_disk_is_a_pause_however_long(clock, tmp_path):
+    one, closing = Pause("the disk of here", tmp_path, PROBE_SECONDS), threading.Event()
     with one.writing():
-        one.full = "no space is left"
+        closing.set()
+        assert not one.wait_for_space(OSError(errno.ENOSPC, "full"), closing)
         clock[0] += 2 * LONGEST_SECONDS
-        assert one.reason == "no space is left"
+        assert one.reason.startswith("no space is left on the disk of")
     assert (one.reason, one.until) == (None, clock[0])
