@@ -1,6 +1,8 @@
 """Fixtures of all packages, how tests are shared out among workers, and how long they take."""
 
+import asyncio
 import atexit
+import inspect
 import os
 import signal
 import subprocess
@@ -66,6 +68,19 @@ class WholeRunsTogether(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     return WholeRunsTogether(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+# --- tests that are coroutines
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 # --- durations

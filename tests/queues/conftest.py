@@ -1,8 +1,9 @@
 """Groups, payloads and brokers for the tests of `queues`."""
 
+import asyncio
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,20 @@ CONFIG: dict[str, Any] = {
     "commit_interval_seconds": 0.0,
 }
 SIZES: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
+
+
+Connect = Callable[..., Any]
+WAIT = 10.0
+
+
+@asynccontextmanager
+async def opened(broker: Any) -> AsyncIterator[Any]:
+    """Use a broker for a minute at most, and close it whatever happens."""
+    try:
+        async with asyncio.timeout(60):
+            yield broker
+    finally:
+        await broker.close()
 
 
 def make_prompts(count: int, first: int = 0) -> list[Prompt]:

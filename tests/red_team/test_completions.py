@@ -1,6 +1,5 @@
 """Hostile completions: nothing is executed, nothing fails but by its own score, nothing stays."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -53,27 +52,25 @@ def sandboxed():
         for case in COMPLETIONS
     ],
 )
-def test_a_hostile_completion_has_a_score_executes_nothing_and_leaves_nothing(outcomes, pool, case):
-    scored = asyncio.run(outcome(case, pool))
+async def test_a_hostile_completion_has_a_score_executes_nothing_and_leaves_nothing(
+    outcomes, pool, case
+):
+    scored = await outcome(case, pool)
     outcomes[case.kind, case.id] = scored.partition(":")[0]
     assert scored in case.allowed
     assert not Path(MARK).exists()
 
 
 @pytest.mark.parametrize("task", EVALUATED)
-def test_the_verifiers_score_as_before(pool, task):
+async def test_the_verifiers_score_as_before(pool, task):
     [prompt] = load_source(f"reasoning_gym:{task}", options={}, seed=0).next(1)
     rewards = load_rewards(["reasoning_gym"], pool=pool)
 
-    async def both():
-        wrong = await rewards.score(prompt, "<answer>no</answer>")
-        entry = prompt.answer if task != "countdown" else None
-        right = await rewards.score(prompt, f"<answer>{entry}</answer>") if entry else None
-        return wrong.total, right and right.total
-
-    wrong, right = asyncio.run(both())
-    assert wrong < 0.1
-    assert right in (None, 1.0)
+    wrong = await rewards.score(prompt, "<answer>no</answer>")
+    entry = prompt.answer if task != "countdown" else None
+    right = await rewards.score(prompt, f"<answer>{entry}</answer>") if entry else None
+    assert wrong.total < 0.1
+    assert right is None or right.total == 1.0
 
 
 def test_every_case_has_a_name_of_its_own():

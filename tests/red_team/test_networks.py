@@ -53,7 +53,7 @@ def memory():
 
 
 @pytest.mark.parametrize("behaviour", marked(ANSWERS))
-def test_whatever_a_judge_answers_is_a_mark_or_an_error_without_the_key(
+async def test_whatever_a_judge_answers_is_a_mark_or_an_error_without_the_key(
     outcomes, memory, monkeypatch, behaviour
 ):
     monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
@@ -65,7 +65,7 @@ def test_whatever_a_judge_answers_is_a_mark_or_an_error_without_the_key(
         rewards = load_rewards(["llm_judge"], options={"llm_judge": options}, timeout=20.0)
         message, outcome, began = "", "mark", time.monotonic()
         try:
-            asyncio.run(rewards.score(PROMPT, "7"))
+            await rewards.score(PROMPT, "7")
         except RewardFailed as error:
             message, outcome = str(error), "failed"
         except RewardModelLost as error:
@@ -243,19 +243,16 @@ def test_the_token_opens_metrics_and_health_needs_none(outcomes, exporter):
     assert (status, json.loads(text)["waits_for"]) == (503, ["learner"])
 
 
-def test_a_driver_that_stands_still_is_not_healthy(exporter, monkeypatch):
+async def test_a_driver_that_stands_still_is_not_healthy(exporter, monkeypatch):
     monkeypatch.setattr("deploy.observability.exporter.ANSWER_SECONDS", 0.2)
 
-    async def blocks():
-        following = asyncio.create_task(exporter.made.follow())
-        await asyncio.sleep(0.05)
-        well = await asyncio.to_thread(get, exporter.port, "/healthz")
-        ask = asyncio.get_running_loop().run_in_executor(None, get, exporter.port, "/healthz")
-        time.sleep(1.0)  # noqa: ASYNC251
-        following.cancel()
-        return well, await ask
-
-    (well, _), (ill, text) = asyncio.run(blocks())
+    following = asyncio.create_task(exporter.made.follow())
+    await asyncio.sleep(0.05)
+    well, _ = await asyncio.to_thread(get, exporter.port, "/healthz")
+    ask = asyncio.get_running_loop().run_in_executor(None, get, exporter.port, "/healthz")
+    time.sleep(1.0)  # noqa: ASYNC251
+    following.cancel()
+    ill, text = await ask
     assert (well, ill) == (200, 503)
     assert "has not answered" in text
 

@@ -3,8 +3,9 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,12 @@ class RecordingEngine:
         self.events.append("resume")
 
 
+def send(publisher: StagedPublisher, version: int, tensors: Iterable[tuple[str, Any]]) -> None:
+    """Publish a version, and wait until it is announced."""
+    publisher.publish(version, tensors)
+    publisher.flush(60)
+
+
 @pytest.fixture
 def engine() -> RecordingEngine:
     return RecordingEngine()
@@ -86,8 +93,7 @@ def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
     publisher = StagedPublisher(transport, manifests.append, bucket_bytes=1024)
 
     def publish(version: int, dtype: torch.dtype = torch.float32) -> Manifest:
-        publisher.publish(version, make_weights(version, dtype).items())
-        publisher.flush(30)
+        send(publisher, version, make_weights(version, dtype).items())
         return manifests[-1]
 
     return publish
@@ -103,6 +109,12 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+async def threads_end() -> None:
+    """Wait for the functions that the event loop runs in threads, and for their callbacks."""
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -1,6 +1,5 @@
 """Adapters travel as factors: checked in the manifest, merged into the weights of a folder."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -141,24 +140,21 @@ def test_tensors_that_are_no_pairs_of_factors_are_refused(published, change) -> 
         replace(manifest, tensors=(change(first), *rest))
 
 
-def test_a_receiver_takes_adapter_after_adapter_and_refuses_one_of_another_model(
+async def test_a_receiver_takes_adapter_after_adapter_and_refuses_one_of_another_model(
     engine, transport, published
 ) -> None:
-    async def run():
-        options = ReceiverOptions(expected=EXPECTED)
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
-        reports = [await receiver.update(published(version)) for version in (0, 1)]
-        other = {name.replace(".up.", ".down."): tensor for name, tensor in factors(2).items()}
-        return [*reports, await receiver.update(published(2, other))]
-
-    first, second, refused = asyncio.run(run())
+    options = ReceiverOptions(expected=EXPECTED)
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+    reports = [await receiver.update(published(version)) for version in (0, 1)]
+    other = {name.replace(".up.", ".down."): tensor for name, tensor in factors(2).items()}
+    first, second, refused = [*reports, await receiver.update(published(2, other))]
     assert (first.error, second.error) == (None, None)
     assert "does not know (model.down.weight)" in refused.error
     assert engine.events == ["pause", "load 0", "resume", "pause", "load 1", "resume"]
     assert engine.weights.keys() == factors().keys()
 
 
-def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
+async def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
     engine, transport, published, monkeypatch
 ) -> None:
     sizes = []
@@ -168,12 +164,10 @@ def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
     )
     large = {**EXPECTED, "model.embed.weight": (None, (1000, 4))}
 
-    async def run():
-        options = ReceiverOptions(expected=large)
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
-        return await receiver.update(published(0))
-
-    assert asyncio.run(run()).error is None
+    options = ReceiverOptions(expected=large)
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+    report = await receiver.update(published(0))
+    assert report.error is None
     assert sizes == [4 * (4000 + 4 + 24 + 32)] * 2
 
 

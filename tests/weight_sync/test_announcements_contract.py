@@ -65,104 +65,83 @@ def make(request) -> Callable:
     return build
 
 
-def test_newest_skips_versions_in_between_and_answers_none_at_its_deadline(make) -> None:
-    async def run() -> None:
-        async with make(1.0, 1) as broadcaster:
-            assert await broadcaster.newest(-1, 0.02) is None
-            for version in (0, 1, 4):
-                await broadcaster.announce(manifest(version))
-            assert await broadcaster.newest(-1, 5.0) == manifest(4)
-            assert (await broadcaster.newest(3, 5.0)).version == 4
-            assert await broadcaster.newest(4, 0.02) is None
-
-    asyncio.run(run())
+async def test_newest_skips_versions_in_between_and_answers_none_at_its_deadline(make) -> None:
+    async with make(1.0, 1) as broadcaster:
+        assert await broadcaster.newest(-1, 0.02) is None
+        for version in (0, 1, 4):
+            await broadcaster.announce(manifest(version))
+        assert await broadcaster.newest(-1, 5.0) == manifest(4)
+        assert (await broadcaster.newest(3, 5.0)).version == 4
+        assert await broadcaster.newest(4, 0.02) is None
 
 
-def test_an_announcement_wakes_every_waiting_receiver(make) -> None:
-    async def run() -> None:
-        async with make(1.0, 3) as broadcaster:
-            waiting = [asyncio.ensure_future(broadcaster.newest(-1, 20.0)) for _ in range(3)]
-            await asyncio.sleep(0)  # the calls begin in their order, so before the next
-            assert await broadcaster.reports(0) == []
-            assert not any(call.done() for call in waiting)
+async def test_an_announcement_wakes_every_waiting_receiver(make) -> None:
+    async with make(1.0, 3) as broadcaster:
+        waiting = [asyncio.ensure_future(broadcaster.newest(-1, 20.0)) for _ in range(3)]
+        await asyncio.sleep(0)  # the calls begin in their order, so before the next
+        assert await broadcaster.reports(0) == []
+        assert not any(call.done() for call in waiting)
+        await broadcaster.announce(manifest(2))
+        assert [newest.version for newest in await asyncio.gather(*waiting)] == [2, 2, 2]
+
+
+async def test_an_older_version_is_refused_and_the_newest_may_move(make) -> None:
+    async with make(1.0, 1) as broadcaster:
+        await broadcaster.announce(manifest(3))
+        with pytest.raises(VersionOrderError, match="version 2 was announced after 3"):
             await broadcaster.announce(manifest(2))
-            assert [newest.version for newest in await asyncio.gather(*waiting)] == [2, 2, 2]
-
-    asyncio.run(run())
-
-
-def test_an_older_version_is_refused_and_the_newest_may_move(make) -> None:
-    async def run() -> None:
-        async with make(1.0, 1) as broadcaster:
-            await broadcaster.announce(manifest(3))
-            with pytest.raises(VersionOrderError, match="version 2 was announced after 3"):
-                await broadcaster.announce(manifest(2))
-            await broadcaster.announce(manifest(3))
-            assert (await broadcaster.newest(2, 5.0)).version == 3
-
-    asyncio.run(run())
+        await broadcaster.announce(manifest(3))
+        assert (await broadcaster.newest(2, 5.0)).version == 3
 
 
-def test_a_learner_that_was_made_again_begins_with_an_older_version_and_fences_the_one_before(
+async def test_a_learner_that_was_made_again_begins_with_an_older_version_and_fences_the_one_before(
     make,
 ) -> None:
-    async def run() -> None:
-        async with make(1.0, 1) as broadcaster:
-            await broadcaster.announce(manifest(3))
-            if isinstance(broadcaster, Broadcaster):
-                await broadcaster.announce(manifest(1), 1)
-            else:
-                await broadcaster.of_epoch(1).announce(manifest(1))
-            assert await broadcaster.newest(1, 0.02) is None
-            assert (await broadcaster.newest(0, 5.0)).version == 1
-            with pytest.raises(VersionOrderError, match="version 4 was announced by a learner of"):
-                await broadcaster.announce(manifest(4))
-
-    asyncio.run(run())
+    async with make(1.0, 1) as broadcaster:
+        await broadcaster.announce(manifest(3))
+        if isinstance(broadcaster, Broadcaster):
+            await broadcaster.announce(manifest(1), 1)
+        else:
+            await broadcaster.of_epoch(1).announce(manifest(1))
+        assert await broadcaster.newest(1, 0.02) is None
+        assert (await broadcaster.newest(0, 5.0)).version == 1
+        with pytest.raises(VersionOrderError, match="version 4 was announced by a learner of"):
+            await broadcaster.announce(manifest(4))
 
 
-def test_a_version_with_another_digest_is_new_to_an_engine_that_serves_it(make) -> None:
-    async def run() -> None:
-        async with make(1.0, 1) as broadcaster:
-            await broadcaster.announce(manifest(3))
-            assert await broadcaster.newest(3, 0.02, manifest(3).digest) is None
-            assert (await broadcaster.newest(3, 5.0, "another")).version == 3
-            assert await broadcaster.newest(4, 0.02, "another") is None
-
-    asyncio.run(run())
+async def test_a_version_with_another_digest_is_new_to_an_engine_that_serves_it(make) -> None:
+    async with make(1.0, 1) as broadcaster:
+        await broadcaster.announce(manifest(3))
+        assert await broadcaster.newest(3, 0.02, manifest(3).digest) is None
+        assert (await broadcaster.newest(3, 5.0, "another")).version == 3
+        assert await broadcaster.newest(4, 0.02, "another") is None
 
 
-def test_a_permit_comes_back_with_the_report_of_its_holder(make) -> None:
-    async def run() -> None:
-        async with make(0.25, 4) as broadcaster:
-            assert await broadcaster.acquire_swap("a", 5.0)
-            assert await broadcaster.acquire_swap("a", 5.0)
-            assert not await broadcaster.acquire_swap("b", 0.02)
-            waiting = asyncio.ensure_future(broadcaster.acquire_swap("b", 20.0))
-            assert not await broadcaster.acquire_swap("c", 0.02)
-            assert not waiting.done()
-            await broadcaster.report(report("a", 1))
-            assert await waiting
-            assert await broadcaster.reports(0) == [report("a", 1)]
-
-    asyncio.run(run())
+async def test_a_permit_comes_back_with_the_report_of_its_holder(make) -> None:
+    async with make(0.25, 4) as broadcaster:
+        assert await broadcaster.acquire_swap("a", 5.0)
+        assert await broadcaster.acquire_swap("a", 5.0)
+        assert not await broadcaster.acquire_swap("b", 0.02)
+        waiting = asyncio.ensure_future(broadcaster.acquire_swap("b", 20.0))
+        assert not await broadcaster.acquire_swap("c", 0.02)
+        assert not waiting.done()
+        await broadcaster.report(report("a", 1))
+        assert await waiting
+        assert await broadcaster.reports(0) == [report("a", 1)]
 
 
-def test_the_permit_of_a_released_holder_goes_to_the_next_in_the_queue(make) -> None:
-    async def scenario() -> None:
-        async with make(0.25, 4) as broadcaster:
-            await broadcaster.release("a")
-            assert await broadcaster.acquire_swap("a", 1.0)
-            waiting = asyncio.create_task(broadcaster.acquire_swap("b", 30.0))
-            assert not await broadcaster.acquire_swap("c", 0.05)
-            await broadcaster.release("a")
-            assert await waiting
-            assert not await broadcaster.acquire_swap("c", 0.05)
-
-    asyncio.run(scenario())
+async def test_the_permit_of_a_released_holder_goes_to_the_next_in_the_queue(make) -> None:
+    async with make(0.25, 4) as broadcaster:
+        await broadcaster.release("a")
+        assert await broadcaster.acquire_swap("a", 1.0)
+        waiting = asyncio.create_task(broadcaster.acquire_swap("b", 30.0))
+        assert not await broadcaster.acquire_swap("c", 0.05)
+        await broadcaster.release("a")
+        assert await waiting
+        assert not await broadcaster.acquire_swap("c", 0.05)
 
 
-def test_no_more_than_the_fraction_holds_permits_under_contention(make) -> None:
+async def test_no_more_than_the_fraction_holds_permits_under_contention(make) -> None:
     holding: set[str] = set()
     most = 0
 
@@ -176,12 +155,9 @@ def test_no_more_than_the_fraction_holds_permits_under_contention(make) -> None:
             holding.discard(name)
             await broadcaster.report(report(name, version))
 
-    async def run() -> int:
-        async with make(0.5, 5) as broadcaster:
-            await asyncio.gather(*(engine(broadcaster, f"e{i}") for i in range(5)))
-            return len(await broadcaster.reports(0))
-
-    assert asyncio.run(run()) == 15
+    async with make(0.5, 5) as broadcaster:
+        await asyncio.gather(*(engine(broadcaster, f"e{i}") for i in range(5)))
+        assert len(await broadcaster.reports(0)) == 15
     assert most == 2
 
 
@@ -194,15 +170,12 @@ def test_at_least_one_and_at_most_the_fraction_may_swap(fraction: float, engines
     assert permits == max(1, math.floor(fraction * engines))
 
 
-def test_other_numbers_of_engines_have_other_numbers_of_permits(make) -> None:
-    async def run() -> None:
-        async with make(0.5, 2) as broadcaster:
-            await broadcaster.resize(4)
-            assert await broadcaster.acquire_swap("a", 5.0)
-            assert await broadcaster.acquire_swap("b", 5.0)
-            assert not await broadcaster.acquire_swap("c", 0.02)
-
-    asyncio.run(run())
+async def test_other_numbers_of_engines_have_other_numbers_of_permits(make) -> None:
+    async with make(0.5, 2) as broadcaster:
+        await broadcaster.resize(4)
+        assert await broadcaster.acquire_swap("a", 5.0)
+        assert await broadcaster.acquire_swap("b", 5.0)
+        assert not await broadcaster.acquire_swap("c", 0.02)
 
 
 @pytest.mark.parametrize(("fraction", "engines"), [(0.0, 1), (1.1, 1), (0.5, 0)])
@@ -213,13 +186,13 @@ def test_a_broadcaster_that_could_never_grant_is_refused(fraction: float, engine
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster) -> None:
+async def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster) -> None:
     import ray
 
     from weight_sync import ray_broadcaster
     from weight_sync.errors import BroadcasterDied
 
-    async def run() -> None:
+    async with asyncio.timeout(60):
         client = ray_broadcaster.create_broadcaster(1.0, 1)
         await client.announce(manifest(2))
         assert await client.acquire_swap("a", 5.0)
@@ -237,10 +210,8 @@ def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster) -> None:
         assert (await waits).version == 3
         client.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again(monkeypatch) -> None:
+async def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again(monkeypatch) -> None:
     from weight_sync import ray_broadcaster
     from weight_sync.errors import BroadcasterDied
 
@@ -254,42 +225,33 @@ def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again(monkeypatch) -> N
             await asyncio.Event().wait()
         return []
 
-    async def run() -> None:
-        handle = SimpleNamespace(reports=SimpleNamespace(remote=send))
-        client = ray_broadcaster.BroadcasterClient(handle)
-        assert await client.reports(7) == []
-        assert sent == [7, 7]
-        lost.pop(0)
-        with pytest.raises(BroadcasterDied, match=r"did not answer within 0\.5 s"):
-            await client.reports(8)
-        assert sent.count(8) > 2
-
-    asyncio.run(run())
+    handle = SimpleNamespace(reports=SimpleNamespace(remote=send))
+    client = ray_broadcaster.BroadcasterClient(handle)
+    assert await client.reports(7) == []
+    assert sent == [7, 7]
+    lost.pop(0)
+    with pytest.raises(BroadcasterDied, match=r"did not answer within 0\.5 s"):
+        await client.reports(8)
+    assert sent.count(8) > 2
 
 
-def test_a_report_that_comes_twice_counts_once() -> None:
-    async def run() -> None:
-        broadcaster = Broadcaster(1.0, 1)
-        reports = [report("a", 1), report("a", 2), report("a", 1)]
-        for each in reports:
-            await broadcaster.report(each)
-        assert await broadcaster.reports(0) == reports[:2]
-
-    asyncio.run(run())
+async def test_a_report_that_comes_twice_counts_once() -> None:
+    broadcaster = Broadcaster(1.0, 1)
+    reports = [report("a", 1), report("a", 2), report("a", 1)]
+    for each in reports:
+        await broadcaster.report(each)
+    assert await broadcaster.reports(0) == reports[:2]
 
 
 @pytest.mark.ray
-def test_a_dead_broadcaster_raises_broadcaster_died(ray_cluster) -> None:
+async def test_a_dead_broadcaster_raises_broadcaster_died(ray_cluster) -> None:
     import ray
 
     from weight_sync.errors import BroadcasterDied
     from weight_sync.ray_broadcaster import create_broadcaster
 
-    async def run() -> None:
-        client = create_broadcaster(1.0, 1)
-        assert await client.newest(-1, 0.01) is None
-        ray.kill(client.handle)
-        with pytest.raises(BroadcasterDied):
-            await client.newest(-1, 5.0)
-
-    asyncio.run(run())
+    client = create_broadcaster(1.0, 1)
+    assert await client.newest(-1, 0.01) is None
+    ray.kill(client.handle)
+    with pytest.raises(BroadcasterDied):
+        await client.newest(-1, 5.0)

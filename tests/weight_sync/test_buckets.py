@@ -10,25 +10,6 @@ from weight_sync.manifest import ITEM_BYTES, Bucket, Manifest
 
 
 @pytest.mark.parametrize(
-    ("lengths", "offsets", "sizes"),
-    [
-        ([16], [(0, 0)], [64]),
-        ([16, 16], [(0, 0), (0, 64)], [128]),
-        ([1, 1], [(0, 0), (0, 64)], [68]),
-        ([48, 32], [(0, 0), (1, 0)], [192, 128]),
-        ([100, 1], [(0, 0), (1, 0)], [400, 4]),
-        ([1, 100, 1], [(0, 0), (1, 0), (2, 0)], [4, 400, 4]),
-    ],
-)
-def test_buckets_of_256_bytes_fill_in_order(
-    lengths: list[int], offsets: list[tuple[int, int]], sizes: list[int]
-) -> None:
-    plan = plan_buckets([(str(i), "float32", (n,)) for i, n in enumerate(lengths)], 256)
-    assert [(spec.bucket, spec.offset) for spec in plan.tensors] == offsets
-    assert list(plan.sizes) == sizes
-
-
-@pytest.mark.parametrize(
     ("tensors", "message"),
     [
         ([("a", "float32", (0,))], "sizes above 0"),

@@ -1,7 +1,6 @@
 """Swap permits: at most `count`, granted in order, expired when their holder is dead."""
 
 import asyncio
-from functools import wraps
 
 import pytest
 
@@ -11,23 +10,12 @@ SOON = 0.01
 LONG = 60.0
 
 
-def in_a_loop(test):
-    """Run an asynchronous test in an event loop of its own."""
-
-    @wraps(test)
-    def run():
-        asyncio.run(test())
-
-    return run
-
-
 async def settle():
     """Let every task go on as far as it can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-@in_a_loop
 async def test_permits_are_granted_in_the_order_of_the_requests():
     permits, order = SwapPermits(2, LONG), []
 
@@ -48,7 +36,6 @@ async def test_permits_are_granted_in_the_order_of_the_requests():
     assert order == [f"e{number}" for number in range(6)]
 
 
-@in_a_loop
 async def test_their_number_changes_at_once_and_holders_keep_theirs():
     permits = SwapPermits(1, LONG)
     await permits.resize(3)
@@ -71,7 +58,6 @@ async def test_their_number_changes_at_once_and_holders_keep_theirs():
     assert await waiting
 
 
-@in_a_loop
 async def test_a_request_that_timed_out_gets_no_permit():
     permits = SwapPermits(1, LONG)
     assert await permits.acquire("e0", LONG)
@@ -83,7 +69,6 @@ async def test_a_request_that_timed_out_gets_no_permit():
     assert not await permits.acquire("e1", SOON)
 
 
-@in_a_loop
 async def test_a_permit_given_to_a_caller_that_is_cancelled_goes_to_the_next():
     permits = SwapPermits(1, LONG)
     assert await permits.acquire("e0", LONG)
@@ -97,14 +82,12 @@ async def test_a_permit_given_to_a_caller_that_is_cancelled_goes_to_the_next():
     assert await asyncio.wait_for(last, LONG)
 
 
-@in_a_loop
 async def test_the_permit_of_a_silent_holder_expires():
     permits = SwapPermits(1, SOON)
     assert await permits.acquire("dead", LONG)
     assert await permits.acquire("e1", LONG)
 
 
-@in_a_loop
 async def test_a_holder_that_asks_again_keeps_its_permit_and_takes_no_second_one():
     permits = SwapPermits(2, LONG)
     assert await permits.acquire("e0", LONG)

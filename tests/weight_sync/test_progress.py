@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.weight_sync.conftest import until
+from tests.weight_sync.conftest import send, threads_end
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, StagingError
 from weight_sync.manifest import Bucket, Manifest
@@ -50,7 +50,7 @@ class ThrottledTransport(SharedMemoryTransport):
         return super().open(bucket)
 
 
-def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_the_time_it_takes() -> None:
+async def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_its_time() -> None:
     """The whole takes several times its deadline, and one tensor alone half of it."""
     timeout = 0.5
     tensors = [*MANY, ("large", torch.ones(int(SLOW * timeout) // 8))]
@@ -64,13 +64,6 @@ def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_the_time_it_
         publisher.publish(2, tensors)
         publisher.flush(timeout)
 
-        async def take(engine):
-            receiver = Receiver(
-                "e0", engine, Broadcaster(1.0, 1), transport,
-                options=ReceiverOptions(timeout=timeout),
-            )  # fmt: skip
-            return await receiver.update(manifests[-1])
-
         class Engine:
             async def prepare(self, weights) -> None:
                 await asyncio.sleep(1.5 * timeout)  # what it loads takes longer than the timeout
@@ -79,7 +72,9 @@ def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_the_time_it_
             async def resume(self) -> None: ...
             async def load(self, weights, version: int) -> None: ...
 
-        assert asyncio.run(take(Engine())).error is None
+        options = ReceiverOptions(timeout=timeout)
+        receiver = Receiver("e0", Engine(), Broadcaster(1.0, 1), transport, options=options)
+        assert (await receiver.update(manifests[-1])).error is None
     assert time.monotonic() - begin > 3 * 2.5 * timeout
 
 
@@ -111,12 +106,11 @@ def test_a_publication_that_stalls_is_named_within_its_deadline() -> None:
     publisher.close()
 
 
-def test_staging_that_stalls_is_named_and_what_it_opened_is_closed() -> None:
+async def test_staging_that_stalls_is_named_and_what_it_opened_is_closed() -> None:
     go_on, opened, manifests = threading.Event(), [], []
     transport = SharedMemoryTransport()
     with StagedPublisher(transport, manifests.append, 2**20) as publisher:
-        publisher.publish(3, MANY)
-        publisher.flush(30)
+        send(publisher, 3, MANY)
 
         class Stalls(SharedMemoryTransport):
             def open(self, bucket):
@@ -125,27 +119,21 @@ def test_staging_that_stalls_is_named_and_what_it_opened_is_closed() -> None:
                 opened.append(super().open(bucket))
                 return opened[-1]
 
-        async def take():
-            options = ReceiverOptions(timeout=0.1)
-            receiver = Receiver("e0", None, Broadcaster(1.0, 1), Stalls(), options=options)
-            return await receiver.update(manifests[0])
-
-        async def both():
-            report = await take()
-            go_on.set()
-            return report
-
-        report = asyncio.run(both())
+        options = ReceiverOptions(timeout=0.1)
+        receiver = Receiver("e0", None, Broadcaster(1.0, 1), Stalls(), options=options)
+        report = await receiver.update(manifests[0])
+        go_on.set()
         assert "version 3 was not verified within" in report.error
         assert "buckets are open" in report.error
-        until(lambda: len(opened) == len(MANY))
+        await threads_end()
+        assert len(opened) == len(MANY)
         for bucket in opened:
             with pytest.raises(ValueError, match="was closed"):
                 _ = bucket.memory
 
 
 @pytest.mark.parametrize("hangs", ["pause", "load", "resume"])
-def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(hangs: str) -> None:
+async def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(hangs: str) -> None:
     """Long before a transfer of the same bytes would be."""
 
     class HangingEngine:
@@ -156,34 +144,31 @@ def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(hangs: st
 
             return call
 
-    async def take() -> None:
-        options = ReceiverOptions(timeout=0.1)
-        receiver = Receiver("e0", HangingEngine(), Broadcaster(1.0, 1), transport, options=options)
-        await receiver.update(manifests[0])
-
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
     with StagedPublisher(transport, manifests.append) as publisher:
-        publisher.publish(3, MANY)
-        publisher.flush(30)
+        send(publisher, 3, MANY)
+        options = ReceiverOptions(timeout=0.1)
+        broadcaster = Broadcaster(1.0, 1)
+        receiver = Receiver("e0", HangingEngine(), broadcaster, transport, options=options)
         with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 3 within 0\.31 s"):
-            asyncio.run(take())
+            await receiver.update(manifests[0])
+        assert await broadcaster.acquire_swap("e1", 0.0), "its permit is given back"
     assert allowance(0.1, manifests[0].nbytes) > 2
 
 
-def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take() -> None:
+async def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take() -> None:
     async def run(nbytes: int) -> bool:
         manifests: list[Manifest] = []
         with StagedPublisher(SharedMemoryTransport(), manifests.append) as publisher:
-            publisher.publish(0, [("a", torch.zeros(nbytes // 4))])
-            publisher.flush(30)
+            send(publisher, 0, [("a", torch.zeros(nbytes // 4))])
         broadcaster = Broadcaster(1.0, 1, permit_seconds=0.01)
         await broadcaster.announce(manifests[0])
         assert await broadcaster.acquire_swap("e0", 0.0)
         return await broadcaster.acquire_swap("e1", 0.2)
 
-    assert asyncio.run(run(400))
-    assert not asyncio.run(run(int(LEAST_SWAPPED_BYTES_PER_SECOND)))
+    assert await run(400)
+    assert not await run(int(LEAST_SWAPPED_BYTES_PER_SECOND))
 
 
 def test_buckets_are_written_and_opened_several_at_a_time() -> None:
@@ -201,8 +186,7 @@ def test_buckets_are_written_and_opened_several_at_a_time() -> None:
     manifests: list[Manifest] = []
     transport = Meets()
     with StagedPublisher(transport, manifests.append, 2**20) as publisher:
-        publisher.publish(0, MANY[: 2 * STREAMS])
-        publisher.flush(60)
+        send(publisher, 0, MANY[: 2 * STREAMS])
         staged = stage(manifests[0], transport)
         for (name, tensor), (expected_name, expected) in zip(staged.tensors(), MANY, strict=False):
             assert name == expected_name

@@ -1,9 +1,17 @@
 """Tiny models of the families whose fused and tied weights a loader has to get right."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from weight_sync.adapter import AdapterForm
+from weight_sync.manifest import Manifest
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.receive.staging import StagedWeights, stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 VOCABULARY = 50
 _SIZES: dict[str, Any] = {
@@ -53,3 +61,26 @@ def build(family: str, folder: Path) -> Any:
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), eos_token="<eos>"
     ).save_pretrained(folder)
     return model
+
+
+def named_as_in_the_folder(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a model under the names of its folder."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return revert_weight_conversion(model, weights)
+
+
+@contextmanager
+def staged(
+    version: int, tensors: dict[str, torch.Tensor], adapter: AdapterForm | None = None
+) -> Iterator[StagedWeights]:
+    """Publish and stage a version, which is held until the end of the block."""
+    manifests: list[Manifest] = []
+    transport = SharedMemoryTransport()
+    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+        publisher.publish(version, tensors.items(), adapter)
+        publisher.flush(60)
+        held = stage(manifests[0], transport)
+    yield held
+    held.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,23 +11,7 @@ from queues.broker.broker import Broker
 from queues.errors import ProtocolError, QueueClosed, SchemaError
 from queues.records import Purpose, PutStatus
 from queues.schema import decode
-from tests.queues.conftest import answer, make_prompts, train_a_batch
-
-Connect = Callable[..., Any]
-WAIT = 10.0
-
-
-def play(broker: Any, scenario: Callable[[Any], Awaitable[None]]) -> None:
-    """Run a scenario, and close the broker whatever happens."""
-
-    async def main() -> None:
-        try:
-            async with asyncio.timeout(60):
-                await scenario(broker)
-        finally:
-            await broker.close()
-
-    asyncio.run(main())
+from tests.queues.conftest import WAIT, Connect, answer, make_prompts, opened, train_a_batch
 
 
 async def generate(broker: Any, groups: int, engine: str = "a") -> None:
@@ -78,8 +61,8 @@ async def learn(broker: Any, steps: int) -> list[list[str]]:
     return batches
 
 
-def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         issued, leased, batches = await asyncio.gather(feed(broker), work(broker), learn(broker, 3))
         assert issued == 6
         assert len(leased) == 6
@@ -97,13 +80,11 @@ def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connec
         assert [batch.version for batch in status.batches] == [1, 2]
         assert status.batches[0].statistics == {"loss": 0.5}
 
-    play(connect(), scenario)
 
-
-def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(
+async def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect()) as broker:
         assert await broker.prompts_wanted(0) == 4
         await broker.issue(make_prompts(4), cursor="4")
         assert await broker.cursor() == "4"
@@ -116,21 +97,17 @@ def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(
         await train(broker, 0)
         assert await broker.prompts_wanted(0) == 0
 
-    play(connect(), scenario)
 
-
-def test_an_engine_without_weights_leases_nothing(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_an_engine_without_weights_leases_nothing(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         assert await broker.lease("a", 8, 0.05) == []
         await broker.serving("a", 0)
         assert len(await broker.lease("a", 8, 0.05)) == 4
 
-    play(connect(), scenario)
 
-
-def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(6), cursor="6")
         await broker.serving("a", 0)
         await generate(broker, 6)
@@ -143,11 +120,9 @@ def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Connect) 
         await broker.serving("a", 1)
         assert [lease.start_version for lease in await waiting] == [1, 1]
 
-    play(connect(), scenario)
 
-
-def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(6), cursor="6")
         await broker.serving("a", 0)
         straggler, *others = await broker.lease("a", 8, WAIT)
@@ -167,11 +142,9 @@ def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> None:
             others[2].group_id,
         }
 
-    play(connect(), scenario)
 
-
-def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         await broker.serving("a", 0)
         await generate(broker, 4)
@@ -186,11 +159,9 @@ def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Connect)
         assert await broker.take(0, WAIT) == first, "a rollback trains the recorded batch again"
         assert (await broker.status()).version == 1
 
-    play(connect(), scenario)
 
-
-def test_a_learner_that_was_made_again_fences_the_one_before(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_learner_that_was_made_again_fences_the_one_before(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await train_a_batch(broker)
         assert (await broker.status()).learner == (0, 0)
         await broker.begin_learner(1)
@@ -208,11 +179,9 @@ def test_a_learner_that_was_made_again_fences_the_one_before(connect: Connect) -
         status = await broker.status()
         assert (status.learner, status.version) == ((1, 0), 1)
 
-    play(connect(), scenario)
 
-
-def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         await broker.serving("b", 0)
@@ -231,11 +200,11 @@ def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: Connec
         accounting = await broker.accounting()
         assert (accounting.trained, accounting.duplicates, accounting.balanced) == (2, 5, True)
 
-    play(connect(), scenario)
 
-
-def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(
+    connect: Connect,
+) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(1), cursor="1")
         await broker.serving("a", 1)
         (lease,) = await broker.lease("a", 2, WAIT)
@@ -245,11 +214,11 @@ def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(connect: Co
             await broker.put("a", b"nonsense")
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
 
-    play(connect(), scenario)
 
-
-def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(
+    connect: Connect,
+) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(3), cursor="3")
         await broker.serving("a", 0)
         first, *_ = await broker.lease("a", 4, WAIT)
@@ -262,13 +231,11 @@ def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(connect: 
         assert accounting.failed == {"timeout": 1}
         assert (accounting.queued, accounting.leased, accounting.balanced) == (1, 1, True)
 
-    play(connect(), scenario)
 
-
-def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_version_again(
+async def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_version_again(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect(max_staleness=2)) as broker:
         await broker.issue(make_prompts(5), cursor="5")
         await broker.serving("a", 0)
         await broker.serving("b", 0)
@@ -290,11 +257,11 @@ def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_version_
         assert await broker.put("b", answer(again)) is PutStatus.ACCEPTED
         assert (await broker.accounting()).balanced
 
-    play(connect(max_staleness=2), scenario)
 
-
-def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(
+    connect: Connect,
+) -> None:
+    async with opened(connect()) as broker:
         await broker.serving("a", 0)
         waiting = asyncio.create_task(broker.lease("a", 4, 1.0))
         await asyncio.sleep(0)
@@ -305,53 +272,26 @@ def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(connect
         assert await waiting == []
         assert len(await broker.lease("a", 4, WAIT)) == 2
 
-    play(connect(), scenario)
 
-
-def test_the_deaths_of_engines_are_not_held_against_a_group_but_its_own_failures_are(
+async def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
-        await broker.issue(make_prompts(1), cursor="1")
-        for attempt in range(1, 6):
-            await broker.serving("a", 0)
-            (lease,) = await broker.lease("a", 4, WAIT)
-            assert lease.attempt == attempt
-            assert await broker.release("a") == 1
-        await broker.serving("a", 0)
-        for attempt in (6, 7):
-            (lease,) = await broker.lease("a", 4, WAIT)
-            await broker.fail("a", lease.group_id, attempt, reason="reward", error="no")
-        accounting = await broker.accounting()
-        assert accounting.failed == {"reward": 1}
-        assert accounting.balanced
-
-    play(connect(), scenario)
-
-
-def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(
-    connect: Connect,
-) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect(patience_seconds=WAIT)) as broker:
         await train_a_batch(broker, 6, capacity=4)
         assert await broker.lease("a", 4, 0.2) == [], "it serves 0, the learner is at 1"
         waiting = asyncio.create_task(broker.lease("a", 4, WAIT))
         await broker.serving("a", 1)
         assert [lease.start_version for lease in await waiting] == [1, 1]
 
-    play(connect(patience_seconds=WAIT), scenario)
 
-
-def test_patience_with_an_engine_that_lags_ends(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_patience_with_an_engine_that_lags_ends(connect: Connect) -> None:
+    async with opened(connect(patience_seconds=0.3)) as broker:
         await train_a_batch(broker, 6, capacity=4)
         assert [lease.start_version for lease in await broker.lease("a", 4, WAIT)] == [0, 0]
 
-    play(connect(patience_seconds=0.3), scenario)
 
-
-def test_a_release_after_the_end_says_that_no_successor_is_needed(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_release_after_the_end_says_that_no_successor_is_needed(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2", last=True)
         await broker.serving("a", 0)
         await generate(broker, 2)
@@ -359,11 +299,9 @@ def test_a_release_after_the_end_says_that_no_successor_is_needed(connect: Conne
         with pytest.raises(QueueClosed, match="the run is over"):
             await broker.release("a")
 
-    play(connect(), scenario)
 
-
-def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Connect) -> None:
+    async with opened(connect(lease_seconds=0.4, heartbeat_seconds=0.1)) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         await broker.serving("b", 0)
@@ -381,20 +319,16 @@ def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Conn
         assert await broker.heartbeat("a", held) == [(lost.group_id, 1)]
         beating.cancel()
 
-    play(connect(lease_seconds=0.4, heartbeat_seconds=0.1), scenario)
 
-
-def test_versions_of_an_engine_never_go_backwards(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_versions_of_an_engine_never_go_backwards(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.serving("a", 2)
         with pytest.raises(ProtocolError, match="'a' reports version 1 after 2"):
             await broker.serving("a", 1)
 
-    play(connect(), scenario)
 
-
-def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         prompts = make_prompts(3, 100)
         await broker.evaluate("heldout/1", prompts, temperature=0.0, min_version=1)
@@ -430,13 +364,11 @@ def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect)
         with pytest.raises(ProtocolError, match="known are \\['heldout/1'\\]"):
             await broker.evaluation("heldout/2", 0.0)
 
-    play(connect(), scenario)
 
-
-def test_evaluations_take_their_place_in_the_room_and_train_groups_what_fits_in_the_rest(
+async def test_evaluations_take_their_place_in_the_room_and_train_groups_what_fits_in_the_rest(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         await broker.evaluate("one", make_prompts(1, 9), temperature=0.0, min_version=0)
         await broker.serving("a", 0)
@@ -451,11 +383,9 @@ def test_evaluations_take_their_place_in_the_room_and_train_groups_what_fits_in_
         leases = await broker.lease("a", 9, WAIT)
         assert [lease.group_size for lease in leases] == [2, 2]
 
-    play(connect(), scenario)
 
-
-def test_workers_stay_for_the_evaluation_of_the_last_version(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_workers_stay_for_the_evaluation_of_the_last_version(connect: Connect) -> None:
+    async with opened(connect(steps=1)) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         await broker.evaluate("last", make_prompts(1, 9), temperature=0.0, min_version=1)
         await broker.serving("a", 0)
@@ -475,11 +405,9 @@ def test_workers_stay_for_the_evaluation_of_the_last_version(connect: Connect) -
             await broker.evaluate("late", make_prompts(1, 9), temperature=0.0, min_version=1)
         assert (await broker.evaluation("last", 0.0)).score == 1.0
 
-    play(connect(steps=1), scenario)
 
-
-def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(3), cursor="3", last=True)
         with pytest.raises(QueueClosed):
             await broker.prompts_wanted(WAIT)
@@ -495,13 +423,11 @@ def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
             with pytest.raises(QueueClosed):
                 await call
 
-    play(connect(), scenario)
 
-
-def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_end(
+async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_end(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect()) as broker:
         for version in (1, 2, 3):
             await broker.evaluate(
                 f"v{version}", make_prompts(2, 10), temperature=0.0, min_version=version
@@ -533,11 +459,9 @@ def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_end(
         accounting = await broker.accounting()
         assert (accounting.issued, accounting.failed, accounting.balanced) == (2, {}, True)
 
-    play(connect(), scenario)
 
-
-def test_status_counts_what_was_accepted_and_names_the_last_failure(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_status_counts_what_was_accepted_and_names_the_last_failure(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
         await broker.serving("a", 0)
@@ -557,11 +481,9 @@ def test_status_counts_what_was_accepted_and_names_the_last_failure(connect: Con
         seen.append((await broker.status()).accepted)
         assert seen == [1, 2, 3], "training takes nothing from it"
 
-    play(connect(), scenario)
 
-
-def test_closing_ends_every_long_poll(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_closing_ends_every_long_poll(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.issue(make_prompts(6), cursor="6")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=3)
         calls = [
@@ -582,11 +504,9 @@ def test_closing_ends_every_long_poll(connect: Connect) -> None:
             with pytest.raises(QueueClosed):
                 await call
 
-    play(connect(), scenario)
 
-
-def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         with pytest.raises(ProtocolError, match="capacity = 0 must be at least 1"):
             await broker.lease("a", 0, WAIT)
         with pytest.raises(InputError, match="'e' has no prompts"):
@@ -601,11 +521,9 @@ def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
             await broker.ack(0, {"loss": object()})
         await broker.commit_checkpoint(0, "checkpoints/0")
 
-    play(connect(), scenario)
 
-
-def test_another_window_wakes_the_engines_that_wait_for_it(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_another_window_wakes_the_engines_that_wait_for_it(connect: Connect) -> None:
+    async with opened(connect(window=2)) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         await broker.serving("a", 0)
         assert len(await broker.lease("a", 8, WAIT)) == 2
@@ -614,5 +532,3 @@ def test_another_window_wakes_the_engines_that_wait_for_it(connect: Connect) -> 
         await broker.resize(3)
         assert len(await waiting) == 1
         assert (await broker.status()).window == 3
-
-    play(connect(window=2), scenario)

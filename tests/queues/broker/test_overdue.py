@@ -14,12 +14,11 @@ from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from queues.schema import decode
 from queues.state.groups import FILTERED, State
-from tests.queues.broker.test_broker import WAIT, Connect, play
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import WAIT, Connect, answer, make_broker, make_prompts, opened
 from tests.queues.simulated_run import Run, make_state
 
 POLICIES = st.sampled_from(["wait", "drop", "mask", "train"])
-RATES = st.sampled_from([0.0, 0.3, 0.9, 1.0])
+RATES = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 0.99, 1.0])
 
 
 @given(
@@ -44,14 +43,23 @@ def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_poli
 
 
 @given(
-    st.integers(0, 2**32), POLICIES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 40),
-    st.booleans(),
+    st.integers(0, 2**32), POLICIES, RATES, st.integers(0, 4), st.integers(1, 5),
+    st.integers(1, 40), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.05]),
 )  # fmt: skip
 def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
-    seed: int, policy: OnOverdue, staleness: int, size: int, prompts: int, changes_window: bool
+    seed: int,
+    policy: OnOverdue,
+    tie_rate: float,
+    staleness: int,
+    size: int,
+    prompts: int,
+    limit: int,
+    changes_window: bool,
+    fail_rate: float,
 ) -> None:
-    state = make_state(staleness, size, 100, 2, policy=policy)
-    run = Run(state, seed, 0.3, prompts=prompts, changes_window=changes_window)
+    state = make_state(staleness, size, 100, limit, policy=policy)
+    run = Run(state, seed, tie_rate, prompts=prompts, changes_window=changes_window)
+    run.fail_rate = fail_rate
     run.run()
     assert len(run.issued) == prompts
     assert state.groups.train(State.QUEUED) == 0
@@ -125,8 +133,8 @@ async def straggle(broker: Any) -> Any:
     return straggler
 
 
-def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: Connect) -> None:
+    async with opened(connect(on_overdue="drop", patience_seconds=0.0)) as broker:
         straggler = await straggle(broker)
         held = [(straggler.group_id, straggler.attempt)]
         assert await broker.heartbeat("a", held) == held, "it is to be aborted"
@@ -142,23 +150,22 @@ def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: Connect
         await broker.ack(1, {})
         assert (await broker.status()).batches[-1].statistics == {"groups_overdue": 1}
 
-    play(connect(on_overdue="drop", patience_seconds=0.0), scenario)
 
-
-def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broker_too(
+async def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broker_too(
     tmp_path: Path,
 ) -> None:
-    async def after(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0)) as broker:
+        await straggle(broker)
+    async with opened(make_broker(tmp_path, on_overdue="drop")) as broker:
         await broker.serving("a", 1)
         (anew,) = await broker.lease("a", 2, WAIT)
         assert (anew.group_id, anew.prompt.prompt_id) == ("g00000010", "sums/0/0")
 
-    play(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0), straggle)
-    play(make_broker(tmp_path, on_overdue="drop"), after)
 
-
-def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(tmp_path: Path) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(
+    tmp_path: Path,
+) -> None:
+    async with opened(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0)) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(4), cursor="4")
         straggler, *others = await broker.lease("a", 8, WAIT)
@@ -177,14 +184,12 @@ def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(tmp_p
         (anew,) = await again
         assert anew.prompt == straggler.prompt
 
-    play(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0), scenario)
-
 
 @pytest.mark.parametrize("policy", ["mask", "train"])
-def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
+async def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
     connect: Connect, policy: str
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect(on_overdue=policy, patience_seconds=0.0)) as broker:
         straggler = await straggle(broker)
         status = await broker.status()
         assert (status.overdue, status.live, status.waits_for) == (1, 3, {})
@@ -206,15 +211,15 @@ def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
         assert counted[1:] == [{"groups_overdue": 0}, {"groups_overdue": 1}]
         assert (await broker.accounting()).balanced
 
-    play(connect(on_overdue=policy, patience_seconds=0.0), scenario)
 
-
-def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(tmp_path: Path) -> None:
-    async def before(broker: Any) -> None:
+async def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(
+    tmp_path: Path,
+) -> None:
+    settings = {"on_overdue": "mask", "patience_seconds": 0.0}
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         straggler = await straggle(broker)
         await broker.put("a", answer(straggler))
-
-    async def after(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         status = await broker.status()
         assert (status.overdue, status.depth["ready"], status.depth["taken"]) == (1, 1, 2)
         await broker.take(1, WAIT)
@@ -223,38 +228,32 @@ def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(tmp_pa
         (fresh, *_) = await broker.lease("a", 2, WAIT)
         await broker.put("a", answer(fresh))
         await broker.take(2, WAIT)
-
-    async def last(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         await broker.ack(2, {})
         assert (await broker.status()).batches[-1].statistics == {"groups_overdue": 1}
         assert (await broker.accounting()).balanced
 
-    settings = {"on_overdue": "mask", "patience_seconds": 0.0}
-    for session in (before, after, last):
-        play(make_broker(tmp_path, **settings), session)
-
 
 @pytest.mark.parametrize("policy", ["drop", "wait"])
-def test_a_late_result_is_dropped_where_the_policy_of_a_run_is_changed_to_keep_the_bound(
+async def test_a_late_result_is_dropped_where_the_policy_of_a_run_is_changed_to_keep_the_bound(
     tmp_path: Path, policy: str
 ) -> None:
-    async def before(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, on_overdue="train", patience_seconds=0.0)) as broker:
         straggler = await straggle(broker)
         await broker.put("a", answer(straggler))
-
-    async def after(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, on_overdue=policy)) as broker:
         accounts = await broker.accounting()
         assert (accounts.dropped, accounts.ready, accounts.balanced) == ({"overdue": 1}, 0, True)
         assert (await broker.status()).accepted == 5
-
-    play(make_broker(tmp_path, on_overdue="train", patience_seconds=0.0), before)
-    play(make_broker(tmp_path, on_overdue=policy), after)
     assert read_accounting(tmp_path).issued == 10
 
 
-def test_a_run_that_would_wait_for_ever_after_a_change_of_policy_is_refused(tmp_path: Path) -> None:
-    async def crowd(broker: Any) -> None:
-        """Four results that are due with a batch of two."""
+async def test_a_run_that_would_wait_for_ever_after_a_change_of_policy_is_refused(
+    tmp_path: Path,
+) -> None:
+    settings = {"max_staleness": 2, "steps": 9, "patience_seconds": 0.0}
+    async with opened(make_broker(tmp_path, on_overdue="train", **settings)) as broker:
+        # Four results that are due with a batch of two.
         await broker.serving("a", 0)
         await broker.issue(make_prompts(9), cursor="9")
         due_at_2 = await broker.lease("a", 12, WAIT)
@@ -267,13 +266,8 @@ def test_a_run_that_would_wait_for_ever_after_a_change_of_policy_is_refused(tmp_
         for lease in due_at_2[2:]:
             await broker.put("a", answer(lease))
         assert (await broker.status()).depth["ready"] == 4
-
-    async def go_on(broker: Any) -> None:
-        assert len((await broker.take(2, WAIT)).payloads) == 2
-        assert (await broker.accounting()).dropped == {"overdue": 2}
-
-    settings = {"max_staleness": 2, "steps": 9, "patience_seconds": 0.0}
-    play(make_broker(tmp_path, on_overdue="train", **settings), crowd)
     with pytest.raises(InputError, match='on_overdue = "wait", but this run went on with another'):
         make_broker(tmp_path, on_overdue="wait", **settings)
-    play(make_broker(tmp_path, on_overdue="drop", **settings), go_on)
+    async with opened(make_broker(tmp_path, on_overdue="drop", **settings)) as broker:
+        assert len((await broker.take(2, WAIT)).payloads) == 2
+        assert (await broker.accounting()).dropped == {"overdue": 2}

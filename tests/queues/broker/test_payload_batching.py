@@ -60,37 +60,28 @@ def record_batches(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
     ("batch_bytes", "expected"),
     [(2**20, [GOOD]), (1, [GOOD[:1], GOOD[1:2], GOOD[2:]])],
 )
-def test_messages_that_arrive_together_are_validated_together_up_to_a_size(
+async def test_messages_that_arrive_together_are_validated_together_up_to_a_size(
     monkeypatch: pytest.MonkeyPatch, batch_bytes: int, expected: list[list[bytes]]
 ) -> None:
-    async def main() -> None:
-        inside = PayloadBatching(batch_bytes)
-        await asyncio.gather(*(inside.summarize([payload]) for payload in GOOD))
-
     batches = record_batches(monkeypatch)
-    asyncio.run(main())
+    inside = PayloadBatching(batch_bytes)
+    await asyncio.gather(*(inside.summarize([payload]) for payload in GOOD))
     assert batches == expected
 
 
-def test_a_large_payload_is_validated_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        inside = PayloadBatching()
-        await asyncio.gather(*(inside.summarize([payload]) for payload in (GOOD[0], LARGE)))
-
+async def test_a_large_payload_is_validated_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = record_batches(monkeypatch)
-    asyncio.run(main())
+    inside = PayloadBatching()
+    await asyncio.gather(*(inside.summarize([payload]) for payload in (GOOD[0], LARGE)))
     assert sorted(map(len, batches)) == [1, 1]
 
 
-def test_an_error_is_raised_in_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_is_raised_in_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(payloads: Any) -> Any:
         raise MemoryError("no room")
 
-    async def main() -> list[Any]:
-        inside = PayloadBatching()
-        asked = [inside.summarize([payload]) for payload in GOOD]
-        return await asyncio.gather(*asked, return_exceptions=True)
-
     monkeypatch.setattr(schema, "summarize_many", fail)
-    outcomes = asyncio.run(main())
+    inside = PayloadBatching()
+    asked = [inside.summarize([payload]) for payload in GOOD]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["no room"] * len(GOOD)

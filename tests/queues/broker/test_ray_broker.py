@@ -42,41 +42,38 @@ def test_what_the_constructor_refuses_is_raised_as_it_is(tmp_path: Path) -> None
         create_broker(tmp_path, config=QueuesConfig(), spec=replace(SPEC, steps=0))
 
 
-def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path) -> None:
+async def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path) -> None:
     import ray
 
     from queues.ray_broker import create_broker
 
-    async def main() -> None:
-        client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
-        await client.issue(make_prompts(2), cursor="2")
-        await client.serving("a", 0)
-        lease, lost = await client.lease("a", 4, 10.0)
-        assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
-        ray.kill(client.handle)  # which does not wait for the end of the process
+    client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
+    await client.issue(make_prompts(2), cursor="2")
+    await client.serving("a", 0)
+    lease, lost = await client.lease("a", 4, 10.0)
+    assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
+    ray.kill(client.handle)  # which does not wait for the end of the process
 
-        async def ask_until_it_is_gone() -> None:
-            while True:
-                await client.status()
+    async def ask_until_it_is_gone() -> None:
+        while True:
+            await client.status()
 
-        with pytest.raises(BrokerLostError, match="process is gone"):
-            await asyncio.wait_for(ask_until_it_is_gone(), 30)
+    with pytest.raises(BrokerLostError, match="process is gone"):
+        await asyncio.wait_for(ask_until_it_is_gone(), 30)
 
-        again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
-        await again.serving("b", 0)
-        (redelivered,) = await again.lease("b", 4, 10.0)
-        assert (redelivered.group_id, redelivered.attempt) == (lost.group_id, 2)
-        assert await again.put("b", answer(redelivered)) is PutStatus.ACCEPTED
-        assert len((await again.take(0, 10.0)).payloads) == 2
-        await again.close()
-
-    asyncio.run(main())
+    again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
+    await again.serving("b", 0)
+    (redelivered,) = await again.lease("b", 4, 10.0)
+    assert (redelivered.group_id, redelivered.attempt) == (lost.group_id, 2)
+    assert await again.put("b", answer(redelivered)) is PutStatus.ACCEPTED
+    assert len((await again.take(0, 10.0)).payloads) == 2
+    await again.close()
 
 
-def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_path: Path) -> None:
+async def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_path: Path) -> None:
     from queues.ray_broker import create_broker
 
-    async def main() -> None:
+    async with asyncio.timeout(120):
         config = QueuesConfig(**CONFIG)
         client = create_broker(tmp_path, config=config, spec=SPEC, session="{}")
         await client.issue(make_prompts(4), cursor="4")
@@ -96,13 +93,11 @@ def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_path: 
         assert (accounts.issued, accounts.taken, accounts.duplicates) == (4, 2, 0)
         await client.close()
 
-    asyncio.run(asyncio.wait_for(main(), 120))
 
-
-def test_a_broker_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+async def test_a_broker_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
     from queues.ray_broker import create_broker
 
-    async def main() -> None:
+    async with asyncio.timeout(120):
         client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
         pid = await client.handle.__ray_call__.remote(lambda _: os.getpid())
         os.kill(pid, signal.SIGSTOP)
@@ -112,10 +107,8 @@ def test_a_broker_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
             with pytest.raises(LedgerError, match="not a ledger"):
                 await call
 
-    asyncio.run(asyncio.wait_for(main(), 120))
 
-
-def test_a_heartbeat_that_is_repeated_has_what_is_held_by_then() -> None:
+async def test_a_heartbeat_that_is_repeated_has_what_is_held_by_then() -> None:
     from queues.ray_broker import BrokerClient
 
     held = [("first", 1)]
@@ -133,12 +126,12 @@ def test_a_heartbeat_that_is_repeated_has_what_is_held_by_then() -> None:
                 raise ActorUnavailableError("it is made again", None)
             return []
 
-    assert asyncio.run(BrokerClient(Handle()).heartbeat("a", held)) == []
+    assert (await BrokerClient(Handle()).heartbeat("a", held)) == []
     assert seen == [[("first", 1)], [("first", 1), ("second", 1)]]
 
 
 @pytest.mark.parametrize(("answer_seconds", "seconds"), [(0.1, 0.5), (1.0, 1.5)])
-def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time(
+async def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time(
     monkeypatch: pytest.MonkeyPatch, answer_seconds: float, seconds: float
 ) -> None:
     """A call that begins only after it has a whole deadline, however late it begins."""
@@ -160,15 +153,12 @@ def test_calls_wait_while_the_constructor_of_the_next_process_takes_its_time(
             await asyncio.sleep(0.05)
             return "here"
 
-    async def main() -> None:
-        asyncio.get_running_loop().call_later(seconds, constructed.set)
-        assert await BrokerClient(Handle(), answer_seconds).cursor() == "here"
-
-    asyncio.run(main())
+    asyncio.get_running_loop().call_later(seconds, constructed.set)
+    assert await BrokerClient(Handle(), answer_seconds).cursor() == "here"
 
 
 @pytest.mark.parametrize("full", ["run", "backup"])
-def test_the_time_to_start_again_is_counted_from_when_the_disks_have_space(
+async def test_the_time_to_start_again_is_counted_from_when_the_disks_have_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     from queues import ray_broker
@@ -187,21 +177,18 @@ def test_the_time_to_start_again_is_counted_from_when_the_disks_have_space(
 
     monkeypatch.setattr(ray_broker, "has_space", has_space)
 
-    async def main() -> None:
-        hanging = SimpleNamespace(opened=SimpleNamespace(remote=asyncio.Event().wait))
-        folders = {"directory": tmp_path / "run", "backup": tmp_path / "backup"}
-        client = ray_broker.BrokerClient(hanging, **folders)
-        with pytest.raises(TimeoutError):  # the disk has space in the end, and it still hangs
-            await client.start(again=True)
-        assert probes > full_probes
-        monkeypatch.setattr(ray_broker, "has_space", lambda _: False)
-        with pytest.raises(TimeoutError):  # a first start finds a full disk by itself
-            await client.start()
-
-    asyncio.run(main())
+    hanging = SimpleNamespace(opened=SimpleNamespace(remote=asyncio.Event().wait))
+    folders = {"directory": tmp_path / "run", "backup": tmp_path / "backup"}
+    client = ray_broker.BrokerClient(hanging, **folders)
+    with pytest.raises(TimeoutError):  # the disk has space in the end, and it still hangs
+        await client.start(again=True)
+    assert probes > full_probes
+    monkeypatch.setattr(ray_broker, "has_space", lambda _: False)
+    with pytest.raises(TimeoutError):  # a first start finds a full disk by itself
+        await client.start()
 
 
-def test_a_broker_that_is_made_again_waits_longer_for_the_lock_of_the_one_before(
+async def test_a_broker_that_is_made_again_waits_longer_for_the_lock_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -216,19 +203,16 @@ def test_a_broker_that_is_made_again_waits_longer_for_the_lock_of_the_one_before
     async def make() -> BrokerActor:
         return BrokerActor(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC, owner="one")
 
-    async def main() -> None:
-        dying = Ledger(tmp_path, synchronous="normal")
-        with pytest.raises(LedgerError, match="another broker of this run is alive"):
-            await (await make()).opened()
-        process.was_current_actor_reconstructed = True
-        gone = threading.Timer(0.3, dying.close)  # beside the constructor, which blocks
-        gone.start()
-        broker = await make()
-        gone.join()
-        await broker.opened()
-        await broker.close()
-
-    asyncio.run(main())
+    dying = Ledger(tmp_path, synchronous="normal")
+    with pytest.raises(LedgerError, match="another broker of this run is alive"):
+        await (await make()).opened()
+    process.was_current_actor_reconstructed = True
+    gone = threading.Timer(0.3, dying.close)  # beside the constructor, which blocks
+    gone.start()
+    broker = await make()
+    gone.join()
+    await broker.opened()
+    await broker.close()
 
 
 def test_the_error_of_a_bug_in_the_broker_is_raised_as_it_is() -> None:
@@ -248,7 +232,7 @@ DEATHS = [
 
 
 @pytest.mark.parametrize("death", DEATHS, ids=lambda death: type(death).__name__)
-def test_every_way_to_lose_a_process_is_a_lost_broker(death: RayError) -> None:
+async def test_every_way_to_lose_a_process_is_a_lost_broker(death: RayError) -> None:
     from queues.ray_broker import BrokerClient
 
     class Handle:
@@ -258,19 +242,16 @@ def test_every_way_to_lose_a_process_is_a_lost_broker(death: RayError) -> None:
         async def _fail(self, *_: Any) -> None:
             raise death
 
-    async def main() -> None:
-        client = BrokerClient(Handle())
-        for call in (client.cursor(), client.start(again=True)):
-            with pytest.raises(BrokerLostError, match="the broker's process is gone"):
-                await call
-        for call in (client.live(), client.ping()):
-            with pytest.raises((BrokerLostError, RayActorError)):  # what a supervisor restarts
-                await call
-
-    asyncio.run(main())
+    client = BrokerClient(Handle())
+    for call in (client.cursor(), client.start(again=True)):
+        with pytest.raises(BrokerLostError, match="the broker's process is gone"):
+            await call
+    for call in (client.live(), client.ping()):
+        with pytest.raises((BrokerLostError, RayActorError)):  # what a supervisor restarts
+            await call
 
 
-def test_a_broker_that_does_not_answer_is_lost() -> None:
+async def test_a_broker_that_does_not_answer_is_lost() -> None:
     import ray
 
     from queues.ray_broker import BrokerClient
@@ -291,21 +272,18 @@ def test_a_broker_that_does_not_answer_is_lost() -> None:
         async def cursor(self) -> str:
             return "here"
 
-    async def main() -> None:
-        handle = Mute.options(max_concurrency=9, num_cpus=0).remote()
-        assert await BrokerClient(handle).cursor() == "here"
-        client = BrokerClient(handle, answer_seconds=0.1)
-        with pytest.raises(BrokerLostError, match=r"take: the broker did not answer within 2 s"):
-            await client.take(0, 1.0)
-        with pytest.raises(BrokerLostError, match=r"ack: the broker did not answer within 2 s"):
-            await client.ack(0, {})
-        await asyncio.sleep(2.0)
-        assert await client.cursor() == "here", "late answers disturb nobody"
-
-    asyncio.run(main())
+    handle = Mute.options(max_concurrency=9, num_cpus=0).remote()
+    assert await BrokerClient(handle).cursor() == "here"
+    client = BrokerClient(handle, answer_seconds=0.1)
+    with pytest.raises(BrokerLostError, match=r"take: the broker did not answer within 2 s"):
+        await client.take(0, 1.0)
+    with pytest.raises(BrokerLostError, match=r"ack: the broker did not answer within 2 s"):
+        await client.ack(0, {})
+    await asyncio.sleep(2.0)
+    assert await client.cursor() == "here", "late answers disturb nobody"
 
 
-def test_a_call_that_was_lost_is_sent_again() -> None:
+async def test_a_call_that_was_lost_is_sent_again() -> None:
     import ray
 
     from queues.ray_broker import BrokerClient
@@ -326,12 +304,9 @@ def test_a_call_that_was_lost_is_sent_again() -> None:
                 await asyncio.Event().wait()
             return f"call {self.calls}"
 
-    async def main() -> None:
-        handle = Forgetful.options(max_concurrency=9, num_cpus=0).remote()
-        await handle.paused.remote()  # its process has started
-        assert await BrokerClient(handle, answer_seconds=1.0).cursor() == "call 2"
-
-    asyncio.run(main())
+    handle = Forgetful.options(max_concurrency=9, num_cpus=0).remote()
+    await handle.paused.remote()  # its process has started
+    assert await BrokerClient(handle, answer_seconds=1.0).cursor() == "call 2"
 
 
 def test_a_broker_that_does_not_start_is_lost(tmp_path: Path) -> None:
@@ -341,28 +316,25 @@ def test_a_broker_that_does_not_start_is_lost(tmp_path: Path) -> None:
         create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC, start_seconds=0.0)
 
 
-def test_a_lease_whose_answer_nobody_received_is_redelivered(tmp_path: Path) -> None:
+async def test_a_lease_whose_answer_nobody_received_is_redelivered(tmp_path: Path) -> None:
     from queues.ray_broker import create_broker
 
-    async def main() -> None:
-        config = QueuesConfig(**(CONFIG | {"lease_seconds": 1.0, "heartbeat_seconds": 0.2}))
-        client = create_broker(tmp_path, config=config, spec=SPEC)
-        await client.serving("a", 0)
-        asking = asyncio.create_task(client.lease("a", 2, 30.0))
-        await asyncio.sleep(0.2)
-        asking.cancel()
-        await client.issue(make_prompts(1), cursor="1")
-        while not (await client.status()).depth["leased"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        (again,) = await client.lease("a", 2, 10.0)
-        assert again.attempt == 2
-        assert await client.put("a", answer(again)) is PutStatus.ACCEPTED
-        await client.close()
-
-    asyncio.run(main())
+    config = QueuesConfig(**(CONFIG | {"lease_seconds": 1.0, "heartbeat_seconds": 0.2}))
+    client = create_broker(tmp_path, config=config, spec=SPEC)
+    await client.serving("a", 0)
+    asking = asyncio.create_task(client.lease("a", 2, 30.0))
+    await asyncio.sleep(0.2)
+    asking.cancel()
+    await client.issue(make_prompts(1), cursor="1")
+    while not (await client.status()).depth["leased"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    (again,) = await client.lease("a", 2, 10.0)
+    assert again.attempt == 2
+    assert await client.put("a", answer(again)) is PutStatus.ACCEPTED
+    await client.close()
 
 
-def test_a_client_can_be_sent_to_other_actors(tmp_path: Path) -> None:
+async def test_a_client_can_be_sent_to_other_actors(tmp_path: Path) -> None:
     import ray
 
     from queues.ray_broker import BrokerClient, create_broker
@@ -375,5 +347,5 @@ def test_a_client_can_be_sent_to_other_actors(tmp_path: Path) -> None:
 
     client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
     assert ray.get(Feeder.remote().feed.remote(client)) == "sent"
-    assert asyncio.run(client.cursor()) == "sent"
-    asyncio.run(client.close())
+    assert (await client.cursor()) == "sent"
+    await client.close()

@@ -1,9 +1,7 @@
 """A broker that is killed at any moment: what was answered survives, and nothing is done twice."""
 
 import asyncio
-import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,217 +14,67 @@ import pytest
 from headway.errors import InputError
 from queues.broker.broker import Broker
 from queues.errors import LedgerError, ProtocolError, QueueClosed
-from queues.readers.accounting import read_accounting
+from queues.readers.accounting import failed_prompts
 from queues.readers.open_run import is_open, open_ledger
-from queues.readers.parquet import export_parquet
-from queues.records import PutStatus
+from queues.records import Prompt, PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, sessions_of
 from tests.queues.conftest import answer, make_broker, make_prompts, train_a_batch
 
 WAIT = 10.0
 
-# A broker that works until it is killed, and says what it was answered. Of the groups every so
-# many-th is without a signal, and filtered.
-WORKER = """
-import asyncio, json, sys
-from pathlib import Path
-from tests.queues.conftest import answer, make_broker, make_prompts
 
-def say(*words):
-    print(json.dumps(words), flush=True)
-
-async def main():
-    every = int(sys.argv[2])
-    broker = make_broker(
-        Path(sys.argv[1]), max_staleness=2, steps=1000, synchronous="full", filter_tied=every > 0
-    )
+async def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path)
+    await broker.issue(make_prompts(4), cursor="4")
     await broker.serving("a", 0)
-
-    async def feed():
-        issued = 0
-        while True:
-            wanted = await broker.prompts_wanted(1.0)
-            await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
-            issued += wanted
-            say("cursor", str(issued))
-
-    async def work():
-        while True:
-            for lease in await broker.lease("a", 2, 1.0):
-                tied = every > 0 and int(lease.group_id[1:]) % every == 0
-                await broker.put("a", answer(lease, tied=tied))
-                say("put", lease.group_id)
-
-    async def learn():
-        for version in range(1000):
-            batch = None
-            while batch is None:
-                batch = await broker.take(version, 1.0)
-            say("take", version, [payload.hex() for payload in batch.payloads])
-            await broker.serving("a", version + 1)
-            await broker.ack(version, {"step": version})
-            say("ack", version)
-
-    await asyncio.gather(feed(), work(), work(), work(), learn())
-
-asyncio.run(main())
-"""
+    leases = await broker.lease("a", 6, WAIT)
+    await broker.put("a", answer(leases[1]))
+    await broker.close()
+    broker = make_broker(tmp_path)
+    await broker.serving("b", 0)
+    again = await broker.lease("b", 4, WAIT)
+    assert [(x.group_id, x.attempt) for x in again] == [
+        (leases[0].group_id, 2),
+        (leases[2].group_id, 2),
+    ]
+    assert await broker.put("a", answer(leases[0])) is PutStatus.FENCED
+    assert await broker.put("a", answer(leases[1])) is PutStatus.DUPLICATE
+    assert await broker.put("b", answer(again[0])) is PutStatus.ACCEPTED
+    await broker.issue(make_prompts(1, 4), cursor="5")
+    batch = await broker.take(0, WAIT)
+    ready = [leases[0].group_id, leases[1].group_id]
+    group_ids = [decode(payload).group_id for payload in batch.payloads]
+    assert group_ids == ready, "in the order of issue, though the second came first"
+    await broker.close()
 
 
-def run_until(directory: Path, enough: int, killed_after: str, tied_every: int) -> list[list]:
-    """Return what a broker answered until it was killed, after the `enough`-th such answer."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(directory), str(tied_every)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    assert process.stdout is not None
-    heard, left = [], enough
-    for line in process.stdout:
-        heard.append(json.loads(line))
-        left -= heard[-1][0] == killed_after
-        if not left:
-            break
-    process.send_signal(signal.SIGKILL)
-    heard += [json.loads(line) for line in process.stdout if line.endswith("\n")]
-    assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
-    return heard
-
-
-@pytest.mark.parametrize(
-    ("enough", "killed_after", "tied_every"),
-    [(5, "put", 0), (3, "take", 0), (3, "ack", 0), (9, "put", 2), (3, "take", 2), (3, "ack", 3)],
-)
-def test_nothing_that_was_answered_is_lost_by_sigkill(
-    tmp_path: Path, enough: int, killed_after: str, tied_every: int
+async def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(
+    tmp_path: Path,
 ) -> None:
-    heard = run_until(tmp_path, enough, killed_after, tied_every)
-    accepted = {words[1] for words in heard if words[0] == "put"}
-    taken = {words[1]: words[2] for words in heard if words[0] == "take"}
-    acked = [words[1] for words in heard if words[0] == "ack"]
-    cursor = [words[1] for words in heard if words[0] == "cursor"][-1]
-
-    dead = read_accounting(tmp_path)
-    assert dead.balanced
-    dropped = dead.dropped.get("filtered", 0)
-    assert dead.ready + dead.taken + dead.trained + dropped >= len(accepted)
-    tied = {group for group in accepted if tied_every and int(group[1:]) % tied_every == 0}
-    assert tied <= groups_in(tmp_path, "dropped")
-    assert len(groups_in(tmp_path, "dropped")) == dropped
-    assert dead.trained >= 2 * len(acked)
-
-    async def resume() -> None:
-        broker = make_broker(tmp_path, max_staleness=2, steps=1000, filter_tied=True)
-        alive = await broker.accounting()
-        assert alive.balanced
-        assert alive.leased == 0
-        assert alive.queued == dead.queued + dead.leased
-        assert (alive.ready, alive.taken, alive.trained) == (dead.ready, dead.taken, dead.trained)
-        assert alive.dropped == dead.dropped
-        assert int(await broker.cursor()) >= int(cursor)
-        for version, payloads in taken.items():
-            batch = await broker.take(version, WAIT)
-            assert [payload.hex() for payload in batch.payloads] == payloads
-        version = (await broker.status()).version
-        assert version >= len(acked)
-        seen = set()
-        for known in range(version):
-            seen |= {decode(x).group_id for x in (await broker.take(known, WAIT)).payloads}
-        await broker.serving("b", version)
-        for _ in range(4):
-            wanted = await broker.prompts_wanted(0.0)
-            await broker.issue(make_prompts(wanted, 10**6), cursor="new")
-            for lease in await broker.lease("b", 20, 0.0):
-                assert await broker.put("b", answer(lease)) is PutStatus.ACCEPTED
-            batch = await broker.take(version, WAIT)
-            groups = {decode(payload).group_id for payload in batch.payloads}
-            assert not groups & seen, "no group is trained twice"
-            seen |= groups
-            await broker.ack(version, {})
-            version += 1
-            await broker.serving("b", version)
-        assert accepted - tied <= seen | groups_in(tmp_path, "ready")
-        assert not tied & seen
-        final = await broker.accounting()
-        assert (final.balanced, final.trained_twice) == (True, 0)
-        await broker.close()
-
-    asyncio.run(resume())
-
-
-def groups_in(directory: Path, state: str) -> set[str]:
-    import pyarrow.parquet as pq
-
-    (directory / "all.parquet").unlink(missing_ok=True)
-    export_parquet(directory, directory / "all.parquet")
-    rows = pq.read_table(directory / "all.parquet").to_pylist()
-    return {row["group_id"] for row in rows if row["state"] == state}
-
-
-def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:
-    async def before() -> list:
-        broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 6, WAIT)
-        await broker.put("a", answer(leases[1]))
-        await broker.close()
-        return leases
-
-    async def after(leases: list) -> None:
-        broker = make_broker(tmp_path)
-        await broker.serving("b", 0)
-        again = await broker.lease("b", 4, WAIT)
-        assert [(x.group_id, x.attempt) for x in again] == [
-            (leases[0].group_id, 2),
-            (leases[2].group_id, 2),
-        ]
-        assert await broker.put("a", answer(leases[0])) is PutStatus.FENCED
-        assert await broker.put("a", answer(leases[1])) is PutStatus.DUPLICATE
-        assert await broker.put("b", answer(again[0])) is PutStatus.ACCEPTED
-        await broker.issue(make_prompts(1, 4), cursor="5")
-        batch = await broker.take(0, WAIT)
-        ready = [leases[0].group_id, leases[1].group_id]
-        group_ids = [decode(payload).group_id for payload in batch.payloads]
-        assert group_ids == ready, "in the order of issue, though the second came first"
-        await broker.close()
-
-    asyncio.run(after(asyncio.run(before())))
-
-
-def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(tmp_path: Path) -> None:
-    async def before() -> list:
-        broker = make_broker(tmp_path, owner="one", session="{}")
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.evaluate("e", make_prompts(1), temperature=0.5, min_version=0)
-        await broker.serving("a", 0)
-        await broker.serving("b", 0)
-        leases = await broker.lease("a", 7, WAIT)
-        await broker.close()
-        return leases
-
-    async def after(leases: list) -> None:
-        broker = make_broker(tmp_path, owner="one", session="{}")
-        status = await broker.status()
-        assert (status.engines, status.live, status.depth["leased"]) == ({"a": 0, "b": 0}, 3, 3)
-        evaluation, first, second, lost = leases
-        held = [(x.group_id, x.attempt) for x in (evaluation, first, second)]
-        assert await broker.heartbeat("a", held) == []
-        assert await broker.put("a", answer(evaluation)) is PutStatus.ACCEPTED
-        assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
-        (again,) = await broker.lease("b", 2, WAIT)
-        assert (again.group_id, again.attempt) == (lost.group_id, 2), "its holder had no answer"
-        assert await broker.heartbeat("a", [(lost.group_id, 1)]) == [(lost.group_id, 1)]
-        assert await broker.put("a", answer(lost)) is PutStatus.FENCED
-        assert await broker.put("a", answer(second)) is PutStatus.ACCEPTED
-        assert (await broker.status()).given_back == {"unclaimed": 1}
-        await broker.close()
-        assert len(sessions(tmp_path)) == 1
-
-    asyncio.run(after(asyncio.run(before())))
+    broker = make_broker(tmp_path, owner="one", session="{}")
+    await broker.issue(make_prompts(4), cursor="4")
+    await broker.evaluate("e", make_prompts(1), temperature=0.5, min_version=0)
+    await broker.serving("a", 0)
+    await broker.serving("b", 0)
+    leases = await broker.lease("a", 7, WAIT)
+    await broker.close()
+    broker = make_broker(tmp_path, owner="one", session="{}")
+    status = await broker.status()
+    assert (status.engines, status.live, status.depth["leased"]) == ({"a": 0, "b": 0}, 3, 3)
+    evaluation, first, second, lost = leases
+    held = [(x.group_id, x.attempt) for x in (evaluation, first, second)]
+    assert await broker.heartbeat("a", held) == []
+    assert await broker.put("a", answer(evaluation)) is PutStatus.ACCEPTED
+    assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
+    (again,) = await broker.lease("b", 2, WAIT)
+    assert (again.group_id, again.attempt) == (lost.group_id, 2), "its holder had no answer"
+    assert await broker.heartbeat("a", [(lost.group_id, 1)]) == [(lost.group_id, 1)]
+    assert await broker.put("a", answer(lost)) is PutStatus.FENCED
+    assert await broker.put("a", answer(second)) is PutStatus.ACCEPTED
+    assert (await broker.status()).given_back == {"unclaimed": 1}
+    await broker.close()
+    assert len(sessions(tmp_path)) == 1
 
 
 def sessions(directory: Path) -> list:
@@ -234,25 +82,21 @@ def sessions(directory: Path) -> list:
         return sessions_of(database)
 
 
-def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(tmp_path: Path) -> None:
+async def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(
+    tmp_path: Path,
+) -> None:
     settings = {"owner": "one", "lease_seconds": 0.4, "heartbeat_seconds": 0.1}
 
-    async def before() -> list:
-        broker = make_broker(tmp_path, **settings)
-        await broker.issue(make_prompts(1), cursor="1")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 2, WAIT)
-        await broker.close()
-        return leases
-
-    async def after(leases: list) -> None:
-        broker = make_broker(tmp_path, **settings)
-        await broker.serving("b", 0)
-        (again,) = await broker.lease("b", 2, WAIT)
-        assert (again.group_id, again.attempt) == (leases[0].group_id, 2)
-        await broker.close()
-
-    asyncio.run(after(asyncio.run(before())))
+    broker = make_broker(tmp_path, **settings)
+    await broker.issue(make_prompts(1), cursor="1")
+    await broker.serving("a", 0)
+    leases = await broker.lease("a", 2, WAIT)
+    await broker.close()
+    broker = make_broker(tmp_path, **settings)
+    await broker.serving("b", 0)
+    (again,) = await broker.lease("b", 2, WAIT)
+    assert (again.group_id, again.attempt) == (leases[0].group_id, 2)
+    await broker.close()
 
 
 def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(tmp_path: Path) -> None:
@@ -277,22 +121,21 @@ def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(tmp_
     asyncio.run(after("two", 0))
 
 
-def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(
+async def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(4), cursor="4", token="first")
-        await broker.issue(make_prompts(4, 4), cursor="8", token="second")
-        await broker.issue(make_prompts(4), cursor="4", token="first")
-        assert await broker.cursor() == "8"
-        assert (await broker.status()).depth["queued"] == 8
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    await broker.issue(make_prompts(4), cursor="4", token="first")
+    await broker.issue(make_prompts(4, 4), cursor="8", token="second")
+    await broker.issue(make_prompts(4), cursor="4", token="first")
+    assert await broker.cursor() == "8"
+    assert (await broker.status()).depth["queued"] == 8
+    await broker.close()
 
 
-def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(tmp_path: Path) -> None:
+async def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(
+    tmp_path: Path,
+) -> None:
     """Each call of a run twice, with a new broker between the two: nothing happens twice."""
     now: list[Broker] = []
 
@@ -305,32 +148,29 @@ def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(tmp_path
             answers.append(await getattr(now[0], method)(*arguments, **options))
         return answers
 
-    async def main() -> None:
-        await twice("issue", make_prompts(4), cursor="4", token="t")
-        await twice("evaluate", "e", make_prompts(1, 9), temperature=0.0, min_version=1)
-        await twice("serving", "a", 0)
-        first, second, third = await now[0].lease("a", 6, WAIT)
-        assert await twice("heartbeat", "a", [(x.group_id, 1) for x in (first, second, third)]) == [
-            [], [],
-        ]  # fmt: skip
-        put = await twice("put", "a", answer(first))
-        assert put == [PutStatus.ACCEPTED, PutStatus.DUPLICATE]
-        await twice("put", "a", answer(second))
-        await twice("fail", "a", third.group_id, 1, reason="reward", error="E")
-        one, other = await twice("take", 0, WAIT)
-        assert one == other
-        await twice("ack", 0, {"weights_checksum": "x"})
-        assert (await now[0].status()).diverged == 0
-        await twice("commit_checkpoint", 1, "checkpoints/v000001")
-        (again, _) = await now[0].lease("a", 4, WAIT)
-        assert await twice("release", "a") == [2, 0]
-        accounts = await now[0].accounting()
-        assert (accounts.issued, accounts.trained, accounts.queued) == (4, 2, 2)
-        assert (accounts.balanced, accounts.trained_twice) == (True, 0)
-        assert again.attempt == 1 + (again.group_id == third.group_id)
-        await now[0].close()
-
-    asyncio.run(main())
+    await twice("issue", make_prompts(4), cursor="4", token="t")
+    await twice("evaluate", "e", make_prompts(1, 9), temperature=0.0, min_version=1)
+    await twice("serving", "a", 0)
+    first, second, third = await now[0].lease("a", 6, WAIT)
+    assert await twice("heartbeat", "a", [(x.group_id, 1) for x in (first, second, third)]) == [
+        [], [],
+    ]  # fmt: skip
+    put = await twice("put", "a", answer(first))
+    assert put == [PutStatus.ACCEPTED, PutStatus.DUPLICATE]
+    await twice("put", "a", answer(second))
+    await twice("fail", "a", third.group_id, 1, reason="reward", error="E")
+    one, other = await twice("take", 0, WAIT)
+    assert one == other
+    await twice("ack", 0, {"weights_checksum": "x"})
+    assert (await now[0].status()).diverged == 0
+    await twice("commit_checkpoint", 1, "checkpoints/v000001")
+    (again, _) = await now[0].lease("a", 4, WAIT)
+    assert await twice("release", "a") == [2, 0]
+    accounts = await now[0].accounting()
+    assert (accounts.issued, accounts.trained, accounts.queued) == (4, 2, 2)
+    assert (accounts.balanced, accounts.trained_twice) == (True, 0)
+    assert again.attempt == 1 + (again.group_id == third.group_id)
+    await now[0].close()
 
 
 def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path: Path) -> None:
@@ -341,251 +181,179 @@ def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path: Pat
     ending.join()
 
 
-def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:
-    async def before() -> tuple:
-        broker = make_broker(tmp_path, max_staleness=0)
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        for lease in await broker.lease("a", 8, WAIT):
-            await broker.put("a", answer(lease))
-        batch = await broker.take(0, WAIT)
-        await broker.close()
-        return batch
-
-    async def after(batch: tuple) -> None:
-        broker = make_broker(tmp_path, max_staleness=0)
-        await broker.serving("a", 1)
-        assert await broker.lease("a", 8, 0.0) == []
-        assert await broker.take(0, WAIT) == batch
-        await broker.ack(0, {"loss": 1.0})
-        assert len(await broker.lease("a", 8, WAIT)) == 2
-        await broker.close()
-
-    async def later() -> None:
-        broker = make_broker(tmp_path, max_staleness=0)
-        status = await broker.status()
-        assert (status.version, status.live) == (1, 0)
-        assert status.batches[0].statistics == {"loss": 1.0}
-        await broker.close()
-
-    asyncio.run(after(asyncio.run(before())))
-    asyncio.run(later())
+async def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path, max_staleness=0)
+    await broker.issue(make_prompts(4), cursor="4")
+    await broker.serving("a", 0)
+    for lease in await broker.lease("a", 8, WAIT):
+        await broker.put("a", answer(lease))
+    batch = await broker.take(0, WAIT)
+    await broker.close()
+    broker = make_broker(tmp_path, max_staleness=0)
+    await broker.serving("a", 1)
+    assert await broker.lease("a", 8, 0.0) == []
+    assert await broker.take(0, WAIT) == batch
+    await broker.ack(0, {"loss": 1.0})
+    assert len(await broker.lease("a", 8, WAIT)) == 2
+    await broker.close()
+    broker = make_broker(tmp_path, max_staleness=0)
+    status = await broker.status()
+    assert (status.version, status.live) == (1, 0)
+    assert status.batches[0].statistics == {"loss": 1.0}
+    await broker.close()
 
 
-def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
+async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
-        await broker.take(0, WAIT)
-        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
-        assert (await broker.status()).diverged == 0
-        await broker.ack(0, {"weights_checksum": "b", "loss": 0.5})
-        status = await broker.status()
-        assert (status.diverged, status.version) == (1, 1)
-        assert status.batches[0].statistics["weights_checksum"] == "a"
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
+    await broker.take(0, WAIT)
+    await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+    assert (await broker.status()).diverged == 0
+    await broker.ack(0, {"weights_checksum": "b", "loss": 0.5})
+    status = await broker.status()
+    assert (status.diverged, status.version) == (1, 1)
+    assert status.batches[0].statistics["weights_checksum"] == "a"
+    await broker.close()
     assert "batch 0, trained again, gave other weights than before" in caplog.text
 
 
-def test_evaluations_go_on(tmp_path: Path) -> None:
-    async def before() -> None:
-        broker = make_broker(tmp_path)
-        await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
-        await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
-        await broker.serving("a", 0)
-        (lease,) = await broker.lease("a", 1, WAIT)
-        await broker.put("a", answer(lease, reward=0.25))
-        await broker.serving("a", 1)
-        first, _ = await broker.lease("a", 2, WAIT)
-        await broker.put("a", answer(first, reward=1.0))
-        await broker.close()
-
-    async def after() -> None:
-        broker = make_broker(tmp_path)
-        assert (await broker.evaluation("done", 0.0)).score == 0.25
-        await broker.serving("a", 1)
-        second, third = await broker.lease("a", 9, WAIT)
-        assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
-        await broker.put("a", answer(second, reward=0.0, version=3))
-        await broker.put("a", answer(third, reward=0.5))
-        outcome = await broker.evaluation("e", WAIT)
-        assert (outcome.count, outcome.score, outcome.tokens) == (3, 0.5, 6)
-        assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
-        await broker.close()
-
-    asyncio.run(before())
-    asyncio.run(after())
+async def test_evaluations_go_on(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path)
+    await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
+    await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
+    await broker.serving("a", 0)
+    (lease,) = await broker.lease("a", 1, WAIT)
+    await broker.put("a", answer(lease, reward=0.25))
+    await broker.serving("a", 1)
+    first, _ = await broker.lease("a", 2, WAIT)
+    await broker.put("a", answer(first, reward=1.0))
+    await broker.close()
+    broker = make_broker(tmp_path)
+    status = await broker.status()
+    assert (status.accepted, status.last_error) == (2, None), "counted over the whole run"
+    assert (await broker.evaluation("done", 0.0)).score == 0.25
+    await broker.serving("a", 1)
+    second, third = await broker.lease("a", 9, WAIT)
+    assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
+    await broker.put("a", answer(second, reward=0.0, version=3))
+    await broker.put("a", answer(third, reward=0.5))
+    outcome = await broker.evaluation("e", WAIT)
+    assert (outcome.count, outcome.score, outcome.tokens) == (3, 0.5, 6)
+    assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
+    await broker.close()
 
 
-def test_the_best_of_several_samples_of_a_prompt_outlives_the_broker(tmp_path: Path) -> None:
-    """pass@3 of two prompts, one of which is solved once, before the broker ends."""
-    one, other = make_prompts(2)
-
-    async def before() -> None:
-        broker = make_broker(tmp_path)
-        await broker.evaluate("e", [one, other] * 3, temperature=1.0, min_version=0)
-        await broker.serving("a", 0)
-        for lease, reward in zip(await broker.lease("a", 3, WAIT), (1.0, 0.0, 0.0), strict=True):
-            await broker.put("a", answer(lease, reward=reward))
-        await broker.close()
-
-    async def after() -> None:
-        broker = make_broker(tmp_path)
-        await broker.serving("a", 0)
-        for lease in await broker.lease("a", 9, WAIT):
-            await broker.put("a", answer(lease, reward=0.0))
-        outcome = await broker.evaluation("e", WAIT)
-        assert (outcome.count, outcome.score, outcome.best) == (6, 1 / 6, 0.5)
-        await broker.close()
-
-    asyncio.run(before())
-    asyncio.run(after())
-
-
-def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
-    async def before() -> None:
-        broker = make_broker(tmp_path)
-        await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
-        await broker.issue([], cursor="0", last=True)
-        await broker.close()
-
-    async def after() -> None:
-        broker = make_broker(tmp_path)
-        outcome = await broker.evaluation("ended", 0.0)
-        assert (outcome.failed, outcome.score) == (1, None)
-        assert (await broker.accounting()).balanced
-        await broker.close()
-
-    asyncio.run(before())
+async def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path)
+    await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
+    await broker.issue([], cursor="0", last=True)
+    await broker.close()
     database = sqlite3.connect(tmp_path / FILE_NAME)
     rows = database.execute("SELECT state, reason, error FROM groups").fetchall()
     database.close()
     assert rows == [("failed", "version_not_reached", "training ended at version 0")]
-    asyncio.run(after())
+    broker = make_broker(tmp_path)
+    outcome = await broker.evaluation("ended", 0.0)
+    assert (outcome.failed, outcome.score) == (1, None)
+    assert (await broker.accounting()).balanced
+    await broker.close()
 
 
-def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
+async def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
     tmp_path: Path,
 ) -> None:
-    async def before() -> None:
-        broker = make_broker(tmp_path)
-        await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
-        await train_a_batch(broker)
-        await broker.close()
-
-    async def after() -> None:
-        broker = make_broker(tmp_path, steps=1)
-        assert (await broker.evaluation("third", 0.0)).failed == 1
-        assert (await broker.accounting()).balanced
-        with pytest.raises(QueueClosed):
-            await broker.lease("a", 1, WAIT)
-        await broker.close()
-
-    asyncio.run(before())
-    asyncio.run(after())
+    broker = make_broker(tmp_path)
+    await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
+    await train_a_batch(broker)
+    await broker.close()
+    broker = make_broker(tmp_path, steps=1)
+    assert (await broker.evaluation("third", 0.0)).failed == 1
+    assert (await broker.accounting()).balanced
+    with pytest.raises(QueueClosed):
+        await broker.lease("a", 1, WAIT)
+    await broker.close()
 
 
-def test_what_was_accepted_is_counted_over_the_whole_run(tmp_path: Path) -> None:
-    async def before() -> None:
-        broker = make_broker(tmp_path)
-        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
-        await train_a_batch(broker)
-        await broker.close()
-
-    async def after() -> None:
-        broker = make_broker(tmp_path)
-        status = await broker.status()
-        assert (status.accepted, status.last_error) == (3, None)
-        await broker.close()
-
-    asyncio.run(before())
-    asyncio.run(after())
-
-
-def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
-    async def before() -> None:
-        broker = make_broker(tmp_path, max_attempts=1)
-        await broker.issue(make_prompts(2), cursor="2", last=True)
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, WAIT)
-        await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff raised")
-        await broker.put("a", answer(other))
-        await broker.close()
-
-    async def after() -> None:
-        broker = make_broker(tmp_path, max_attempts=1)
-        with pytest.raises(QueueClosed):
-            await broker.prompts_wanted(WAIT)
-        assert len((await broker.take(0, WAIT)).payloads) == 1
-        await broker.ack(0, {})
-        accounting = await broker.accounting()
-        assert (accounting.trained, accounting.failed) == (1, {"reward": 1})
-        assert accounting.balanced
-        await broker.close()
-
-    asyncio.run(before())
-    asyncio.run(after())
+async def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path, max_attempts=1)
+    hostile = Prompt(prompt_id="s/0/1", text="\ud800", answer="\udc00", metadata={"\ud800": 1})
+    await broker.issue([*make_prompts(1), hostile], cursor="2", last=True)
+    await broker.serving("a", 0)
+    lease, other = await broker.lease("a", 4, WAIT)
+    await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff" + 20_000 * "x")
+    await broker.close()
+    with open_ledger(tmp_path) as ledger:
+        [failed] = failed_prompts(ledger)
+    assert failed.error == "?" + 15_999 * "x"
+    broker = make_broker(tmp_path, max_attempts=1)
+    await broker.serving("a", 0)
+    (again,) = await broker.lease("a", 2, WAIT)
+    assert (again.group_id, again.prompt) == (other.group_id, hostile)
+    await broker.put("a", answer(again))
+    with pytest.raises(QueueClosed):
+        await broker.prompts_wanted(WAIT)
+    assert len((await broker.take(0, WAIT)).payloads) == 1
+    await broker.ack(0, {})
+    accounting = await broker.accounting()
+    assert (accounting.trained, accounting.failed) == (1, {"reward": 1})
+    assert accounting.balanced
+    await broker.close()
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (1, 3)])
-def test_a_run_goes_on_with_a_larger_bound_and_trains_every_group_within_it(
+async def test_a_run_goes_on_with_a_larger_bound_and_trains_every_group_within_it(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path, steps=3, max_staleness=before)
-        await broker.issue(make_prompts(14), cursor="14")
-        await broker.serving("a", 0)
-        for lease in (await broker.lease("a", 8, WAIT))[:2]:
+    broker = make_broker(tmp_path, steps=3, max_staleness=before)
+    await broker.issue(make_prompts(14), cursor="14")
+    await broker.serving("a", 0)
+    for lease in (await broker.lease("a", 8, WAIT))[:2]:
+        await broker.put("a", answer(lease))
+    await broker.close()
+    broker = make_broker(tmp_path, steps=7, max_staleness=after)
+    lags = []
+    for version in range(7):
+        for lease in await broker.lease("a", 12, 0.01):
             await broker.put("a", answer(lease))
-        await broker.close()
-        broker = make_broker(tmp_path, steps=7, max_staleness=after)
-        lags = []
-        for version in range(7):
-            for lease in await broker.lease("a", 12, 0.01):
-                await broker.put("a", answer(lease))
-            batch = await broker.take(version, WAIT)
-            assert batch is not None
-            groups = [decode(payload) for payload in batch.payloads]
-            oldest = [min(rollout.versions[-2:]) for group in groups for rollout in group.rollouts]
-            lags.append(version - min(oldest))
-            await broker.ack(version, {})
-            await broker.serving("a", version + 1)
-        assert max(lags) in (after - 1, after)
-        accounts = await broker.accounting()
-        assert (accounts.trained, accounts.trained_twice) == (14, 0)
-        await broker.close()
-
-    asyncio.run(main())
+        batch = await broker.take(version, WAIT)
+        assert batch is not None
+        groups = [decode(payload) for payload in batch.payloads]
+        oldest = [min(rollout.versions[-2:]) for group in groups for rollout in group.rollouts]
+        lags.append(version - min(oldest))
+        await broker.ack(version, {})
+        await broker.serving("a", version + 1)
+    assert max(lags) in (after - 1, after)
+    accounts = await broker.accounting()
+    assert (accounts.trained, accounts.trained_twice) == (14, 0)
+    await broker.close()
 
 
-def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
-    asyncio.run(make_broker(tmp_path).close())
+async def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
+    await make_broker(tmp_path).close()
     with pytest.raises(InputError, match="group_size = 3, but this run was begun with 2"):
         make_broker(tmp_path, group_size=3)
     with pytest.raises(InputError, match="groups_per_batch = 1, but"):
         make_broker(tmp_path, groups_per_batch=1)
-    asyncio.run(make_broker(tmp_path, steps=9, max_staleness=0).close())
+    await make_broker(tmp_path, steps=9, max_staleness=0).close()
 
 
-def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
+async def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
     broker: Broker = make_broker(tmp_path)
     with pytest.raises(LedgerError, match="another broker of this run is alive"):
         make_broker(tmp_path)
-    asyncio.run(broker.close())
-    asyncio.run(make_broker(tmp_path).close())
+    await broker.close()
+    await make_broker(tmp_path).close()
 
 
-def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None:
+async def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert not is_open(run)
     broker: Broker = make_broker(run)
     assert is_open(run)
     assert is_open(run), "asking changes nothing"
-    asyncio.run(broker.close())
+    await broker.close()
     assert not is_open(run)
     assert (run / LOCK_NAME).exists(), "the file says nothing, its lock does"
 

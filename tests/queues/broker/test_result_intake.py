@@ -42,58 +42,52 @@ def test_both_sizes_of_payloads_are_covered() -> None:
     assert max(map(len, GOOD)) <= SMALL_BYTES < len(LARGE)
 
 
-def test_every_put_of_a_message_has_its_own_answer(connect: Any) -> None:
-    async def main() -> None:
-        broker = connect(groups_per_batch=2)
-        await broker.issue(make_prompts(3), cursor="3")
-        await broker.serving("a", 0)
-        first, second, third = await broker.lease("a", 8, 10.0)
-        payload = answer(first)
-        puts = [
-            ("a", payload),
-            ("a", payload),
-            ("b", answer(second)),
-            ("a", b"garbage"),
-            ("a", answer(replace(third, group_size=3))),
-            ("a", answer(replace(third, group_id="g99999999"))),
-            ("a", answer(second)),
-        ]  # the client sends them in one message
-        answers = await asyncio.gather(
-            *(broker.put(*arguments) for arguments in puts), return_exceptions=True
-        )
-        assert answers[:3] == [PutStatus.ACCEPTED, PutStatus.DUPLICATE, PutStatus.FENCED]
-        assert [type(each) for each in answers[3:6]] == [SchemaError, SchemaError, ProtocolError]
-        assert answers[6] is PutStatus.ACCEPTED
-        accounting = await broker.accounting()
-        assert (accounting.ready, accounting.leased, accounting.duplicates) == (2, 1, 2)
-        assert (await broker.status()).refused == {"duplicate": 1, "fenced": 1}
-        assert (await broker.take(0, 10.0)).payloads == [payload, answer(second)]
-        await broker.close()
-
-    asyncio.run(main())
+async def test_every_put_of_a_message_has_its_own_answer(connect: Any) -> None:
+    broker = connect(groups_per_batch=2)
+    await broker.issue(make_prompts(3), cursor="3")
+    await broker.serving("a", 0)
+    first, second, third = await broker.lease("a", 8, 10.0)
+    payload = answer(first)
+    puts = [
+        ("a", payload),
+        ("a", payload),
+        ("b", answer(second)),
+        ("a", b"garbage"),
+        ("a", answer(replace(third, group_size=3))),
+        ("a", answer(replace(third, group_id="g99999999"))),
+        ("a", answer(second)),
+    ]  # the client sends them in one message
+    answers = await asyncio.gather(
+        *(broker.put(*arguments) for arguments in puts), return_exceptions=True
+    )
+    assert answers[:3] == [PutStatus.ACCEPTED, PutStatus.DUPLICATE, PutStatus.FENCED]
+    assert [type(each) for each in answers[3:6]] == [SchemaError, SchemaError, ProtocolError]
+    assert answers[6] is PutStatus.ACCEPTED
+    accounting = await broker.accounting()
+    assert (accounting.ready, accounting.leased, accounting.duplicates) == (2, 1, 2)
+    assert (await broker.status()).refused == {"duplicate": 1, "fenced": 1}
+    assert (await broker.take(0, 10.0)).payloads == [payload, answer(second)]
+    await broker.close()
 
 
-def test_the_puts_of_a_message_share_one_commit(
+async def test_the_puts_of_a_message_share_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     syncs: list[int] = []
 
-    async def main() -> None:
-        broker = make_broker(tmp_path, groups_per_batch=8)
-        await broker.issue(make_prompts(8), cursor="8")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 16, 10.0)
-        monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
-        await broker.intake.put_many([("a", answer(lease)) for lease in leases])
-        assert syncs == [1]
-        monkeypatch.undo()
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path, groups_per_batch=8)
+    await broker.issue(make_prompts(8), cursor="8")
+    await broker.serving("a", 0)
+    leases = await broker.lease("a", 16, 10.0)
+    monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
+    await broker.intake.put_many([("a", answer(lease)) for lease in leases])
+    assert syncs == [1]
+    monkeypatch.undo()
+    await broker.close()
 
 
 @pytest.mark.ray
-def test_puts_of_a_process_travel_together_and_each_caller_gets_its_answer(
+async def test_puts_of_a_process_travel_together_and_each_caller_gets_its_answer(
     ray_cluster: None,
 ) -> None:
     import ray
@@ -119,22 +113,19 @@ def test_puts_of_a_process_travel_together_and_each_caller_gets_its_answer(
         async def seen(self) -> list[int]:
             return self.messages
 
-    async def main() -> None:
-        actor = Counting.remote()
-        client = BrokerClient(actor)
-        calls = [asyncio.create_task(client.put("a", str(n).encode())) for n in range(9)]
-        await asyncio.sleep(0.01)
-        calls += [asyncio.create_task(client.put("a", str(n).encode())) for n in range(9, 12)]
-        calls[1].cancel()
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for number, got in enumerate(answers):
-            if number == 1:
-                assert isinstance(got, asyncio.CancelledError)
-            elif number % 3 == 2:
-                assert isinstance(got, SchemaError)
-                assert str(got) == str(number)
-            else:
-                assert got is PutStatus.ACCEPTED
-        assert await actor.seen.remote() == [9, 3]
-
-    asyncio.run(main())
+    actor = Counting.remote()
+    client = BrokerClient(actor)
+    calls = [asyncio.create_task(client.put("a", str(n).encode())) for n in range(9)]
+    await asyncio.sleep(0.01)
+    calls += [asyncio.create_task(client.put("a", str(n).encode())) for n in range(9, 12)]
+    calls[1].cancel()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for number, got in enumerate(answers):
+        if number == 1:
+            assert isinstance(got, asyncio.CancelledError)
+        elif number % 3 == 2:
+            assert isinstance(got, SchemaError)
+            assert str(got) == str(number)
+        else:
+            assert got is PutStatus.ACCEPTED
+    assert await actor.seen.remote() == [9, 3]

@@ -46,21 +46,17 @@ async def train(
 
 
 @pytest.mark.parametrize("keep_rollouts", ["all", "needed"])
-def test_every_batch_that_a_rollback_could_train_again_is_there(
+async def test_every_batch_that_a_rollback_could_train_again_is_there(
     tmp_path: Path, keep_rollouts: str
 ) -> None:
-    async def main() -> dict[int, list[bytes]]:
-        broker = make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)
-        batches = await train(broker, tmp_path, 0, BATCHES, keep=3)
-        await broker.close()
-        again = make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)
-        for version in range(BATCHES - 2, BATCHES):  # checkpoints of versions 4, 5 and 6 are there
-            assert (await again.take(version, 0.0)).payloads == batches[version]
-        await train(again, tmp_path, BATCHES, BATCHES + 1, keep=3)
-        await again.close()
-        return batches
-
-    batches = asyncio.run(main())
+    broker = make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)
+    batches = await train(broker, tmp_path, 0, BATCHES, keep=3)
+    await broker.close()
+    again = make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)
+    for version in range(BATCHES - 2, BATCHES):  # checkpoints of versions 4, 5 and 6 are there
+        assert (await again.take(version, 0.0)).payloads == batches[version]
+    await train(again, tmp_path, BATCHES, BATCHES + 1, keep=3)
+    await again.close()
     there = segments(tmp_path / "journal")
     accounting = read_accounting(tmp_path)
     assert (accounting.trained, accounting.balanced) == (14, True), "the rows of groups stay"
@@ -74,127 +70,113 @@ def test_every_batch_that_a_rollback_could_train_again_is_there(
         assert gone == 10, "batches 0 … 4: the oldest checkpoint is that of version 5"
 
 
-def test_without_a_checkpoint_nothing_is_removed(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        await train(broker, tmp_path, 0, 4, keep=1, every=100)
-        assert removable(tmp_path, ALL) == []
-        await broker.commit_checkpoint(3, "checkpoints/of-which-no-folder-is-there")
-        assert removable(tmp_path, ALL) == []
-        await broker.close()
-
-    asyncio.run(main())
+async def test_without_a_checkpoint_nothing_is_removed(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+    await train(broker, tmp_path, 0, 4, keep=1, every=100)
+    assert removable(tmp_path, ALL) == []
+    await broker.commit_checkpoint(3, "checkpoints/of-which-no-folder-is-there")
+    assert removable(tmp_path, ALL) == []
+    await broker.close()
     assert removed_groups(tmp_path) == 0
 
 
-def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = make_broker(
-            tmp_path, keep_rollouts="needed", **(OPTIONS | {"segment_bytes": 10**6})
-        )
-        await train(broker, tmp_path, 0, 3, keep=1)
-        await broker.issue(make_prompts(2, 90), cursor="x")
-        await broker.serving("a", 3)
-        early, late = await broker.lease("a", 4, 0.0)
-        await broker.put("a", answer(early))
-        await broker.close()
-        again = make_broker(tmp_path, **OPTIONS)  # with a new segment
-        await again.serving("a", 3)
-        (late,) = await again.lease("a", 4, 0.0)
-        await again.put("a", answer(late))
-        assert segments(tmp_path / "journal") == [1, 2]
-        assert removable(tmp_path, ALL) == []
-        await again.take(3, 0.0)
-        await again.ack(3, {})
-        assert removable(tmp_path, ALL) == [], "batch 3 could be trained again"
-        await train(again, tmp_path, 4, 5, keep=1)
-        assert removable(tmp_path, ALL)[0] == 1
-        await again.close()
-
-    asyncio.run(main())
+async def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(
+    tmp_path: Path,
+) -> None:
+    broker = make_broker(tmp_path, keep_rollouts="needed", **(OPTIONS | {"segment_bytes": 10**6}))
+    await train(broker, tmp_path, 0, 3, keep=1)
+    await broker.issue(make_prompts(2, 90), cursor="x")
+    await broker.serving("a", 3)
+    early, late = await broker.lease("a", 4, 0.0)
+    await broker.put("a", answer(early))
+    await broker.close()
+    again = make_broker(tmp_path, **OPTIONS)  # with a new segment
+    await again.serving("a", 3)
+    (late,) = await again.lease("a", 4, 0.0)
+    await again.put("a", answer(late))
+    assert segments(tmp_path / "journal") == [1, 2]
+    assert removable(tmp_path, ALL) == []
+    await again.take(3, 0.0)
+    await again.ack(3, {})
+    assert removable(tmp_path, ALL) == [], "batch 3 could be trained again"
+    await train(again, tmp_path, 4, 5, keep=1)
+    assert removable(tmp_path, ALL)[0] == 1
+    await again.close()
 
 
-def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_finished(
+async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two results of one commit the first ends segment 1, and the second begins segment 2."""
+    broker = make_broker(
+        tmp_path,
+        keep_rollouts="needed",
+        **(OPTIONS | {"segment_bytes": int(2.5 * len(encode(make_group())))}),
+    )
+    await train(broker, tmp_path, 0, 1, keep=1)
+    assert segments(tmp_path / "journal") == [1]
+    await broker.issue(make_prompts(2, 90), cursor="x")
+    await broker.serving("a", 1)
+    leases = await broker.lease("a", 4, 0.0)
+    payloads = [answer(lease) for lease in leases]
+    committing, may_commit = threading.Event(), threading.Event()
+    commit = broker.commits.ledger.commit
 
-    async def main() -> None:
-        broker = make_broker(
-            tmp_path,
-            keep_rollouts="needed",
-            **(OPTIONS | {"segment_bytes": int(2.5 * len(encode(make_group())))}),
-        )
-        await train(broker, tmp_path, 0, 1, keep=1)
-        assert segments(tmp_path / "journal") == [1]
-        await broker.issue(make_prompts(2, 90), cursor="x")
-        await broker.serving("a", 1)
-        leases = await broker.lease("a", 4, 0.0)
-        payloads = [answer(lease) for lease in leases]
-        committing, may_commit = threading.Event(), threading.Event()
-        commit = broker.commits.ledger.commit
+    def slow_commit() -> None:
+        committing.set()
+        assert may_commit.wait(SECONDS)
+        commit()
 
-        def slow_commit() -> None:
-            committing.set()
-            assert may_commit.wait(SECONDS)
-            commit()
+    monkeypatch.setattr(broker.commits.ledger, "commit", slow_commit)
+    put = asyncio.create_task(broker.intake.put_many([("a", payload) for payload in payloads]))
+    assert await asyncio.to_thread(committing.wait, SECONDS)
+    assert segments(tmp_path / "journal") == [1, 2]
+    submits = asyncio.Event()  # having decided, or waiting to decide
+    submit = broker.commits.submit
 
-        monkeypatch.setattr(broker.commits.ledger, "commit", slow_commit)
-        put = asyncio.create_task(broker.intake.put_many([("a", payload) for payload in payloads]))
-        assert await asyncio.to_thread(committing.wait, SECONDS)
-        assert segments(tmp_path / "journal") == [1, 2]
-        submits = asyncio.Event()  # having decided, or waiting to decide
-        submit = broker.commits.submit
+    def noted(change: Any) -> Any:
+        submits.set()
+        return submit(change)
 
-        def noted(change: Any) -> Any:
-            submits.set()
-            return submit(change)
-
-        monkeypatch.setattr(broker.commits, "submit", noted)
-        removal = asyncio.create_task(broker.retention.apply())
-        await asyncio.wait_for(submits.wait(), SECONDS)
-        may_commit.set()
-        assert await put == [PutStatus.ACCEPTED] * 2
-        await removal
-        await broker.retention.apply()
-        batch = await broker.take(1, 0.0)
-        assert batch is not None
-        assert batch.payloads == payloads
-        await broker.close()
-
-    asyncio.run(main())
+    monkeypatch.setattr(broker.commits, "submit", noted)
+    removal = asyncio.create_task(broker.retention.apply())
+    await asyncio.wait_for(submits.wait(), SECONDS)
+    may_commit.set()
+    assert await put == [PutStatus.ACCEPTED] * 2
+    await removal
+    await broker.retention.apply()
+    batch = await broker.take(1, 0.0)
+    assert batch is not None
+    assert batch.payloads == payloads
+    await broker.close()
 
 
-def test_what_a_crash_kept_from_being_removed_is_removed_the_next_time(
+async def test_what_a_crash_kept_from_being_removed_is_removed_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        with monkeypatch.context() as patch:
-            patch.setattr(retention, "remove_segment", lambda *_: None)
-            await train(broker, tmp_path, 0, 3, keep=1)
-        before = segments(tmp_path / "journal")
-        await train(broker, tmp_path, 3, 4, keep=1)
-        assert set(segments(tmp_path / "journal")).isdisjoint(before[:-1])
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "remove_segment", lambda *_: None)
+        await train(broker, tmp_path, 0, 3, keep=1)
+    before = segments(tmp_path / "journal")
+    await train(broker, tmp_path, 3, 4, keep=1)
+    assert set(segments(tmp_path / "journal")).isdisjoint(before[:-1])
+    await broker.close()
 
 
-def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        await train(broker, tmp_path, 0, 4, keep=2)
-        await broker.close()
-
-    asyncio.run(main())
+async def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(
+    tmp_path: Path,
+) -> None:
+    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+    await train(broker, tmp_path, 0, 4, keep=2)
+    await broker.close()
     assert export_parquet(tmp_path, tmp_path / "before.parquet") > 0
     (tmp_path / "journal" / f"{segments(tmp_path / 'journal')[0]:08d}.segment").unlink()
     with pytest.raises(JournalError, match="cannot be read"):
         export_parquet(tmp_path, tmp_path / "after.parquet")
 
 
-def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_its_way(
+async def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_its_way(
     tmp_path: Path,
 ) -> None:
     """What a crash between the sync of the journal and the commit of the ledger leaves."""
@@ -205,17 +187,14 @@ def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_
         journal.close()
         return journal.newest
 
-    async def main() -> None:
-        broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        await train(broker, tmp_path, 0, 2, keep=1)
-        await broker.close()
-        left = [stray(), stray()]
-        again = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        with again.retention.put():
-            await train(again, tmp_path, 2, 5, keep=1)
-            assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
-        await train(again, tmp_path, 5, 6, keep=1)
-        assert segments(tmp_path / "journal")[0] > left[1] + 1
-        await again.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+    await train(broker, tmp_path, 0, 2, keep=1)
+    await broker.close()
+    left = [stray(), stray()]
+    again = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+    with again.retention.put():
+        await train(again, tmp_path, 2, 5, keep=1)
+        assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
+    await train(again, tmp_path, 5, 6, keep=1)
+    assert segments(tmp_path / "journal")[0] > left[1] + 1
+    await again.close()

@@ -1,9 +1,6 @@
-"""The rules of admission against brute force, and as a whole in a simulated run."""
+"""The rules of admission against brute force; `simulated_run` checks them in whole runs."""
 
-import heapq
-import random
 from collections import Counter
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -11,6 +8,7 @@ from hypothesis import strategies as st
 
 from headway.errors import InputError
 from queues.policy.admission import Bounds, Choice, choose_batch, feasible, leases_allowed
+from tests.queues.simulated_run import Run, make_state
 
 DUE = st.dictionaries(st.integers(0, 12), st.integers(1, 6), max_size=5)
 BOUNDS = st.builds(
@@ -135,168 +133,11 @@ def test_bounds_that_would_deadlock_are_refused(name: str, value: int) -> None:
         Bounds(**numbers)
 
 
-# --- a whole run, simulated
-
-
-@dataclass
-class Engine:
-    """An engine with free slots, which gets its weights late."""
-
-    slots: int
-    update_seconds: float
-    version: int = 0
-
-
-@dataclass
-class Run:
-    """Engines with lognormal generation times, updates that lag, deaths and failures."""
-
-    bounds: Bounds
-    seed: int
-    death_rate: float = 0.05
-    fail_rate: float = 0.05
-    prompts: int | None = None
-    version: int = 0
-    due: Counter[int] = field(default_factory=Counter)
-    ready: list[tuple[int, int, int]] = field(default_factory=list)
-    """Deadline, group, start version."""
-    leased: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Start version and deadline by group."""
-    taken: list[int] = field(default_factory=list)
-    trained: list[list[int]] = field(default_factory=list)
-    lags: list[int] = field(default_factory=list)
-    issued: int = 0
-    failed: int = 0
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.engines = [
-            Engine(self.random.randint(1, 12), self.random.choice([0.01, 0.3, 3.0]))
-            for _ in range(self.random.randint(1, 4))
-        ]
-        self.redelivered: list[int] = []
-        self.now = 0.0
-        self.events: list[tuple[float, int, str, tuple[int, ...]]] = []
-
-    def after(self, seconds: float, what: str, *values: int) -> None:
-        heapq.heappush(self.events, (self.now + seconds, len(self.events), what, values))
-
-    def next_group(self) -> int | None:
-        if self.redelivered:
-            return self.redelivered.pop(0)
-        if self.prompts is not None and self.issued == self.prompts:
-            return None
-        self.issued += 1
-        return self.issued
-
-    def lease(self) -> None:
-        for index, engine in enumerate(self.engines):
-            allowed = leases_allowed(
-                self.due, version=self.version, start_version=engine.version, bounds=self.bounds
-            )
-            for _ in range(min(allowed, engine.slots)):
-                group = self.next_group()
-                if group is None:
-                    break
-                deadline = self.bounds.deadline(engine.version)
-                engine.slots -= 1
-                self.due[deadline] += 1
-                self.leased[group] = engine.version, deadline
-                luck = self.random.random()
-                what = "die" if luck < self.death_rate else "finish"
-                if self.death_rate <= luck < self.death_rate + self.fail_rate:
-                    what = "fail"
-                self.after(self.random.lognormvariate(0, 1.2), what, index, group)
-
-    def take(self) -> None:
-        if self.taken or self.version == self.bounds.steps:
-            return
-        self.ready.sort()
-        ended = self.issued == self.prompts and not self.redelivered and not self.leased
-        choice = choose_batch(
-            [deadline for deadline, _, _ in self.ready],
-            Counter(deadline for _, deadline in self.leased.values()),
-            version=self.version, bounds=self.bounds, ended=ended,
-        )  # fmt: skip
-        batch, self.ready = self.ready[: choice.count], self.ready[choice.count :]
-        for deadline, group, start in batch:
-            self.due[deadline] -= 1
-            self.due[self.version] += 1
-            self.taken.append(group)
-            self.lags.append(self.version - start)
-        if batch:
-            self.after(self.random.uniform(0.2, 2.0), "train")
-
-    def handle(self, what: str, values: tuple[int, ...]) -> None:
-        if what == "train":
-            self.trained.append(self.taken)
-            self.due[self.version] -= len(self.taken)
-            self.taken, self.version = [], self.version + 1
-            for index, engine in enumerate(self.engines):
-                self.after(engine.update_seconds, "update", index, self.version)
-        elif what == "update":
-            index, version = values
-            self.engines[index].version = max(self.engines[index].version, version)
-        else:
-            index, group = values
-            self.engines[index].slots += 1
-            start, deadline = self.leased.pop(group)
-            if what == "finish":
-                self.ready.append((deadline, group, start))
-                return
-            self.due[deadline] -= 1
-            if what == "die":
-                self.redelivered.insert(0, group)
-            else:
-                self.failed += 1
-
-    def run(self) -> None:
-        self.lease()
-        while self.events:
-            self.now, _, what, values = heapq.heappop(self.events)
-            self.handle(what, values)
-            live = +self.due
-            assert feasible(
-                live, version=self.version, groups_per_batch=self.bounds.groups_per_batch
-            )
-            self.take()
-            self.lease()
-
-
-@given(st.integers(0, 2**32), BOUNDS)
-def test_a_run_trains_all_its_batches_within_the_bound_and_discards_nothing(
-    seed: int, bounds: Bounds
-) -> None:
-    run = Run(bounds, seed)
-    run.run()
-    groups = [group for batch in run.trained for group in batch]
-    assert [len(batch) for batch in run.trained] == [bounds.groups_per_batch] * bounds.steps
-    assert max(run.lags) <= bounds.max_staleness
-    assert len(set(groups)) == len(groups), "no group is trained twice"
-    # The simulated source issues at the lease, so whatever was issued was trained, failed or lost.
-    assert not run.leased
-    assert not run.ready
-    assert run.issued == len(groups) + run.failed + len(run.redelivered)
-
-
-@given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 6), st.integers(1, 40))
-def test_finite_prompts_are_all_trained_and_only_the_last_batch_is_short(
-    seed: int, max_staleness: int, groups_per_batch: int, prompts: int
-) -> None:
-    bounds = Bounds(max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=100)
-    run = Run(bounds, seed, fail_rate=0.0, prompts=prompts)
-    run.run()
-    full, rest = divmod(prompts, groups_per_batch)
-    sizes = [len(batch) for batch in run.trained]
-    assert sizes == [groups_per_batch] * full + [rest] * bool(rest)
-    assert max(run.lags) <= max_staleness
-
-
 def test_more_staleness_is_used_when_engines_outrun_the_learner() -> None:
     largest = []
     for max_staleness in range(5):
-        run = Run(Bounds(max_staleness=max_staleness, groups_per_batch=4, steps=30), seed=1)
-        run.engines = [Engine(slots=100, update_seconds=0.01)]
+        run = Run(make_state(max_staleness, 4, 30, 1), seed=1, tie_rate=0.0)
+        run.free, run.delay = {"engine-0": 100}, {"engine-0": 0.01}
         run.run()
         largest.append(max(run.lags))
     assert largest == [0, 1, 2, 3, 4]

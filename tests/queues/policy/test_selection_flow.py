@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.policy.prompt_retirement import Retirement
-from queues.state.groups import FILTERED, State
 from tests.queues.simulated_run import Run, make_state
 
 RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
@@ -25,23 +24,6 @@ def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
         assert run.dropped[0] == limit * size, "what is let through early leaves less to drop"
     if tie_rate == 0.0:
         assert not run.dropped
-
-
-@given(
-    st.integers(0, 2**32), RATES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 40),
-    st.integers(1, 4),
-)  # fmt: skip
-def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
-    seed: int, tie_rate: float, staleness: int, size: int, prompts: int, limit: int
-) -> None:
-    run = Run(make_state(staleness, size, 100, limit), seed, tie_rate, prompts=prompts)
-    run.run()
-    assert len(run.issued) == prompts
-    assert run.state.groups.train(State.QUEUED) == 0
-    sizes = [len(batch) for batch in run.batches]
-    assert all(trained == size for trained in sizes[:-1])
-    failed = run.state.groups.train(State.FAILED)
-    assert sum(sizes) + run.state.groups.dropped(FILTERED) + failed == prompts
 
 
 @given(

@@ -21,8 +21,7 @@ from queues.policy.staleness_controller import (
     StalenessController,
     WindowState,
 )
-from tests.queues.broker.test_broker import WAIT, play
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import WAIT, answer, make_broker, make_prompts, opened
 from tests.queues.simulated_run import Run, make_state
 
 BATCHES = 4
@@ -166,7 +165,7 @@ async def train(broker: Any, version: int, ess: float | None) -> tuple[int, int]
     return lease.start_version, lease.deadline_version
 
 
-def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_broker(
+async def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_broker(
     tmp_path: Path,
 ) -> None:
     settings = {
@@ -174,7 +173,7 @@ def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_
         "patience_seconds": 0.0,
     }  # fmt: skip
 
-    async def before(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         await broker.issue(make_prompts(24), cursor="24")
         assert await train(broker, 0, None) == (0, 2)
         assert await train(broker, 1, 0.5) == (1, 3)
@@ -185,8 +184,7 @@ def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_
         assert windows == [2, 1]
         controller = status.batches[-1].statistics["window_controller"]
         assert (controller["settling"], controller["reason"]) == (3, "ess 0.500 < 0.8")
-
-    async def after(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         assert (await broker.status()).staleness_window == 1
         for version in (2, 3, 4):
             assert await train(broker, version, 0.5) == (version, version + 1)
@@ -196,27 +194,18 @@ def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_
         assert await train(broker, 6, 0.5) == (6, 6), "synchronous training"
         assert (await broker.accounting()).balanced
 
-    play(make_broker(tmp_path, **settings), before)
-    play(make_broker(tmp_path, **settings), after)
 
-
-def test_a_controller_may_be_switched_off_and_on_between_sessions(tmp_path: Path) -> None:
+async def test_a_controller_may_be_switched_off_and_on_between_sessions(tmp_path: Path) -> None:
     on = {"ess_target": 0.8, "ess_batches": 1, "max_staleness": 2, "steps": 9}
 
-    async def low(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **on)) as broker:
         await broker.issue(make_prompts(18), cursor="18")
         await train(broker, 0, 0.5)
         assert (await broker.status()).staleness_window == 1
-
-    async def without(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **(on | {"ess_target": None}))) as broker:
         status = await broker.status()
         assert status.staleness_window == 2
         await train(broker, 1, 0.5)
         assert "window_controller" not in (await broker.status()).batches[-1].statistics
-
-    async def again(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **on)) as broker:
         assert (await broker.status()).staleness_window == 2
-
-    play(make_broker(tmp_path, **on), low)
-    play(make_broker(tmp_path, **(on | {"ess_target": None})), without)
-    play(make_broker(tmp_path, **on), again)

@@ -35,16 +35,13 @@ async def record_a_batch(directory: Path) -> None:
     await broker.close()
 
 
-def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> None:
-    async def main() -> None:
-        await record_a_batch(tmp_path)
-        client = BrokerClient(InProcess(RecordedBatches(tmp_path)))
-        batch = await client.take(0, WAIT)
-        assert [decode(x).group_id for x in batch.payloads] == ["g00000001", "g00000002"]
-        with pytest.raises(QueueClosed, match="no batch 1 is recorded"):
-            await client.take(1, WAIT)
-
-    asyncio.run(main())
+async def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> None:
+    await record_a_batch(tmp_path)
+    client = BrokerClient(InProcess(RecordedBatches(tmp_path)))
+    batch = await client.take(0, WAIT)
+    assert [decode(x).group_id for x in batch.payloads] == ["g00000001", "g00000002"]
+    with pytest.raises(QueueClosed, match="no batch 1 is recorded"):
+        await client.take(1, WAIT)
 
 
 def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(

@@ -1,10 +1,8 @@
 """What is left out of training, through the broker: filtered groups and retired prompts."""
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from queues.readers.parquet import export_parquet
 from queues.records import Prompt, PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME
-from tests.queues.broker.test_broker import WAIT, Connect, play, train
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.broker.test_broker import train
+from tests.queues.conftest import WAIT, Connect, answer, make_broker, make_prompts, opened
 
 
 def epoch(number: int, *indices: int) -> list[Prompt]:
@@ -34,10 +32,10 @@ async def put(broker: Any, groups: int, *, tied: bool, reward: float = 0.0) -> N
         assert await broker.put("a", payload) is PutStatus.ACCEPTED
 
 
-def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_place(
+async def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_place(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect(filter_tied=True)) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(6), cursor="6")
         leases = await broker.lease("a", 8, WAIT)
@@ -63,11 +61,9 @@ def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_place(
         assert (accounts.dropped, accounts.duplicates) == ({"filtered": 1}, 1)
         assert accounts.balanced
 
-    play(connect(filter_tied=True), scenario)
 
-
-def test_without_the_filter_groups_without_a_signal_are_trained(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_without_the_filter_groups_without_a_signal_are_trained(connect: Connect) -> None:
+    async with opened(connect()) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(2), cursor="2")
         await put(broker, 2, tied=True)
@@ -75,62 +71,28 @@ def test_without_the_filter_groups_without_a_signal_are_trained(connect: Connect
         assert (await broker.accounting()).trained == 2
         assert (await broker.status()).batches[0].statistics == {"loss": 0.5}
 
-    play(connect(), scenario)
 
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_policy_that_always_succeeds_trains_on_nothing_rather_than_waits(
-    connect: Connect, staleness: int
-) -> None:
-    async def scenario(broker: Any) -> None:
-        issued = dropped = 0
-        for version in range(3):
-            await broker.serving("a", version)
-            while (await broker.status()).depth["ready"] < 2:
-                with contextlib.suppress(QueueClosed):
-                    wanted = await broker.prompts_wanted(0.0)
-                    await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
-                    issued += wanted
-                await put(broker, 1, tied=True)
-            await train(broker, version)
-            dropped += 2
-            accounts = await broker.accounting()
-            assert accounts.dropped == {"filtered": dropped}, "one batch's worth for each batch"
-            assert accounts.trained == 2 * (version + 1)
-            assert (await broker.status()).batches[-1].statistics == {
-                "loss": 0.5,
-                "groups_filtered": dropped,
-                "groups_let_through": 2 * (version + 1),
-            }
-        assert accounts.balanced
-
-    settings = {"filter_tied": True, "max_filtered_batches": 1, "max_staleness": staleness}
-    play(connect(**settings), scenario)
-
-
-def test_training_of_groups_without_a_signal_is_logged_once_a_batch(
+async def test_training_of_groups_without_a_signal_is_logged_once_a_batch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(broker: Any) -> None:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(8), cursor="8")
-        await put(broker, 4, tied=True)
-        await put(broker, 2, tied=True)
-        await train(broker, 0)
-        await broker.serving("a", 1)
-        await put(broker, 2, tied=True)
-
+    settings = {"filter_tied": True, "max_filtered_batches": 1}
     with caplog.at_level(logging.WARNING, "queues.broker.broker"):
-        settings = {"filter_tied": True, "max_filtered_batches": 1}
-        play(make_broker(tmp_path, **settings), scenario)
+        async with opened(make_broker(tmp_path, **settings)) as broker:
+            await broker.serving("a", 0)
+            await broker.issue(make_prompts(8), cursor="8")
+            await put(broker, 4, tied=True)
+            await put(broker, 2, tied=True)
+            await train(broker, 0)
+            await broker.serving("a", 1)
+            await put(broker, 2, tied=True)
     assert [record.getMessage() for record in caplog.records] == [
         "batch 0: 2 groups without a signal were filtered, the limit"
         " (queues.max_filtered_batches); more of them are trained"
     ]
 
 
-def test_a_finite_source_ends_when_its_last_group_is_filtered(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_finite_source_ends_when_its_last_group_is_filtered(connect: Connect) -> None:
+    async with opened(connect(filter_tied=True)) as broker:
         await broker.serving("a", 0)
         await broker.evaluate("late", make_prompts(1, 9), temperature=0.0, min_version=2)
         await broker.issue(make_prompts(3), cursor="3", last=True)
@@ -150,11 +112,9 @@ def test_a_finite_source_ends_when_its_last_group_is_filtered(connect: Connect) 
         accounts = await broker.accounting()
         assert (accounts.trained, accounts.dropped, accounts.balanced) == (1, {"filtered": 2}, True)
 
-    play(connect(filter_tied=True), scenario)
 
-
-def test_whoever_waits_leaves_when_everything_was_filtered(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_whoever_waits_leaves_when_everything_was_filtered(connect: Connect) -> None:
+    async with opened(connect(filter_tied=True)) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(1), cursor="1", last=True)
         (lease,) = await broker.lease("a", 2, WAIT)
@@ -167,11 +127,9 @@ def test_whoever_waits_leaves_when_everything_was_filtered(connect: Connect) -> 
         ended = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(end) for end in ended] == [QueueClosed] * 2
 
-    play(connect(filter_tied=True), scenario)
 
-
-def test_evaluations_are_never_filtered(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_evaluations_are_never_filtered(connect: Connect) -> None:
+    async with opened(connect(filter_tied=True)) as broker:
         await broker.serving("a", 0)
         await broker.evaluate("e", make_prompts(2), temperature=0.0, min_version=0)
         for lease in await broker.lease("a", 2, WAIT):
@@ -179,21 +137,19 @@ def test_evaluations_are_never_filtered(connect: Connect) -> None:
         assert (await broker.evaluation("e", WAIT)).score == 0.5
         assert (await broker.accounting()).dropped == {}
 
-    play(connect(filter_tied=True), scenario)
 
-
-def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(tmp_path: Path) -> None:
+async def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(
+    tmp_path: Path,
+) -> None:
     import pyarrow.parquet as pq
 
-    async def scenario(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, filter_tied=True, patience_seconds=0.0)) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(6), cursor="6")
         await put(broker, 1, tied=True)
         await put(broker, 2, tied=False)
         await train(broker, 0)
         await put(broker, 1, tied=True)
-
-    play(make_broker(tmp_path, filter_tied=True, patience_seconds=0.0), scenario)
     assert export_parquet(tmp_path, tmp_path / "all.parquet") == 8
     table = pq.read_table(tmp_path / "all.parquet")
     assert table["state"].to_pylist() == ["dropped"] * 2 + ["trained"] * 4 + ["dropped"] * 2
@@ -207,8 +163,8 @@ def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(tmp_path
 # --- retired prompts
 
 
-def test_a_mastered_prompt_is_not_issued_again(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_mastered_prompt_is_not_issued_again(connect: Connect) -> None:
+    async with opened(connect(pass_rate_cap=0.75)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2), cursor="2")
         mastered, other = await broker.lease("a", 4, WAIT)
@@ -224,13 +180,11 @@ def test_a_mastered_prompt_is_not_issued_again(connect: Connect) -> None:
         accounts = await broker.accounting()
         assert (accounts.issued, accounts.balanced) == (3, True)
 
-    play(connect(pass_rate_cap=0.75), scenario)
 
-
-def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short_batch(
+async def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short_batch(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect(pass_rate_cap=1.0)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2, 3), cursor="3")
         for lease in await broker.lease("a", 6, WAIT):
@@ -249,25 +203,21 @@ def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short_batch
         accounts = await broker.accounting()
         assert (accounts.issued, accounts.trained, accounts.balanced) == (3, 3, True)
 
-    play(connect(pass_rate_cap=1.0), scenario)
 
-
-def test_a_prompt_that_could_not_be_known_again_is_refused(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_prompt_that_could_not_be_known_again_is_refused(connect: Connect) -> None:
+    async with opened(connect(pass_rate_cap=1.0)) as broker:
         with pytest.raises(InputError, match="'7' must be of the form source/epoch/index"):
             await broker.issue([Prompt(prompt_id="7", text="7")], cursor="1")
         assert (await broker.accounting()).issued == 0
-
-    play(connect(pass_rate_cap=1.0), scenario)
 
 
 # --- prompts that are set aside
 
 
-def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error(
+async def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error(
     tmp_path: Path,
 ) -> None:
-    async def before(broker: Any) -> None:
+    async with opened(make_broker(tmp_path)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2), cursor="2")
         for attempt in (1, 2):
@@ -275,8 +225,7 @@ def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error
             assert (poisonous.prompt.prompt_id, poisonous.attempt) == ("sums/0/1", attempt)
             await broker.fail("a", poisonous.group_id, attempt, reason="reward", error="boom")
         await broker.issue(epoch(1, 1, 2), cursor="4")
-
-    async def after(broker: Any) -> None:
+    async with opened(make_broker(tmp_path)) as broker:
         await broker.serving("a", 0)
         await broker.issue([*epoch(2, 2, 1), Prompt(prompt_id="plain", text="1")], cursor="7")
         leases = await broker.lease("a", 99, WAIT)
@@ -284,19 +233,16 @@ def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error
         assert ids == ["sums/0/2", "sums/1/2", "sums/2/2", "plain"]
         accounts = await broker.accounting()
         assert (accounts.failed, accounts.balanced) == ({"reward": 1}, True)
-
-    play(make_broker(tmp_path), before)
-    play(make_broker(tmp_path), after)
     database = sqlite3.connect(tmp_path / FILE_NAME)
     failed = "SELECT prompt_id, reason, error FROM groups WHERE state = 'failed'"
     assert database.execute(failed).fetchall() == [("sums/0/1", "reward", "boom")]
     database.close()
 
 
-def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
+async def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
     connect: Connect,
 ) -> None:
-    async def scenario(broker: Any) -> None:
+    async with opened(connect(retry_seconds=0.2)) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(1), cursor="1")
         (lease,) = await broker.lease("a", 2, WAIT)
@@ -305,14 +251,12 @@ def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
         (again,) = await broker.lease("a", 2, WAIT)
         assert (again.group_id, again.attempt) == (lease.group_id, 2)
 
-    play(connect(retry_seconds=0.2), scenario)
-
 
 # --- greedy baselines
 
 
-def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect) -> None:
+    async with opened(connect(greedy_baseline=True)) as broker:
         await broker.serving("a", 0)
         await broker.issue(make_prompts(4), cursor="4")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
@@ -325,17 +269,11 @@ def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect)
         assert [lease.capacity for lease in await broker.lease("a", 6, WAIT)] == [3, 3]
         assert await broker.put("a", answer(leases[1])) is PutStatus.ACCEPTED
 
-    play(connect(greedy_baseline=True), scenario)
-
 
 # --- recovery
 
 
-def resume(directory: Path, scenario: Callable[[Any], Any], **settings: Any) -> None:
-    play(make_broker(directory, **settings), scenario)
-
-
-def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
+async def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
     settings = {
         "filter_tied": True,
         "max_filtered_batches": 1,
@@ -343,7 +281,7 @@ def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
         "pass_threshold": 0.5,
     }
 
-    async def before(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2, 3, 4, 5), cursor="5")
         await put(broker, 3, tied=True, reward=0.0)  # the third of them is let through
@@ -352,8 +290,7 @@ def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
         await train(broker, 0)
         await broker.serving("a", 1)
         await put(broker, 1, tied=True, reward=1.0)
-
-    async def after(broker: Any) -> None:
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         accounts = await broker.accounting()
         assert (accounts.dropped, accounts.trained) == ({"filtered": 3}, 2)
         assert accounts.balanced
@@ -372,6 +309,3 @@ def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
             "groups_let_through": 3,
             "prompts_retired": 2,
         }
-
-    play(make_broker(tmp_path, **settings), before)
-    play(make_broker(tmp_path, **settings), after)

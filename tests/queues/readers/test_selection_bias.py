@@ -2,16 +2,14 @@
 
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from queues.policy.admission import OnOverdue
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import Distribution, Fate, compare, report_bias
-from tests.queues.broker.test_broker import WAIT, play
 from tests.queues.broker.test_overdue import straggle
-from tests.queues.conftest import answer, make_broker
+from tests.queues.conftest import WAIT, answer, make_broker, opened
 from tests.queues.simulated_run import Run, make_state
 
 
@@ -78,8 +76,11 @@ def test_nothing_trained_has_no_bias() -> None:
 
 
 @pytest.mark.parametrize("policy", ["drop", "mask"])
-def test_the_ledger_of_a_run_tells_what_became_of_every_group(tmp_path: Path, policy: str) -> None:
-    async def scenario(broker: Any) -> None:
+async def test_the_ledger_of_a_run_tells_what_became_of_every_group(
+    tmp_path: Path, policy: str
+) -> None:
+    settings = {"on_overdue": policy, "filter_tied": True, "patience_seconds": 0.0}
+    async with opened(make_broker(tmp_path, **settings)) as broker:
         straggler = await straggle(broker)
         await broker.serving("a", 2)
         await broker.ack(1, {"tokens_too_old": 5})
@@ -90,9 +91,6 @@ def test_the_ledger_of_a_run_tells_what_became_of_every_group(tmp_path: Path, po
             await broker.put("a", answer(lease, tied=lease.prompt.prompt_id == "sums/0/5"))
         await broker.take(2, WAIT)
         await broker.ack(2, {"tokens_too_old": 2})
-
-    settings = {"on_overdue": policy, "filter_tied": True, "patience_seconds": 0.0}
-    play(make_broker(tmp_path, **settings), scenario)
     with open_ledger(tmp_path) as database:
         report = report_bias(database)
     assert report.tokens_masked == 7

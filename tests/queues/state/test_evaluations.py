@@ -62,21 +62,18 @@ def test_there_is_no_pass_at_k_where_no_prompt_is_complete(tmp_path: Path) -> No
     assert (outcome.score, outcome.best, outcome.incomplete) == (0.5, None, 2)
 
 
-def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        broker = make_broker(tmp_path)
-        await broker.serving("a", 0)
-        assert last_lease(tmp_path) is None
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.lease("a", 2, WAIT)
-        begin = clock.now()
-        await broker.lease("a", 2, WAIT)
-        end = clock.now()
-        await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=0)
-        assert len(await broker.lease("a", 1, WAIT)) == 1
-        newest = last_lease(tmp_path)
-        assert newest is not None
-        assert begin <= newest <= end
-        await broker.close()
-
-    asyncio.run(scenario())
+async def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path)
+    await broker.serving("a", 0)
+    assert last_lease(tmp_path) is None
+    await broker.issue(make_prompts(2), cursor="2")
+    await broker.lease("a", 2, WAIT)
+    begin = clock.now()
+    await broker.lease("a", 2, WAIT)
+    end = clock.now()
+    await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=0)
+    assert len(await broker.lease("a", 1, WAIT)) == 1
+    newest = last_lease(tmp_path)
+    assert newest is not None
+    assert begin <= newest <= end
+    await broker.close()

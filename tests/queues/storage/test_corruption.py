@@ -18,7 +18,7 @@ from queues.readers.accounting import account, read_accounting
 from queues.readers.open_run import open_ledger
 from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
-from tests.queues.conftest import answer, frames, make_broker, make_prompts
+from tests.queues.conftest import answer, frames, make_broker, make_prompts, opened
 
 WAL = f"{FILE_NAME}-wal"
 BATCHES = 6
@@ -103,7 +103,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return asyncio.run(record(tmp_path_factory.mktemp("run"), close=request.param))
 
 
-def look(folder: Path, run: Recorded) -> dict[str, Any]:
+async def look(folder: Path, run: Recorded) -> dict[str, Any]:
     """Read everything back in every way there is, and compare it; the accounts at last."""
     accounting = read_accounting(folder).to_dict()
     assert settled(accounting) in run.history
@@ -117,17 +117,11 @@ def look(folder: Path, run: Recorded) -> dict[str, Any]:
         for _, payload in frames(folder / JOURNAL_NAME, int(path.stem)):
             assert payload in run.payloads.values()
 
-    async def go_on() -> None:
-        broker = make_broker(folder, **OPTIONS)
-        try:
-            for version in range((await broker.status()).version):
-                batch = await broker.take(version, 0.0)
-                assert batch.payloads == run.batches[version]
-            assert (await broker.accounting()).to_dict() == settled(accounting)
-        finally:
-            await broker.close()
-
-    asyncio.run(go_on())
+    async with opened(make_broker(folder, **OPTIONS)) as broker:
+        for version in range((await broker.status()).version):
+            batch = await broker.take(version, 0.0)
+            assert batch.payloads == run.batches[version]
+        assert (await broker.accounting()).to_dict() == settled(accounting)
     return accounting
 
 
@@ -151,7 +145,7 @@ def damage(folder: Path, seed: int) -> str:
     return f"seed {seed}: {path.name} {done}"
 
 
-def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(
+async def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(
     run: Recorded, tmp_path: Path
 ) -> None:
     outcomes: Counter[str] = Counter()
@@ -160,7 +154,7 @@ def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(
         shutil.copytree(run.folder, folder)
         what = damage(folder, seed)
         try:
-            look(folder, run)
+            await look(folder, run)
         except (LedgerError, JournalError) as error:
             named = str(folder) in str(error)  # the message says where
             outcomes["unnamed"] += not named
@@ -175,9 +169,9 @@ def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(
     assert min(outcomes[kind] for kind in ("LedgerError", "JournalError", "recovered")) >= 5
 
 
-def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path: Path) -> None:
+async def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path: Path) -> None:
     """A crash leaves what was written so far of the write-ahead log since its last checkpoint."""
-    run = asyncio.run(record(tmp_path, close=False, checkpoint_pages=1000))
+    run = await record(tmp_path, close=False, checkpoint_pages=1000)
     content = (run.folder / WAL).read_bytes()
     frame = 4096 + 24  # page and header
     ends = range(32, len(content), frame)
@@ -185,7 +179,7 @@ def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path: Path)
     for end in [*ends[:: len(ends) // 30], len(content)]:
         folder = shutil.copytree(run.folder, tmp_path / str(end))
         (folder / WAL).write_bytes(content[: end + random.Random(end).randrange(frame)])
-        seen.append(look(folder, run)["trained"])
+        seen.append((await look(folder, run))["trained"])
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (0, 2 * BATCHES)
 

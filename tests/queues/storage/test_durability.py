@@ -12,7 +12,7 @@ import pytest
 
 from headway.errors import InputError
 from queues.errors import AccountingError, LedgerError
-from queues.readers.accounting import Accounting, read_accounting
+from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.parquet import export_parquet
 from queues.records import PutStatus
@@ -27,7 +27,7 @@ from tests.queues.conftest import answer, make_broker, make_prompts, train_a_bat
 WAIT = 10.0
 
 
-def test_puts_that_arrive_together_share_one_commit(
+async def test_puts_that_arrive_together_share_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -40,21 +40,18 @@ def test_puts_that_arrive_together_share_one_commit(
 
         monkeypatch.setattr(owner, method, spy)
 
-    async def main() -> None:
-        broker = make_broker(tmp_path, groups_per_batch=8, commit_interval_seconds=0.1)
-        await broker.issue(make_prompts(16), cursor="16")
-        await broker.serving("a", 0)
-        payloads = [answer(lease) for lease in await broker.lease("a", 32, WAIT)]
-        events.clear()
-        await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
-        puts = events[:]
-        await broker.close()
-        assert puts == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path, groups_per_batch=8, commit_interval_seconds=0.1)
+    await broker.issue(make_prompts(16), cursor="16")
+    await broker.serving("a", 0)
+    payloads = [answer(lease) for lease in await broker.lease("a", 32, WAIT)]
+    events.clear()
+    await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
+    puts = events[:]
+    await broker.close()
+    assert puts == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
 
 
-def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
+async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, reached, release = threading.Event(), threading.Event(), threading.Event()
@@ -68,29 +65,26 @@ def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
 
     monkeypatch.setattr(Journal, "commit", blocked)
 
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, WAIT)
-        slow.set()
-        put = asyncio.create_task(broker.put("a", answer(lease)))
-        assert await asyncio.to_thread(reached.wait, 30)
-        assert await broker.heartbeat("a", [(other.group_id, 1)]) == []
-        assert await broker.lease("a", 2, 0.0) == [], "both are leased"
-        await broker.issue(make_prompts(1, 2), cursor="3")
-        assert len(await broker.lease("a", 2, WAIT)) == 1, "rows do not wait for payloads"
-        assert await broker.take(0, 0.0) is None
-        assert not put.done(), "nothing is answered before it is durable"
-        release.set()
-        assert await put is PutStatus.ACCEPTED
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    await broker.issue(make_prompts(2), cursor="2")
+    await broker.serving("a", 0)
+    lease, other = await broker.lease("a", 4, WAIT)
+    slow.set()
+    put = asyncio.create_task(broker.put("a", answer(lease)))
+    assert await asyncio.to_thread(reached.wait, 30)
+    assert await broker.heartbeat("a", [(other.group_id, 1)]) == []
+    assert await broker.lease("a", 2, 0.0) == [], "both are leased"
+    await broker.issue(make_prompts(1, 2), cursor="3")
+    assert len(await broker.lease("a", 2, WAIT)) == 1, "rows do not wait for payloads"
+    assert await broker.take(0, 0.0) is None
+    assert not put.done(), "nothing is answered before it is durable"
+    release.set()
+    assert await put is PutStatus.ACCEPTED
+    await broker.close()
 
 
 @pytest.mark.parametrize("method", ["issue", "evaluate"])
-def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_durable(
+async def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     slow, reached, release = threading.Event(), threading.Event(), threading.Event()
@@ -104,104 +98,92 @@ def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_durable
 
     monkeypatch.setattr(Ledger, "commit", blocked)
 
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        calls = {
-            "issue": lambda: broker.issue(make_prompts(2), cursor="2", token="t"),
-            "evaluate": lambda: broker.evaluate(
-                "e", make_prompts(2), temperature=0.0, min_version=0
-            ),
-        }
-        await broker.serving("a", 0)
-        slow.set()
-        first = asyncio.create_task(calls[method]())
-        assert await asyncio.to_thread(reached.wait, 30)
-        repeated = asyncio.create_task(calls[method]())
-        answered, _ = await asyncio.wait({repeated}, timeout=0.05)
-        release.set()
-        assert not answered
-        await asyncio.gather(first, repeated)
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    calls = {
+        "issue": lambda: broker.issue(make_prompts(2), cursor="2", token="t"),
+        "evaluate": lambda: broker.evaluate("e", make_prompts(2), temperature=0.0, min_version=0),
+    }
+    await broker.serving("a", 0)
+    slow.set()
+    first = asyncio.create_task(calls[method]())
+    assert await asyncio.to_thread(reached.wait, 30)
+    repeated = asyncio.create_task(calls[method]())
+    answered, _ = await asyncio.wait({repeated}, timeout=0.05)
+    release.set()
+    assert not answered
+    await asyncio.gather(first, repeated)
+    await broker.close()
 
 
-def test_after_a_failed_commit_nothing_is_accepted_any_more(
+async def test_after_a_failed_commit_nothing_is_accepted_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken_disk(self: Journal) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, WAIT)
-        assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
-        with monkeypatch.context() as broken:
-            broken.setattr(Journal, "commit", broken_disk)
-            with pytest.raises(LedgerError, match="Input/output error"):
-                await broker.put("a", answer(other))
-        for call in (
-            broker.issue(make_prompts(1, 9), cursor="5"),
-            broker.take(0, WAIT),
-            broker.heartbeat("a", []),
-        ):
-            with pytest.raises(LedgerError, match="nothing more is accepted"):
-                await call
-        await broker.close()
-        again = make_broker(tmp_path)
-        accounting = await again.accounting()
-        assert (accounting.ready, accounting.queued, accounting.balanced) == (1, 3, True)
-        await again.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    await broker.issue(make_prompts(4), cursor="4")
+    await broker.serving("a", 0)
+    lease, other = await broker.lease("a", 4, WAIT)
+    assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
+    with monkeypatch.context() as broken:
+        broken.setattr(Journal, "commit", broken_disk)
+        with pytest.raises(LedgerError, match="Input/output error"):
+            await broker.put("a", answer(other))
+    for call in (
+        broker.issue(make_prompts(1, 9), cursor="5"),
+        broker.take(0, WAIT),
+        broker.heartbeat("a", []),
+    ):
+        with pytest.raises(LedgerError, match="nothing more is accepted"):
+            await call
+    await broker.close()
+    again = make_broker(tmp_path)
+    accounting = await again.accounting()
+    assert (accounting.ready, accounting.queued, accounting.balanced) == (1, 3, True)
+    await again.close()
 
 
-def test_leases_that_cannot_expire_stop_the_broker(
+async def test_leases_that_cannot_expire_stop_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> State:
         raise AssertionError("a bug")
 
-    async def main() -> None:
-        broker = make_broker(tmp_path, lease_seconds=0.2, heartbeat_seconds=0.05)
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, _ = await broker.lease("a", 4, WAIT)
-        monkeypatch.setattr(BrokerState, "give_back", broken)
-        why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
+    broker = make_broker(tmp_path, lease_seconds=0.2, heartbeat_seconds=0.05)
+    await broker.issue(make_prompts(2), cursor="2")
+    await broker.serving("a", 0)
+    lease, _ = await broker.lease("a", 4, WAIT)
+    monkeypatch.setattr(BrokerState, "give_back", broken)
+    why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
+    with pytest.raises(LedgerError, match=why):
+        await broker.take(0, WAIT)
+    for call in (
+        broker.put("a", answer(lease)),
+        broker.heartbeat("a", []),
+        broker.issue(make_prompts(1, 2), cursor="3"),
+        broker.prompts_wanted(WAIT),
+        broker.lease("a", 4, WAIT),
+        broker.accounting(),
+    ):
         with pytest.raises(LedgerError, match=why):
-            await broker.take(0, WAIT)
-        for call in (
-            broker.put("a", answer(lease)),
-            broker.heartbeat("a", []),
-            broker.issue(make_prompts(1, 2), cursor="3"),
-            broker.prompts_wanted(WAIT),
-            broker.lease("a", 4, WAIT),
-            broker.accounting(),
-        ):
-            with pytest.raises(LedgerError, match=why):
-                await call
-        await broker.close()
-
-    asyncio.run(main())
+            await call
+    await broker.close()
     assert "leases cannot expire any more" in caplog.text
     assert "a bug" in caplog.text
     assert read_accounting(tmp_path).leased == 2
 
 
-def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        (prompt,) = make_prompts(1)
-        prompt.metadata["secret"] = object()
-        with pytest.raises(InputError, match="'sums/0/0': metadata is not JSON"):
-            await broker.issue([prompt], cursor="1")
-        assert (await broker.accounting()).issued == 0
-        await broker.close()
-
-    asyncio.run(main())
+async def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(
+    tmp_path: Path,
+) -> None:
+    broker = make_broker(tmp_path)
+    (prompt,) = make_prompts(1)
+    prompt.metadata["secret"] = object()
+    with pytest.raises(InputError, match="'sums/0/0': metadata is not JSON"):
+        await broker.issue([prompt], cursor="1")
+    assert (await broker.accounting()).issued == 0
+    await broker.close()
 
 
 async def half_a_run(directory: Path):
@@ -220,61 +202,51 @@ def tamper(directory: Path, statement: str) -> None:
     database.close()
 
 
-def test_the_accounts_are_read_while_the_broker_writes(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = await half_a_run(tmp_path)
-        accounting = await asyncio.to_thread(read_accounting, tmp_path)
-        assert accounting.to_dict() == {
-            "issued": 6, "queued": 2, "leased": 1, "ready": 1, "taken": 0, "trained": 2,
-            "dropped": {}, "failed": {}, "heldout_failed": {}, "trained_twice": 0,
-            "duplicates": 0, "balanced": True,
-        }  # fmt: skip
-        assert accounting == await broker.accounting()
-        await broker.close()
-        assert read_accounting(tmp_path) == accounting
-
-    asyncio.run(main())
+async def test_the_accounts_are_read_while_the_broker_writes(tmp_path: Path) -> None:
+    broker = await half_a_run(tmp_path)
+    accounting = await asyncio.to_thread(read_accounting, tmp_path)
+    assert accounting.to_dict() == {
+        "issued": 6, "queued": 2, "leased": 1, "ready": 1, "taken": 0, "trained": 2,
+        "dropped": {}, "failed": {}, "heldout_failed": {}, "trained_twice": 0,
+        "duplicates": 0, "balanced": True,
+    }  # fmt: skip
+    assert accounting == await broker.accounting()
+    await broker.close()
+    assert read_accounting(tmp_path) == accounting
 
 
-def test_the_ledger_is_one_file_once_the_broker_is_closed(tmp_path: Path) -> None:
+async def test_the_ledger_is_one_file_once_the_broker_is_closed(tmp_path: Path) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
 
-    async def main() -> Accounting:
-        broker = await half_a_run(run)
-        # Somebody looks on, so SQLite itself would leave the last changes in the -wal file.
-        onlooker = sqlite3.connect(run / FILE_NAME)
-        onlooker.execute("SELECT count(*) FROM groups").fetchall()
-        accounting = await broker.accounting()
-        await broker.close()
-        wal = run / f"{FILE_NAME}-wal"
-        assert not wal.exists() or not wal.stat().st_size
-        copy.mkdir()
-        shutil.copy(run / FILE_NAME, copy)
-        onlooker.close()
-        return accounting
-
-    accounting = asyncio.run(main())
+    broker = await half_a_run(run)
+    # Somebody looks on, so SQLite itself would leave the last changes in the -wal file.
+    onlooker = sqlite3.connect(run / FILE_NAME)
+    onlooker.execute("SELECT count(*) FROM groups").fetchall()
+    accounting = await broker.accounting()
+    await broker.close()
+    wal = run / f"{FILE_NAME}-wal"
+    assert not wal.exists() or not wal.stat().st_size
+    copy.mkdir()
+    shutil.copy(run / FILE_NAME, copy)
+    onlooker.close()
     assert (accounting.issued, accounting.trained, accounting.leased) == (6, 2, 1)
     assert read_accounting(copy) == accounting
 
 
-def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_from_closing(
+async def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_from_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     impatient = partial(sqlite3.connect, timeout=0.05)
 
-    async def main() -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr("queues.storage.ledger.sqlite3.connect", impatient)
-            broker = await half_a_run(tmp_path)
-        reader = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM groups").fetchall()
-        await broker.issue(make_prompts(1, 6), cursor="7")
-        await broker.close()
-        reader.close()
-
-    asyncio.run(main())
+    with monkeypatch.context() as patched:
+        patched.setattr("queues.storage.ledger.sqlite3.connect", impatient)
+        broker = await half_a_run(tmp_path)
+    reader = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM groups").fetchall()
+    await broker.issue(make_prompts(1, 6), cursor="7")
+    await broker.close()
+    reader.close()
     assert "a reader holds the -wal file of ledger.sqlite" in caplog.text
     assert read_accounting(tmp_path).issued == 7
 
@@ -287,58 +259,48 @@ def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_from_clo
         "UPDATE counters SET value = 7 WHERE name = 'issued'",
     ],
 )
-def test_accounts_that_do_not_add_up_say_so(tmp_path: Path, statement: str) -> None:
-    async def main() -> None:
-        await (await half_a_run(tmp_path)).close()
-
-    asyncio.run(main())
+async def test_accounts_that_do_not_add_up_say_so(tmp_path: Path, statement: str) -> None:
+    await (await half_a_run(tmp_path)).close()
     tamper(tmp_path, statement)
     assert not read_accounting(tmp_path).balanced
     with pytest.raises(AccountingError, match="the groups do not add up"):
         make_broker(tmp_path)
 
 
-def test_a_group_in_two_batches_counts_as_trained_twice(tmp_path: Path) -> None:
-    async def main() -> None:
-        await (await half_a_run(tmp_path)).close()
-
-    asyncio.run(main())
+async def test_a_group_in_two_batches_counts_as_trained_twice(tmp_path: Path) -> None:
+    await (await half_a_run(tmp_path)).close()
     tamper(tmp_path, "INSERT INTO batch_groups VALUES (0, 2, 'g00000001')")
     accounting = read_accounting(tmp_path)
     assert (accounting.trained_twice, accounting.balanced) == (1, False)
 
 
-def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = await half_a_run(tmp_path)
-        await broker.serving("a", 1)
-        (lease,) = await broker.lease("a", 2, WAIT)
-        await broker.put("a", answer(lease))
-        # A ledger that adds up, but says of a queued group that it is leased.
-        tamper(tmp_path, "UPDATE groups SET state = 'leased' WHERE number = 6")
-        assert read_accounting(tmp_path).balanced
-        assert not (await broker.accounting()).balanced
-        straggler = (await broker.status()).waits_for
-        await broker.fail("a", *straggler, 1, reason="late", error="late")
-        (again, *_) = await broker.lease("a", 2, WAIT)
-        await broker.put("a", answer(again))
-        assert await broker.take(1, WAIT) is not None
-        with pytest.raises(AccountingError, match="after batch 1: the groups do not add up"):
-            await broker.ack(1, {})
-        await broker.close()
+async def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(
+    tmp_path: Path,
+) -> None:
+    broker = await half_a_run(tmp_path)
+    await broker.serving("a", 1)
+    (lease,) = await broker.lease("a", 2, WAIT)
+    await broker.put("a", answer(lease))
+    # A ledger that adds up, but says of a queued group that it is leased.
+    tamper(tmp_path, "UPDATE groups SET state = 'leased' WHERE number = 6")
+    assert read_accounting(tmp_path).balanced
+    assert not (await broker.accounting()).balanced
+    straggler = (await broker.status()).waits_for
+    await broker.fail("a", *straggler, 1, reason="late", error="late")
+    (again, *_) = await broker.lease("a", 2, WAIT)
+    await broker.put("a", answer(again))
+    assert await broker.take(1, WAIT) is not None
+    with pytest.raises(AccountingError, match="after batch 1: the groups do not add up"):
+        await broker.ack(1, {})
+    await broker.close()
 
-    asyncio.run(main())
 
-
-def test_export_has_every_journaled_rollout_with_its_state(tmp_path: Path) -> None:
+async def test_export_has_every_journaled_rollout_with_its_state(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    async def main() -> None:
-        broker = await half_a_run(tmp_path)
-        assert export_parquet(tmp_path, tmp_path / "live.parquet") == 6
-        await broker.close()
-
-    asyncio.run(main())
+    broker = await half_a_run(tmp_path)
+    assert export_parquet(tmp_path, tmp_path / "live.parquet") == 6
+    await broker.close()
     file = tmp_path / "rollouts.parquet"
     assert export_parquet(tmp_path, file) == 6
     table = pq.read_table(file)
@@ -349,23 +311,20 @@ def test_export_has_every_journaled_rollout_with_its_state(tmp_path: Path) -> No
     assert table["trained_version"].to_pylist() == [0] * 4 + [None] * 2
 
 
-def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(
+async def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(
     tmp_path: Path,
 ) -> None:
     def folder(version: int) -> Path:
         return tmp_path / "checkpoints" / f"v{version:06d}"
 
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        assert newest_checkpoint(tmp_path) is None
-        for version in (9, 10, 11):
-            folder(version).mkdir(parents=True)
-        for version in (10, 9):
-            await broker.commit_checkpoint(version, str(folder(version)))
-        assert newest_checkpoint(tmp_path) == (10, folder(10)), "11 was not committed"
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    assert newest_checkpoint(tmp_path) is None
+    for version in (9, 10, 11):
+        folder(version).mkdir(parents=True)
+    for version in (10, 9):
+        await broker.commit_checkpoint(version, str(folder(version)))
+    assert newest_checkpoint(tmp_path) == (10, folder(10)), "11 was not committed"
+    await broker.close()
     ledger = (tmp_path / FILE_NAME).read_bytes()
     assert newest_checkpoint(tmp_path) == (10, folder(10))
     folder(10).rmdir()
@@ -375,17 +334,14 @@ def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(
     assert (tmp_path / FILE_NAME).read_bytes() == ledger
 
 
-def test_a_checkpoint_moves_with_its_run(tmp_path: Path) -> None:
+async def test_a_checkpoint_moves_with_its_run(tmp_path: Path) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
 
-    async def main() -> None:
-        broker = make_broker(run)
-        (run / "checkpoints" / "v000003").mkdir(parents=True)
-        await broker.commit_checkpoint(3, "checkpoints/v000003")
-        assert newest_checkpoint(run) == (3, run / "checkpoints" / "v000003")
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(run)
+    (run / "checkpoints" / "v000003").mkdir(parents=True)
+    await broker.commit_checkpoint(3, "checkpoints/v000003")
+    assert newest_checkpoint(run) == (3, run / "checkpoints" / "v000003")
+    await broker.close()
     run.rename(moved)
     assert newest_checkpoint(moved) == (3, moved / "checkpoints" / "v000003")
 
@@ -402,22 +358,18 @@ def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
         make_broker(tmp_path)
 
 
-def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
-    asyncio.run(make_broker(tmp_path).close())
+async def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+    await make_broker(tmp_path).close()
     tamper(tmp_path, "UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     for read in (read_accounting, make_broker):
         with pytest.raises(LedgerError, match="schema version 99, this Headway reads 4"):
             read(tmp_path)
 
 
-def test_export_to_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    asyncio.run(make_broker(tmp_path).close())
-    with pytest.raises(InputError, match="cannot be written"):
-        export_parquet(tmp_path, tmp_path / "missing" / "file.parquet")
-
-
-def test_an_export_never_takes_the_place_of_a_file_nor_leaves_half_of_one(tmp_path: Path) -> None:
-    asyncio.run(make_broker(tmp_path).close())
+async def test_an_export_never_takes_the_place_of_a_file_nor_leaves_half_of_one(
+    tmp_path: Path,
+) -> None:
+    await make_broker(tmp_path).close()
     before = (tmp_path / FILE_NAME).read_bytes()
     with pytest.raises(InputError, match="exists; name a file that does not"):
         export_parquet(tmp_path, tmp_path / FILE_NAME)

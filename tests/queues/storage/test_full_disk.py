@@ -18,8 +18,7 @@ from headway.full_disk import PROBE_BYTES, has_space, is_full
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
-from queues.storage import group_commit as writer
-from queues.storage import journal
+from queues.storage import journal, pause
 from queues.storage.ledger import Ledger
 from tests.queues.conftest import answer, frames, make_broker, make_prompts
 
@@ -202,29 +201,26 @@ def test_wherever_room_runs_out_the_outcome_is_the_same(
         assert written in (3, 4), "a commit that fails after the sync leaves its frame unreferenced"
 
 
-def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
+async def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path)
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, _ = await broker.lease("a", 4, 0.0)
-        monkeypatch.setattr(writer, "has_space", lambda *_: False)
-        monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
-        put = asyncio.create_task(broker.put("a", answer(lease)))
-        async with asyncio.timeout(10):
-            while (await broker.status()).paused is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        await broker.close()
-        with pytest.raises(Exception, match=r"nothing more is accepted.*disk is full"):
-            await put
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path)
+    await broker.issue(make_prompts(2), cursor="2")
+    await broker.serving("a", 0)
+    lease, _ = await broker.lease("a", 4, 0.0)
+    monkeypatch.setattr(pause, "has_space", lambda *_: False)
+    monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
+    put = asyncio.create_task(broker.put("a", answer(lease)))
+    async with asyncio.timeout(10):
+        while (await broker.status()).paused is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    await broker.close()
+    with pytest.raises(Exception, match=r"nothing more is accepted.*disk is full"):
+        await put
     assert read_accounting(tmp_path).ready == 0
 
 
-def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
+async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = threading.Event()
@@ -235,25 +231,22 @@ def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
             raise sqlite_full()
         commit(self)
 
-    async def main() -> None:
-        broker = make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1, probe_seconds=0.01)
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, 10.0)
-        monkeypatch.setattr(writer, "has_space", lambda *_: room.is_set())
-        monkeypatch.setattr(Ledger, "commit", full)
-        put = asyncio.create_task(broker.put("a", answer(lease)))
-        async with asyncio.timeout(10):
-            while (await broker.status()).paused is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
-        room.set()
-        assert await put is PutStatus.ACCEPTED
-        assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
-        assert (await broker.status()).given_back == {}
-        await broker.close()
-
-    asyncio.run(main())
+    broker = make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1, probe_seconds=0.01)
+    await broker.issue(make_prompts(2), cursor="2")
+    await broker.serving("a", 0)
+    lease, other = await broker.lease("a", 4, 10.0)
+    monkeypatch.setattr(pause, "has_space", lambda *_: room.is_set())
+    monkeypatch.setattr(Ledger, "commit", full)
+    put = asyncio.create_task(broker.put("a", answer(lease)))
+    async with asyncio.timeout(10):
+        while (await broker.status()).paused is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
+    room.set()
+    assert await put is PutStatus.ACCEPTED
+    assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
+    assert (await broker.status()).given_back == {}
+    await broker.close()
 
 
 def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
@@ -313,7 +306,7 @@ def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
 
 
 @pytest.mark.ray
-def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
+async def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
     ray_cluster: None,
 ) -> None:
     import ray
@@ -341,6 +334,6 @@ def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
     for handle in handles:
         ray.get(handle.paused.remote())  # its process has started
     patient, silent = (BrokerClient(handle, answer_seconds=0.1) for handle in handles)
-    assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
+    assert (await patient.put("a", b"")) is PutStatus.ACCEPTED
     with pytest.raises(BrokerLostError, match="put_many: the broker did not answer within 2 s"):
-        asyncio.run(silent.put("a", b""))
+        await silent.put("a", b"")

@@ -131,20 +131,8 @@ def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampl
     finish(run)
 
 
-def test_a_run_that_is_going_on_is_left_alone(run):
+async def test_a_run_that_is_going_on_is_left_alone(run):
     broker = make_broker(run, **SIZES)
     with pytest.raises(LedgerError, match="another broker of this run is alive"):
         go_back(run, version=2)
-    asyncio.run(broker.close())
-
-
-def test_a_batch_that_was_trained_again_to_other_weights_records_them(run):
-    async def again():
-        broker = make_broker(run, **SIZES)
-        await broker.ack(1, {"weights_checksum": "other", "loss": 2.0})
-        await broker.close()
-
-    asyncio.run(again())
-    assert read_batches(run)[1]["weights_checksum"] == "other"
-    assert recorded_checkpoints(run)[1].weights_checksum == "other"
-    assert "loss" not in read_batches(run)[1]
+    await broker.close()

@@ -1,7 +1,5 @@
 """`headway requeue`: failed groups are queued again, and no other."""
 
-import asyncio
-
 import pytest
 
 from headway.errors import InputError
@@ -36,19 +34,19 @@ async def finish(directory):
     return [(lease.prompt.prompt_id, lease.attempt) for lease in leases]
 
 
-def test_failed_prompts_are_leased_again_and_the_accounts_balance(tmp_path):
-    failed = asyncio.run(fail_two(tmp_path))
+async def test_failed_prompts_are_leased_again_and_the_accounts_balance(tmp_path):
+    failed = await fail_two(tmp_path)
     assert sum(read_accounting(tmp_path).failed.values()) == 2
     assert requeue(tmp_path) == failed
     accounts = read_accounting(tmp_path)
     assert (accounts.queued, accounts.failed, accounts.balanced) == (2, {}, True)
-    assert sorted(asyncio.run(finish(tmp_path))) == [(prompt, 2) for prompt in sorted(failed)]
+    assert sorted(await finish(tmp_path)) == [(prompt, 2) for prompt in sorted(failed)]
     assert read_accounting(tmp_path).balanced
     assert requeue(tmp_path) == []
 
 
-def test_one_prompt_may_be_chosen_and_a_wrong_one_changes_nothing(tmp_path):
-    first, second = asyncio.run(fail_two(tmp_path))
+async def test_one_prompt_may_be_chosen_and_a_wrong_one_changes_nothing(tmp_path):
+    first, second = await fail_two(tmp_path)
     with pytest.raises(InputError, match="'sums/0/9' has not failed"):
         requeue(tmp_path, [first, "sums/0/9"])
     assert sum(read_accounting(tmp_path).failed.values()) == 2
@@ -56,10 +54,10 @@ def test_one_prompt_may_be_chosen_and_a_wrong_one_changes_nothing(tmp_path):
     assert sum(read_accounting(tmp_path).failed.values()) == 1
 
 
-def test_a_run_that_is_going_on_or_none_is_refused(tmp_path):
+async def test_a_run_that_is_going_on_or_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="not the folder of a run"):
         requeue(tmp_path)
     broker = make_broker(tmp_path)
     with pytest.raises(LedgerError, match="another broker"):
         requeue(tmp_path)
-    asyncio.run(broker.close())
+    await broker.close()

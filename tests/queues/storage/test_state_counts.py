@@ -1,6 +1,5 @@
 """Counts that are kept: those of the rows, at a cost that does not grow with the run."""
 
-import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -73,8 +72,10 @@ async def begin(directory: Path) -> None:
         "UPDATE batches SET acked_at = NULL",
     ],
 )
-def test_whatever_changes_rows_changes_the_kept_counts(tmp_path: Path, statement: str) -> None:
-    asyncio.run(begin(tmp_path))
+async def test_whatever_changes_rows_changes_the_kept_counts(
+    tmp_path: Path, statement: str
+) -> None:
+    await begin(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         register(database)
         with database:
@@ -82,8 +83,8 @@ def test_whatever_changes_rows_changes_the_kept_counts(tmp_path: Path, statement
         assert kept_counts(database, newest=0) == count_rows(database)
 
 
-def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path: Path) -> None:
-    asyncio.run(begin(tmp_path))
+async def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path: Path) -> None:
+    await begin(tmp_path)
     ledger = Ledger(tmp_path, synchronous="normal")
     before = ledger.counts()
     ledger.begin()
@@ -95,11 +96,11 @@ def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["everything", "a count"])
-def test_a_ledger_whose_counts_are_not_those_of_its_rows_is_counted_anew(
+async def test_a_ledger_whose_counts_are_not_those_of_its_rows_is_counted_anew(
     tmp_path: Path, lost: str
 ) -> None:
     """One that an earlier Headway wrote has none at all."""
-    asyncio.run(begin(tmp_path))
+    await begin(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
         if lost == "a count":
             database.execute("UPDATE kept_states SET value = value + 1")

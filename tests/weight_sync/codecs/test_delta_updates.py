@@ -1,6 +1,5 @@
 """Updates by delta leave an engine with the very bits of the whole version, or come whole."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -65,19 +64,18 @@ def send(transport):
     return publish
 
 
-def test_ten_updates_by_delta_end_in_the_bits_of_the_whole_version(engine, transport, send) -> None:
+async def test_ten_updates_by_delta_end_in_the_bits_of_the_whole_version(
+    engine, transport, send
+) -> None:
     versions = steps(10)
 
-    async def run():
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
-        reports = []
-        for version, weights in enumerate(versions):
-            reports.append(await receiver.update(send(version, weights)))
-            assert same(engine.weights, weights)
-        receiver.close()
-        return reports
-
-    first, *others = asyncio.run(run())
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
+    reports = []
+    for version, weights in enumerate(versions):
+        reports.append(await receiver.update(send(version, weights)))
+        assert same(engine.weights, weights)
+    receiver.close()
+    first, *others = reports
     assert (first.codec, first.bytes, first.changed) == ("full", first.full_bytes, None)
     for report in others:
         assert report.codec == "delta"
@@ -85,31 +83,29 @@ def test_ten_updates_by_delta_end_in_the_bits_of_the_whole_version(engine, trans
         assert 0.01 < report.changed < 0.03
 
 
-def test_a_receiver_that_keeps_no_base_gets_every_version_whole(engine, transport, send) -> None:
+async def test_a_receiver_that_keeps_no_base_gets_every_version_whole(
+    engine, transport, send
+) -> None:
     versions = steps(2)
 
-    async def run():
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport)
-        return [await receiver.update(send(v, weights)) for v, weights in enumerate(versions)]
-
-    assert [report.codec for report in asyncio.run(run())] == ["full", "full"]
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport)
+    reports = [await receiver.update(send(v, weights)) for v, weights in enumerate(versions)]
+    assert [report.codec for report in reports] == ["full", "full"]
     assert same(engine.weights, versions[1])
 
 
-def test_a_receiver_that_missed_a_version_gets_the_next_one_whole(engine, transport, send) -> None:
+async def test_a_receiver_that_missed_a_version_gets_the_next_one_whole(
+    engine, transport, send
+) -> None:
     versions = steps(4)
 
-    async def run():
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
-        reports = []
-        for version, weights in enumerate(versions):
-            manifest = send(version, weights)
-            if version != 1:
-                reports.append(await receiver.update(manifest))
-        receiver.close()
-        return reports
-
-    reports = asyncio.run(run())
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
+    reports = []
+    for version, weights in enumerate(versions):
+        manifest = send(version, weights)
+        if version != 1:
+            reports.append(await receiver.update(manifest))
+    receiver.close()
     assert [(r.version, r.codec) for r in reports] == [(0, "full"), (2, "full"), (3, "delta")]
     assert same(engine.weights, versions[3])
 

@@ -96,7 +96,7 @@ class Handle:
         return asyncio.run_coroutine_threadsafe(answer, self._loop)
 
 
-def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_again(
+async def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_again(
     loop, weights, monkeypatch
 ) -> None:
     config, broadcaster = WeightSyncConfig(transport="nccl", timeout_seconds=30), Broadcaster(1, 1)
@@ -144,7 +144,7 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
         assert second.actor.engine.checksum == digest
         second.ask(second.actor.stop(5.0)).result(30)
         runs.result(30)
-    reports = asyncio.run(broadcaster.reports(0))
+    reports = await broadcaster.reports(0)
     assert [(r.version, r.seeding, r.error) for r in reports] == [
         (0, True, None),
         (1, False, "LoadFailed: injected"),

@@ -258,17 +258,6 @@ def test_engines_that_take_long_together_fail_no_publish(weights) -> None:
         publisher.flush(30)
 
 
-def test_an_unreachable_broadcaster_fails_the_publish(weights) -> None:
-    def engines():
-        raise ConnectionError("no broadcaster")
-
-    publisher = DirectPublisher(engines, connect, [].append)
-    publisher.publish(0, weights(0).items())
-    with pytest.raises(PublishFailed, match="version 0 failed: no broadcaster"):
-        publisher.flush(30)
-    publisher.close()
-
-
 def test_a_failure_between_versions_is_raised_by_a_later_call_and_the_next_version_is_sent(
     loop, weights
 ) -> None:
@@ -308,79 +297,67 @@ async def bring(receiver: DirectReceiver, version: int, attempt: str) -> int | N
     return served
 
 
-def test_calls_outside_their_attempt_are_refused_and_have_no_effect() -> None:
-    async def run() -> None:
-        engine, stop = FakeEngine(), asyncio.Event()
-        receiver = receiver_of(engine)
-        running = asyncio.create_task(receiver.run(stop))
-        for late in (receiver.transfer("x", "start_weight_update", None), receiver.resume("x")):
-            with pytest.raises(UpdateRefused, match="this attempt to send weights is over"):
-                await late
-        assert await bring(receiver, 3, "one") is None
-        await settled(lambda: receiver.handled_version == 3)
-        for version in (2, 3):
-            with pytest.raises(
-                UpdateRefused, match=f"version {version} was refused: the engine serves 3"
-            ):
-                await receiver.pause(version, "late")
-        assert await bring(receiver, 4, "two") == 3
-        with pytest.raises(UpdateRefused):
-            await receiver.resume("one")
-        assert engine.events[-2:] == ["serve 4", "resume"]
-        stop.set()
+async def test_calls_outside_their_attempt_are_refused_and_have_no_effect() -> None:
+    engine, stop = FakeEngine(), asyncio.Event()
+    receiver = receiver_of(engine)
+    running = asyncio.create_task(receiver.run(stop))
+    for late in (receiver.transfer("x", "start_weight_update", None), receiver.resume("x")):
+        with pytest.raises(UpdateRefused, match="this attempt to send weights is over"):
+            await late
+    assert await bring(receiver, 3, "one") is None
+    await settled(lambda: receiver.handled_version == 3)
+    for version in (2, 3):
+        with pytest.raises(
+            UpdateRefused, match=f"version {version} was refused: the engine serves 3"
+        ):
+            await receiver.pause(version, "late")
+    assert await bring(receiver, 4, "two") == 3
+    with pytest.raises(UpdateRefused):
+        await receiver.resume("one")
+    assert engine.events[-2:] == ["serve 4", "resume"]
+    stop.set()
+    await running
+    with pytest.raises(UpdateRefused, match="the engine is about to end"):
+        await receiver.pause(5, "three")
+
+
+async def test_what_happens_while_an_engine_stops_ends_the_attempt_before_its_next_step() -> None:
+    engine = FakeEngine()
+    receiver = receiver_of(engine)
+    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    pauses, stands = asyncio.Event(), asyncio.Event()
+
+    async def pause() -> None:
+        pauses.set()
+        await stands.wait()
+
+    engine.pause = pause
+    pausing = asyncio.create_task(receiver.pause(0, "one"))
+    await pauses.wait()
+    await receiver.give_up("it took too long")
+    stands.set()
+    with pytest.raises(UpdateRefused, match="this attempt"):
+        await pausing
+    with pytest.raises(LoadFailed, match="it took too long"):
         await running
-        with pytest.raises(UpdateRefused, match="the engine is about to end"):
-            await receiver.pause(5, "three")
-
-    asyncio.run(run())
 
 
-def test_what_happens_while_an_engine_stops_ends_the_attempt_before_its_next_step() -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        receiver = receiver_of(engine)
-        running = asyncio.create_task(receiver.run(asyncio.Event()))
-        pauses, stands = asyncio.Event(), asyncio.Event()
-
-        async def pause() -> None:
-            pauses.set()
-            await stands.wait()
-
-        engine.pause = pause
-        pausing = asyncio.create_task(receiver.pause(0, "one"))
-        await pauses.wait()
-        await receiver.give_up("it took too long")
-        stands.set()
-        with pytest.raises(UpdateRefused, match="this attempt"):
-            await pausing
-        with pytest.raises(LoadFailed, match="it took too long"):
-            await running
-
-    asyncio.run(run())
+async def test_a_pause_that_nobody_ends_ends_the_engine() -> None:
+    receiver = receiver_of(FakeEngine(), timeout=0.01)
+    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    await receiver.pause(2, "one")
+    with pytest.raises(DeadlineExceeded, match=r"version 2 was not whole within 0.01 s"):
+        await running
 
 
-def test_a_pause_that_nobody_ends_ends_the_engine() -> None:
-    async def run() -> None:
-        receiver = receiver_of(FakeEngine(), timeout=0.01)
-        running = asyncio.create_task(receiver.run(asyncio.Event()))
-        await receiver.pause(2, "one")
-        with pytest.raises(DeadlineExceeded, match=r"version 2 was not whole within 0.01 s"):
-            await running
-
-    asyncio.run(run())
-
-
-def test_another_learner_finds_a_mixture_and_the_engine_ends() -> None:
-    async def run() -> None:
-        receiver = receiver_of(FakeEngine())
-        running = asyncio.create_task(receiver.run(asyncio.Event()))
-        await receiver.pause(2, "one")
-        with pytest.raises(LoadFailed, match="version 2 came while version 2 was not whole"):
-            await receiver.pause(2, "two")
-        with pytest.raises(LoadFailed):
-            await running
-
-    asyncio.run(run())
+async def test_another_learner_finds_a_mixture_and_the_engine_ends() -> None:
+    receiver = receiver_of(FakeEngine())
+    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    await receiver.pause(2, "one")
+    with pytest.raises(LoadFailed, match="version 2 came while version 2 was not whole"):
+        await receiver.pause(2, "two")
+    with pytest.raises(LoadFailed):
+        await running
 
 
 @pytest.mark.parametrize(
@@ -391,85 +368,73 @@ def test_another_learner_finds_a_mixture_and_the_engine_ends() -> None:
         ([("a", torch.ones(3))], r"version 0 lacks 1 tensors that the engine needs \(b\)"),
     ],
 )
-def test_tensors_of_another_model_end_the_engine_before_it_goes_on(tensors, message) -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        receiver = receiver_of(engine)
-        running = asyncio.create_task(receiver.run(asyncio.Event()))
-        await receiver.pause(0, "one")
-        with suppress(IncompatibleWeights):
-            await receiver.transfer("one", "update_weights", update_of(tensors))
-        with pytest.raises((IncompatibleWeights, UpdateRefused)):
-            await receiver.transfer("one", "finish_weight_update", None)
-        with pytest.raises(IncompatibleWeights, match=message):
-            await running
-        assert "finish_weight_update" not in engine.events
-
-    asyncio.run(run())
-
-
-def test_the_learner_does_not_wait_for_who_uses_the_version_and_the_next_is_refused() -> None:
-    async def run() -> None:
-        evaluated, versions, stop = asyncio.Event(), [], asyncio.Event()
-
-        async def on_version(version: int) -> None:
-            versions.append(version)
-            await evaluated.wait()
-
-        receiver = receiver_of(FakeEngine(), on_version=on_version)
-        running = asyncio.create_task(receiver.run(stop))
-        await bring(receiver, 0, "one")
-        await settled(lambda: versions == [0])
-        with pytest.raises(UpdateRefused, match="version 1 was refused: version 0 is still in use"):
-            await receiver.pause(1, "two")
-        evaluated.set()
-        await settled(lambda: receiver.handled_version == 0)
-        await bring(receiver, 1, "three")
-        await settled(lambda: versions == [0, 1])
-        stop.set()
+async def test_tensors_of_another_model_end_the_engine_before_it_goes_on(tensors, message) -> None:
+    engine = FakeEngine()
+    receiver = receiver_of(engine)
+    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    await receiver.pause(0, "one")
+    with suppress(IncompatibleWeights):
+        await receiver.transfer("one", "update_weights", update_of(tensors))
+    with pytest.raises((IncompatibleWeights, UpdateRefused)):
+        await receiver.transfer("one", "finish_weight_update", None)
+    with pytest.raises(IncompatibleWeights, match=message):
         await running
-
-    asyncio.run(run())
-
-
-def test_an_engine_is_known_while_it_works_and_until_it_is_released() -> None:
-    async def run() -> None:
-        broadcaster, stop = Broadcaster(1.0, 1), asyncio.Event()
-
-        async def join() -> None:
-            await broadcaster.join("e0", "a handle", 2)
-
-        running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
-        await asyncio.sleep(0)
-        assert await broadcaster.engines() == {"e0": ("a handle", 2)}
-        await broadcaster.release("e0")
-        assert await broadcaster.engines() == {}
-        stop.set()
-        await running
-
-    asyncio.run(run())
+    assert "finish_weight_update" not in engine.events
 
 
-def test_an_engine_registers_again_since_a_broadcaster_may_be_restarted(monkeypatch) -> None:
+async def test_the_learner_does_not_wait_for_who_uses_the_version_and_the_next_is_refused() -> None:
+    evaluated, versions, stop = asyncio.Event(), [], asyncio.Event()
+
+    async def on_version(version: int) -> None:
+        versions.append(version)
+        await evaluated.wait()
+
+    receiver = receiver_of(FakeEngine(), on_version=on_version)
+    running = asyncio.create_task(receiver.run(stop))
+    await bring(receiver, 0, "one")
+    await settled(lambda: versions == [0])
+    with pytest.raises(UpdateRefused, match="version 1 was refused: version 0 is still in use"):
+        await receiver.pause(1, "two")
+    evaluated.set()
+    await settled(lambda: receiver.handled_version == 0)
+    await bring(receiver, 1, "three")
+    await settled(lambda: versions == [0, 1])
+    stop.set()
+    await running
+
+
+async def test_an_engine_is_known_while_it_works_and_until_it_is_released() -> None:
+    broadcaster, stop = Broadcaster(1.0, 1), asyncio.Event()
+
+    async def join() -> None:
+        await broadcaster.join("e0", "a handle", 2)
+
+    running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
+    await asyncio.sleep(0)
+    assert await broadcaster.engines() == {"e0": ("a handle", 2)}
+    await broadcaster.release("e0")
+    assert await broadcaster.engines() == {}
+    stop.set()
+    await running
+
+
+async def test_an_engine_registers_again_since_a_broadcaster_may_be_restarted(monkeypatch) -> None:
     monkeypatch.setattr("weight_sync.direct.receiver.JOIN_SECONDS", 0.01)
 
-    async def run() -> None:
-        joined, stop = asyncio.Semaphore(0), asyncio.Event()
+    joined, stop = asyncio.Semaphore(0), asyncio.Event()
 
-        async def join() -> None:
-            joined.release()
+    async def join() -> None:
+        joined.release()
 
-        running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
-        for _ in range(3):
-            await asyncio.wait_for(joined.acquire(), 10)
-        stop.set()
-        await running
-
-    asyncio.run(run())
+    running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
+    for _ in range(3):
+        await asyncio.wait_for(joined.acquire(), 10)
+    stop.set()
+    await running
 
 
 @pytest.mark.vllm
-def test_vllms_endpoint_is_called_in_its_own_terms() -> None:
+async def test_vllms_endpoint_is_called_in_its_own_terms() -> None:
     from weight_sync.vllm.transfer import transfer
 
     calls = []
@@ -481,14 +446,11 @@ def test_vllms_endpoint_is_called_in_its_own_terms() -> None:
 
             return method
 
-    async def run() -> None:
-        payloads = [{"rank_offset": 1}, None, {"update_info": {"names": ["a"]}}, None]
-        for method, payload in zip(METHODS, payloads, strict=True):
-            await transfer(Endpoint(), method, payload)
-        with pytest.raises(ValueError, match="method is 'explode'; expected one of"):
-            await transfer(Endpoint(), "explode", None)
-
-    asyncio.run(run())
+    payloads = [{"rank_offset": 1}, None, {"update_info": {"names": ["a"]}}, None]
+    for method, payload in zip(METHODS, payloads, strict=True):
+        await transfer(Endpoint(), method, payload)
+    with pytest.raises(ValueError, match="method is 'explode'; expected one of"):
+        await transfer(Endpoint(), "explode", None)
     assert [name for name, *_ in calls] == ["shutdown_weight_transfer_engine", *METHODS]
     assert calls[1][1].init_info == {"rank_offset": 1}
     assert calls[3][1].update_info == {"names": ["a"]}

@@ -230,28 +230,3 @@ def test_an_engine_killed_in_a_broadcast_ends_its_group_and_new_ones_get_the_ver
     assert all(serves(engine, 1) for engine in run.engines)
     run.publish(2)
     assert all(serves(engine, 2) for engine in run.engines)
-
-
-def test_an_engine_killed_before_the_pause_ends_alone(run) -> None:
-    run.add(2)
-    run.publish(0)
-    first, second = run.engines
-    first.kill()
-    first.pause = partial(first.endpoint.rpc, "weights")  # its engine does not answer any more
-    run.publish(1)
-    assert serves(second, 1)
-    assert not second.running.done()
-    with pytest.raises(LoadFailed):
-        first.running.result(60)
-
-
-def test_a_worker_that_refuses_is_named_and_nobody_serves_the_version(run) -> None:
-    run.add(2)
-    run.publish(0)
-    second = run.engines[1].endpoint
-    second.ask("start_weight_update")  # left open, so that the next one is refused
-    run.publish(1)
-    errors = {report.engine_id: report.error for report in run.reports}
-    assert "already active" in errors["e1"]
-    assert "e1 failed while they took version 1 together" in errors["e0"]
-    assert [engine.version for engine in run.engines] == [0, 0]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.weight_sync.conftest import send, threads_end
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 from weight_sync.manifest import Manifest
@@ -38,16 +39,14 @@ def serve(engine, transport, manifest: Manifest, **options: Any):
     return receiver, broadcaster, receiver.update(manifest)
 
 
-def test_an_update_pauses_loads_and_resumes_in_order(engine, transport, published, weights) -> None:
-    async def run():
-        receiver, broadcaster, update = serve(engine, transport, published(3))
-        assert receiver.version is None
-        report = await update
-        assert await broadcaster.reports(0) == [report]
-        assert await broadcaster.reports(1) == []
-        return receiver, report
-
-    receiver, report = asyncio.run(run())
+async def test_an_update_pauses_loads_and_resumes_in_order(
+    engine, transport, published, weights
+) -> None:
+    receiver, broadcaster, update = serve(engine, transport, published(3))
+    assert receiver.version is None
+    report = await update
+    assert await broadcaster.reports(0) == [report]
+    assert await broadcaster.reports(1) == []
     assert engine.events == swap(3)
     assert (receiver.version, receiver.paused) == (3, False)
     assert all(torch.equal(engine.weights[name], w) for name, w in weights(3).items())
@@ -87,19 +86,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_version_is_refused_before_the_engine_is_touched(
+async def test_a_faulty_version_is_refused_before_the_engine_is_touched(
     engine, transport, published, weights, fault: str
 ) -> None:
     break_it, message = FAULTS[fault]
 
-    async def run():
-        receiver, _, update = serve(engine, transport, published(3))
-        await update
-        broken = break_it(replace(published(4), version=4))
-        report = await receiver.update(broken)
-        return receiver, report
-
-    receiver, report = asyncio.run(run())
+    receiver, _, update = serve(engine, transport, published(3))
+    await update
+    broken = break_it(replace(published(4), version=4))
+    report = await receiver.update(broken)
     assert engine.events == swap(3)
     assert (receiver.version, receiver.paused) == (3, False)
     assert torch.equal(engine.weights["q"], weights(3)["q"])
@@ -107,74 +102,64 @@ def test_a_faulty_version_is_refused_before_the_engine_is_touched(
     assert (report.swap_started_at, report.swap_finished_at) == (None, None)
 
 
-def test_a_first_version_is_compared_with_the_tensors_of_the_engine(
+async def test_a_first_version_is_compared_with_the_tensors_of_the_engine(
     engine, transport, published
 ) -> None:
-    async def run(expected):
-        _, broadcaster, update = serve(engine, transport, published_once, expected=expected)
-        return await asyncio.gather(update, return_exceptions=True), await broadcaster.reports(0)
-
-    published_once = published(0)
-    good = {name: (None, shape) for name, (_, shape) in published_once.signature.items()}
-    [error], [refused] = asyncio.run(run(good | {"bias": (None, (7,))}))
-    assert isinstance(error, IncompatibleWeights)
+    manifest = published(0)
+    good = {name: (None, shape) for name, (_, shape) in manifest.signature.items()}
+    wrong = good | {"bias": (None, (7,))}
+    _, broadcaster, update = serve(engine, transport, manifest, expected=wrong)
+    with pytest.raises(IncompatibleWeights):
+        await update
+    [refused] = await broadcaster.reports(0)
     assert "lacks 1 that it needs (bias)" in refused.error
     assert engine.events == []
-    [taken], reports = asyncio.run(run(good))
-    assert (taken.error, reports) == (None, [taken])
+    _, broadcaster, update = serve(engine, transport, manifest, expected=good)
+    taken = await update
+    assert (taken.error, await broadcaster.reports(0)) == (None, [taken])
 
 
-def test_the_loop_ends_when_the_first_version_is_of_another_model(
+async def test_the_loop_ends_when_the_first_version_is_of_another_model(
     engine, transport, published
 ) -> None:
-    async def run():
-        broadcaster = Broadcaster(1.0, 1)
-        await broadcaster.announce(published(0))
-        options = ReceiverOptions(expected={"q": (None, (7, 7))})
-        receiver = Receiver("e0", engine, broadcaster, transport, options=options)
-        async with asyncio.timeout(10):
+    broadcaster = Broadcaster(1.0, 1)
+    await broadcaster.announce(published(0))
+    options = ReceiverOptions(expected={"q": (None, (7, 7))})
+    receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+    async with asyncio.timeout(10):
+        with pytest.raises(IncompatibleWeights, match="does not know"):
             await receiver.run(asyncio.Event())
-
-    with pytest.raises(IncompatibleWeights, match="does not know"):
-        asyncio.run(run())
     assert engine.events == []
 
 
-def test_the_loop_goes_on_when_a_later_version_is_of_another_model(
+async def test_the_loop_goes_on_when_a_later_version_is_of_another_model(
     engine, transport, published
 ) -> None:
-    async def run():
-        broadcaster = Broadcaster(1.0, 1)
-        await broadcaster.announce(published(0))
-        receiver = Receiver(
-            "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
-        )
-        await follow(receiver, broadcaster, 1)
-        await broadcaster.announce(with_tensor(published(1), "q", shape=(49,)))
-        await follow(receiver, broadcaster, 2)
-        await broadcaster.announce(published(2))
-        while receiver.version != 2:
-            await follow(receiver, broadcaster, len(await broadcaster.reports(0)) + 1)
-
-    asyncio.run(run())
+    broadcaster = Broadcaster(1.0, 1)
+    await broadcaster.announce(published(0))
+    receiver = Receiver(
+        "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
+    )
+    await follow(receiver, broadcaster, 1)
+    await broadcaster.announce(with_tensor(published(1), "q", shape=(49,)))
+    await follow(receiver, broadcaster, 2)
+    await broadcaster.announce(published(2))
+    while receiver.version != 2:
+        await follow(receiver, broadcaster, len(await broadcaster.reports(0)) + 1)
     assert engine.events == swap(0) + swap(2)
 
 
-def test_a_failed_load_stays_paused_until_a_full_load_succeeds(
+async def test_a_failed_load_stays_paused_until_a_full_load_succeeds(
     engine, transport, published, weights
 ) -> None:
     engine.failing_loads = 2
 
-    async def run():
-        receiver, broadcaster, update = serve(engine, transport, published(3))
-        first = await update
-        assert (receiver.version, receiver.paused) == (None, True)
-        second = await receiver.update(published(4))
-        third = await receiver.update(published(5))
-        assert await broadcaster.reports(0) == [first, second, third]
-        return receiver, first, third
-
-    receiver, first, third = asyncio.run(run())
+    receiver, broadcaster, update = serve(engine, transport, published(3))
+    first = await update
+    assert (receiver.version, receiver.paused) == (None, True)
+    second = await receiver.update(published(4))
+    third = await receiver.update(published(5))
+    assert await broadcaster.reports(0) == [first, second, third]
     assert engine.events == ["pause", "load 3", "load 4", "load 5", "resume"]
     assert (receiver.version, receiver.paused) == (5, False)
     assert (first.error, first.swap_finished_at) == ("LoadFailed: injected", None)
@@ -182,109 +167,89 @@ def test_a_failed_load_stays_paused_until_a_full_load_succeeds(
     assert torch.equal(engine.weights["q"], weights(5)["q"])
 
 
-def test_an_engine_that_fails_to_load_again_and_again_ends_the_loop(
+async def test_an_engine_that_fails_to_load_again_and_again_ends_the_loop(
     engine, transport, published
 ) -> None:
     engine.failing_loads = 5
 
-    async def run():
-        broadcaster = Broadcaster(1.0, 1)
-        await broadcaster.announce(published(3))
-        options = ReceiverOptions(retry_seconds=0.001, failed_loads=3)
-        receiver = Receiver("e0", engine, broadcaster, transport, options=options)
-        async with asyncio.timeout(10):
-            with pytest.raises(LoadFailed, match="3 loads failed, the last: injected"):
-                await receiver.run(asyncio.Event())
-        assert await broadcaster.acquire_swap("e1", 0.0)
-        return [report.error for report in await broadcaster.reports(0)]
-
-    assert asyncio.run(run()) == ["LoadFailed: injected"] * 3
+    broadcaster = Broadcaster(1.0, 1)
+    await broadcaster.announce(published(3))
+    options = ReceiverOptions(retry_seconds=0.001, failed_loads=3)
+    receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+    async with asyncio.timeout(10):
+        with pytest.raises(LoadFailed, match="3 loads failed, the last: injected"):
+            await receiver.run(asyncio.Event())
+    assert await broadcaster.acquire_swap("e1", 0.0)
+    errors = [report.error for report in await broadcaster.reports(0)]
+    assert errors == ["LoadFailed: injected"] * 3
     assert engine.events == ["pause", "load 3", "load 3", "load 3"]
 
 
-def test_failed_loads_are_counted_in_a_row(engine, transport, published) -> None:
-    async def run():
-        receiver, _, update = serve(engine, transport, published(0))
-        await update
-        for version in (1, 2, 3):
-            engine.failing_loads = 2
-            for attempt in range(3):
-                report = await receiver.update(published(3 * version + attempt))
-            assert report.error is None
-
-    asyncio.run(run())
+async def test_failed_loads_are_counted_in_a_row(engine, transport, published) -> None:
+    receiver, _, update = serve(engine, transport, published(0))
+    await update
+    for version in (1, 2, 3):
+        engine.failing_loads = 2
+        for attempt in range(3):
+            report = await receiver.update(published(3 * version + attempt))
+        assert report.error is None
 
 
-def test_an_engine_beyond_repair_ends_the_loop_and_gives_its_permit_back(
+async def test_an_engine_beyond_repair_ends_the_loop_and_gives_its_permit_back(
     engine, transport, published
 ) -> None:
     engine.error = ConnectionResetError("gone")
 
-    async def run():
-        broadcaster = Broadcaster(1.0, 1)
-        await broadcaster.announce(published(0))
-        receiver = Receiver("e0", engine, broadcaster, transport)
-        with pytest.raises(ConnectionResetError):
-            await receiver.run(asyncio.Event())
-        (report,) = await broadcaster.reports(0)
-        assert report.error == "ConnectionResetError: gone"
-        assert await broadcaster.acquire_swap("e1", 0.0)
-
-    asyncio.run(run())
+    broadcaster = Broadcaster(1.0, 1)
+    await broadcaster.announce(published(0))
+    receiver = Receiver("e0", engine, broadcaster, transport)
+    with pytest.raises(ConnectionResetError):
+        await receiver.run(asyncio.Event())
+    (report,) = await broadcaster.reports(0)
+    assert report.error == "ConnectionResetError: gone"
+    assert await broadcaster.acquire_swap("e1", 0.0)
     assert engine.events == ["pause", "load 0"]
 
 
-def test_an_engine_prepares_what_was_verified_before_it_is_paused(
+async def test_an_engine_prepares_what_was_verified_before_it_is_paused(
     engine, transport, published
 ) -> None:
-    async def run():
-        engine.preparing = asyncio.Event()
-        _, _, update = serve(engine, transport, published(3))
-        running = asyncio.create_task(update)
-        async with asyncio.timeout(10):
-            while not engine.prepared:  # noqa: ASYNC110  (set by another task)
-                await asyncio.sleep(0.01)
-        assert engine.events == []
-        engine.preparing.set()
-        return await running
-
-    report = asyncio.run(run())
+    engine.preparing = asyncio.Event()
+    _, _, update = serve(engine, transport, published(3))
+    running = asyncio.create_task(update)
+    async with asyncio.timeout(10):
+        while not engine.prepared:  # noqa: ASYNC110  (set by another task)
+            await asyncio.sleep(0.01)
+    assert engine.events == []
+    engine.preparing.set()
+    report = await running
     assert (engine.prepared, engine.events) == ([3], swap(3))
     assert report.prepare_seconds > 0
     assert report.staged_at + report.prepare_seconds <= report.swap_started_at + 0.01
 
 
-def test_an_engine_that_prepares_for_ever_is_named_and_was_not_paused(
+async def test_an_engine_that_prepares_for_ever_is_named_and_was_not_paused(
     engine, transport, published
 ) -> None:
-    async def run():
-        engine.preparing = asyncio.Event()
-        await serve(engine, transport, published(3), timeout=0.2)[2]
-
+    engine.preparing = asyncio.Event()
     with pytest.raises(DeadlineExceeded, match=r"e0 did not prepare version 3 within 0\.2 s"):
-        asyncio.run(run())
+        await serve(engine, transport, published(3), timeout=0.2)[2]
     assert engine.events == []
 
 
-def test_staged_memory_is_given_back_whatever_happens(engine, transport, published) -> None:
+async def test_staged_memory_is_given_back_whatever_happens(engine, transport, published) -> None:
     manifest = published(0)
     before = len(os.listdir("/proc/self/fd"))
-
-    async def run():
-        engine.failing_loads = 1
-        receiver, _, update = serve(engine, transport, manifest)
-        await update
-        await receiver.update(with_first_bucket(manifest, checksum="0" * 32))
-        await receiver.update(manifest)
-        return len(os.listdir("/proc/self/fd"))
-
-    loop_descriptors = 3
-    assert asyncio.run(run()) <= before + loop_descriptors
+    engine.failing_loads = 1
+    receiver, _, update = serve(engine, transport, manifest)
+    await update
+    await receiver.update(with_first_bucket(manifest, checksum="0" * 32))
+    await receiver.update(manifest)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("left_by", ["deadline", "cancellation"])
-def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
+async def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
     engine, transport, published, left_by: str
 ) -> None:
     manifest = published(0)
@@ -297,19 +262,14 @@ def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
             opens.wait(30)
             return transport.open(bucket)
 
-    async def run():
-        _, _, update = serve(
-            engine, Slow(), manifest, timeout=0.05 if left_by == "deadline" else 30
-        )
-        task = asyncio.create_task(update)
-        if left_by == "cancellation":
-            assert await asyncio.to_thread(begun.wait, 30)
-            task.cancel()
-        [outcome] = await asyncio.gather(task, return_exceptions=True)
-        opens.set()
-        return outcome
-
-    outcome = asyncio.run(run())
+    _, _, update = serve(engine, Slow(), manifest, timeout=0.05 if left_by == "deadline" else 30)
+    task = asyncio.create_task(update)
+    if left_by == "cancellation":
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+    [outcome] = await asyncio.gather(task, return_exceptions=True)
+    opens.set()
+    await threads_end()
     if left_by == "deadline":
         assert "not verified within 0.05 s of the last progress" in outcome.error
     else:
@@ -331,7 +291,7 @@ async def follow(receiver: Receiver, broadcaster: Broadcaster, attempts: int) ->
     return await broadcaster.reports(0)
 
 
-def test_the_loop_takes_the_newest_version_and_skips_those_between(
+async def test_the_loop_takes_the_newest_version_and_skips_those_between(
     engine, transport, published
 ) -> None:
     served: list[int] = []
@@ -339,23 +299,20 @@ def test_the_loop_takes_the_newest_version_and_skips_those_between(
     async def on_version(version: int) -> None:
         served.append(version)
 
-    async def run():
-        broadcaster = Broadcaster(1.0, 1)
-        for version in range(4):
-            await broadcaster.announce(published(version))
-        receiver = Receiver("e0", engine, broadcaster, transport, on_version=on_version)
-        reports = await follow(receiver, broadcaster, 1)
-        await broadcaster.announce(published(7))
-        return reports, await follow(receiver, broadcaster, 2)
-
-    first, both = asyncio.run(run())
+    broadcaster = Broadcaster(1.0, 1)
+    for version in range(4):
+        await broadcaster.announce(published(version))
+    receiver = Receiver("e0", engine, broadcaster, transport, on_version=on_version)
+    reports = await follow(receiver, broadcaster, 1)
+    await broadcaster.announce(published(7))
+    first, both = reports, await follow(receiver, broadcaster, 2)
     assert [report.version for report in first] == [3]
     assert [report.version for report in both] == [3, 7]
     assert engine.events == swap(3) + swap(7)
     assert served == [3, 7]
 
 
-def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport) -> None:
+async def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport) -> None:
     asked: list[float] = []
     waits = asyncio.Event()
 
@@ -365,42 +322,38 @@ def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport) -> No
             waits.set()
             await asyncio.Event().wait()
 
-    async def run():
-        stop = asyncio.Event()
-        running = asyncio.create_task(Receiver("e0", engine, Silent(1.0, 1), transport).run(stop))
-        await waits.wait()
-        stop.set()
-        async with asyncio.timeout(NEWEST_SECONDS / 2):
-            await running
-
-    asyncio.run(run())
+    stop = asyncio.Event()
+    running = asyncio.create_task(Receiver("e0", engine, Silent(1.0, 1), transport).run(stop))
+    await waits.wait()
+    stop.set()
+    async with asyncio.timeout(NEWEST_SECONDS / 2):
+        await running
     assert asked == [NEWEST_SECONDS]
     assert engine.events == []
 
 
-def test_the_loop_sends_a_version_again_until_it_is_loaded(engine, transport, published) -> None:
+async def test_the_loop_sends_a_version_again_until_it_is_loaded(
+    engine, transport, published
+) -> None:
     engine.failing_loads = 2
 
-    async def run():
-        broadcaster = Broadcaster(1.0, 1)
-        await broadcaster.announce(published(1))
-        receiver = Receiver(
-            "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
-        )
-        return await follow(receiver, broadcaster, 3)
-
-    reports = asyncio.run(run())
+    broadcaster = Broadcaster(1.0, 1)
+    await broadcaster.announce(published(1))
+    receiver = Receiver(
+        "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
+    )
+    reports = await follow(receiver, broadcaster, 3)
     assert [report.error for report in reports] == ["LoadFailed: injected"] * 2 + [None]
     assert engine.events == ["pause", "load 1", "load 1", "load 1", "resume"]
 
 
-def test_a_version_that_is_published_anew_is_not_kept_waiting_by_the_failure_before(
+async def test_a_version_that_is_published_anew_is_not_kept_waiting_by_the_failure_before(
     engine, transport, published
 ) -> None:
     """The learner died with the memory of its version, and others made the same one."""
     good = published(1)
 
-    async def run():
+    async with asyncio.timeout(30):
         broadcaster = Broadcaster(1.0, 1)
         await broadcaster.announce(lose_a_bucket(good))
         options = ReceiverOptions(retry_seconds=1e6)
@@ -409,46 +362,43 @@ def test_a_version_that_is_published_anew_is_not_kept_waiting_by_the_failure_bef
         while not await broadcaster.reports(0):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await broadcaster.announce(replace(good, created_at=good.created_at + 1), epoch=1)
-        return await following
-
-    failed, taken = asyncio.run(asyncio.wait_for(run(), 30))
+        failed, taken = await following
     assert failed.error
     assert taken.error is None
 
 
-def test_a_newer_version_replaces_one_that_waits_for_a_permit(engine, transport, published) -> None:
-    async def run():
-        asked = asyncio.Event()
+async def test_a_newer_version_replaces_one_that_waits_for_a_permit(
+    engine, transport, published
+) -> None:
+    asked = asyncio.Event()
 
-        class Watched(Broadcaster):
-            async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-                asked.set()
-                return await super().acquire_swap(engine_id, timeout)
+    class Watched(Broadcaster):
+        async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
+            asked.set()
+            return await super().acquire_swap(engine_id, timeout)
 
-        broadcaster = Watched(1.0, 1)
-        receiver = Receiver("e0", engine, broadcaster, transport)
-        assert await broadcaster.acquire_swap("other", 0.0)
-        asked.clear()
-        old = published(1)
-        await broadcaster.announce(old)
-        waiting = asyncio.create_task(receiver.update(old))
-        async with asyncio.timeout(30):
-            await asked.wait()
-        await broadcaster.announce(replace(old, version=2))
-        assert await waiting is None
-        assert engine.events == []
-
-    asyncio.run(run())
+    broadcaster = Watched(1.0, 1)
+    receiver = Receiver("e0", engine, broadcaster, transport)
+    assert await broadcaster.acquire_swap("other", 0.0)
+    asked.clear()
+    old = published(1)
+    await broadcaster.announce(old)
+    waiting = asyncio.create_task(receiver.update(old))
+    async with asyncio.timeout(30):
+        await asked.wait()
+    await broadcaster.announce(replace(old, version=2))
+    assert await waiting is None
+    assert engine.events == []
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_version_that_the_learner_made_anew_is_loaded_again_if_its_weights_differ(
+async def test_a_version_that_the_learner_made_anew_is_loaded_again_if_its_weights_differ(
     engine, transport, weights, other
 ) -> None:
     """The learner goes back to version 1 and trains batch 1 again; engines serve version 2."""
     first, anew = weights(2), {**weights(2), "scale": torch.tensor(7.0)} if other else weights(2)
 
-    async def run():
+    async with asyncio.timeout(10):
         broadcaster, stop, served = Broadcaster(1.0, 1), asyncio.Event(), asyncio.Queue()
         options = ReceiverOptions(keep_base=True)
         receiver = Receiver("e0", engine, broadcaster, transport, served.put, options)
@@ -457,8 +407,7 @@ def test_a_version_that_the_learner_made_anew_is_loaded_again_if_its_weights_dif
         for epoch, version, tensors in sent:
             manifests: list[Manifest] = []
             with StagedPublisher(transport, manifests.append) as publisher:
-                publisher.publish(version, tensors.items())
-                publisher.flush(30)
+                send(publisher, version, tensors.items())
                 await broadcaster.announce(manifests[0], epoch)
                 if (epoch, version) != (1, 1) and (other or (epoch, version) != (1, 2)):
                     assert await served.get() == version
@@ -466,15 +415,13 @@ def test_a_version_that_the_learner_made_anew_is_loaded_again_if_its_weights_dif
         stop.set()
         await following
         receiver.close()
-
-    asyncio.run(asyncio.wait_for(run(), 10))
     again = swap(2) if other else []
     assert engine.events == [*swap(2), *again, *swap(3)]
     assert engine.prepared == [2, 3]
 
 
 @pytest.mark.parametrize("newer", [False, True])
-def test_weights_are_sent_again_whole_and_unprepared_though_the_engine_serves_them(
+async def test_weights_are_sent_again_whole_and_unprepared_though_the_engine_serves_them(
     engine, transport, weights, newer
 ) -> None:
     manifests: list[Manifest] = []
@@ -482,15 +429,14 @@ def test_weights_are_sent_again_whole_and_unprepared_though_the_engine_serves_th
     for version in (2, 3, 4):  # one element changes
         sent[version] = {**sent[version - 1], "scale": torch.tensor(float(version))}
 
-    async def run():
+    async with asyncio.timeout(10):
         broadcaster, stop, served = Broadcaster(1.0, 1), asyncio.Event(), asyncio.Queue()
         options = ReceiverOptions(keep_base=True)
         receiver = Receiver("e0", engine, broadcaster, transport, served.put, options)
         with StagedPublisher(transport, manifests.append, codec="delta") as publisher:
 
             async def publish(version):
-                publisher.publish(version, sent[version].items())
-                publisher.flush(30)
+                send(publisher, version, sent[version].items())
                 await broadcaster.announce(manifests[-1])
 
             following = asyncio.create_task(receiver.run(stop))
@@ -509,9 +455,7 @@ def test_weights_are_sent_again_whole_and_unprepared_though_the_engine_serves_th
             stop.set()
             await following
             receiver.close()
-        return await broadcaster.reports(0)
-
-    reports = asyncio.run(asyncio.wait_for(run(), 10))
+        reports = await broadcaster.reports(0)
     third = 3 if newer else 2
     assert [report.version for report in reports] == [1, 2, third, 4]
     assert [report.codec for report in reports[:3]] == ["full", "delta", "full"]

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from weight_families import FAMILIES, build
+from weight_families import FAMILIES, build, named_as_in_the_folder, staged
 
 from learner.config.lora import LoraConfig
 from learner.model.lora import add_adapter, factors, weights
 from weight_sync.adapter import AdapterForm
-from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.staging import StagedWeights, stage
-from weight_sync.transports.shared_memory import SharedMemoryTransport
+from weight_sync.receive.staging import StagedWeights
 from weight_sync.vllm.device_memory import DeviceMemory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -95,19 +93,6 @@ class FakeDeviceMemory(DeviceMemory):
         torch._foreach_copy_(targets, staged)
 
 
-@contextmanager
-def staged(
-    number: int, tensors: dict[str, torch.Tensor], adapter: AdapterForm | None = None
-) -> Iterator[StagedWeights]:
-    manifests, transport = [], SharedMemoryTransport()
-    with StagedPublisher(transport, manifests.append, 65536) as publisher:
-        publisher.publish(number, tensors.items(), adapter)
-        publisher.flush(60)
-        held = stage(manifests[0], transport)
-    yield held
-    held.close()
-
-
 class Learner:
     """A model of a family, as transformers hold it."""
 
@@ -118,14 +103,11 @@ class Learner:
     @contextmanager
     def version(self, number: int) -> Iterator[StagedWeights]:
         """Change the weights, and stage them for an engine."""
-        from transformers.core_model_loading import revert_weight_conversion
-
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=generator))
-        named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-        with staged(number, revert_weight_conversion(self.model, named)) as held:
+        with staged(number, named_as_in_the_folder(self.model)) as held:
             yield held
 
     @contextmanager
@@ -134,7 +116,7 @@ class Learner:
         named = {factor.name: factor.value() for factor in factors(self.model)}
         for tensor in named.values():
             tensor.copy_(torch.randn(tensor.shape))
-        with staged(number, named, 0.5) as held:
+        with staged(number, named, AdapterForm(scale=0.5)) as held:
             yield held
 
     def save(self, folder: Path) -> Path:

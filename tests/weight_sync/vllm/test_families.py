@@ -5,31 +5,19 @@ prepared weights and after vLLM's own reload of weights that were not prepared.
 """
 
 import asyncio
-import contextlib
 import itertools
 
 import pytest
 import torch
-from weight_families import FAMILIES, VOCABULARY, build
+from weight_families import FAMILIES, VOCABULARY, build, named_as_in_the_folder, staged
 
 from actors.engines.protocol import SamplingParameters
 from weight_sync.adapter import AdapterForm
-from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.staging import stage
-from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 UPDATES = 4
 PROMPT = [3, 13, 4, 17, 8]
-
-
-def named_as_in_the_folder(model):
-    from transformers.core_model_loading import revert_weight_conversion
-
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return revert_weight_conversion(model, weights)
 
 
 def perturb(model, seed: int) -> None:
@@ -44,18 +32,6 @@ def expected(model, token_ids: list[int]) -> torch.Tensor:
         logits = model(torch.tensor([PROMPT + token_ids]), use_cache=False).logits[0].float()
     logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
     return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-
-
-@contextlib.contextmanager
-def staged(version: int, weights, adapter: AdapterForm | None = None):
-    manifests: list[Manifest] = []
-    transport = SharedMemoryTransport()
-    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
-        publisher.publish(version, weights.items(), adapter)
-        publisher.flush(60)
-        held = stage(manifests[0], transport)
-    yield held
-    held.close()
 
 
 def serve_updates(family: str, model, folder, staged_version, workers: int = 1) -> None:
