@@ -182,8 +182,8 @@ def _train(
     from learner.engine.deepspeed import DeepSpeedEngine
     from learner.model.lora import add_adapter
     from learner.model.scalar_model import load_scalar_model
-    from learner.supervised import Progress
     from learner.supervised.reward_model import bradley_terry, score_pairs, train_reward_model
+    from learner.supervised.row_training import Progress
 
     folder, seed = partial / f"model-{member}", pairs.seed + member
     torch.manual_seed(seed)

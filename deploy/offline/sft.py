@@ -159,7 +159,7 @@ def train_model(
     from learner.model.logprobs import LogprobOptions
     from learner.model.lora import add_adapter
     from learner.model.policy import build_tiny, load_policy
-    from learner.supervised import Progress
+    from learner.supervised.row_training import Progress
     from learner.supervised.sft import Example, train_supervised
 
     torch.set_num_threads(supervised_threads(config, sft, usable_cores()))

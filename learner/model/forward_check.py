@@ -5,6 +5,7 @@ models only, and no list of settings could name them all. So outputs are compare
 of which the second is longer than every window of the model: each alone, and both in one row.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,13 +19,15 @@ from learner.model.logprobs import bend
 from learner.model.packed_attention import NAME, plain_attention
 from learner.model.policy import Policy
 
+log = logging.getLogger(__name__)
+
 SHORT, SHORTEST, LONGEST = 7, 96, 8192 + 32
 """Tokens of the first sequence, and fewest and most of the second; fewer where the model has fewer
 positions. What a model does beyond `LONGEST` is not compared."""
 
 REACH = re.compile("window|chunk|local|floor|topk")
 """Parts of the names of settings that say how far, or how many tokens, a token sees. They only
-choose the length."""
+choose the length, and are logged."""
 
 WRITTEN_OUT = 2048
 """Longest sequence whose attention the model computes step by step, with a score for each pair."""
@@ -96,8 +99,8 @@ class _Check:
         settings = list(_integers(config.to_dict()))
         text = config.get_text_config()
         self._positions = getattr(text, "max_position_embeddings", None) or LONGEST
-        reach = [size for name, size in settings if REACH.search(name) and size <= LONGEST - 32]
-        long = max(SHORTEST, *reach, 0) + 32
+        reach = {name: size for name, size in settings if REACH.search(name)}
+        long = max(SHORTEST, *(size for size in reach.values() if size <= LONGEST - 32)) + 32
         special = {size for name, size in settings if "token" in name}
         plain = torch.tensor([i for i in range(text.vocab_size) if i not in special])
         random = torch.Generator().manual_seed(0)
@@ -105,6 +108,11 @@ class _Check:
             plain[torch.randint(len(plain), (min(size, self._positions),), generator=random)]
             for size in (SHORT, long, SHORT)
         )
+        log.info(
+            "%s: its forward pass is compared on sequences of %d and %d tokens; settings of its "
+            "reach: %s",
+            module.model.name_or_path, len(self._first), len(self._second), reach or "none",
+        )  # fmt: skip
         self._own = [self._by_itself(ids) for ids in (self._first, self._second)]
         self._row = self._compute(self._first, self._second)
         self._rounding = TOLERANCE

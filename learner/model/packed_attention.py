@@ -108,10 +108,18 @@ def hidden_states(model: Any, token_ids: Tensor, position_ids: Tensor) -> Tensor
     """
     if model.base_model is model:
         raise InputError(f"{type(model).__name__} names no base model, without its head")
+    packed = model.config._attn_implementation == NAME
+    more = {"sequence_lengths": lengths_of(position_ids)} if packed else {}
     hidden: Tensor = model.base_model(
-        input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
+        input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False, **more
     ).last_hidden_state[0]
     return hidden
+
+
+def lengths_of(position_ids: Tensor) -> list[int]:
+    """Return the tokens of each sequence of a row; its positions [N] are 0 where one begins."""
+    starts: list[int] = (position_ids == 0).nonzero().flatten().tolist()
+    return [end - start for start, end in itertools.pairwise([*starts, len(position_ids)])]
 
 
 def _attend(
@@ -120,28 +128,30 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: int | None,
-    position_ids: Tensor | None = None,
+    sequence_lengths: list[int] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention [1, N, heads, size]; sequences begin where `position_ids` are 0.
+    """Return attention [1, N, heads, size] of sequences of these lengths, from `hidden_states`.
 
-    `attention_mask` is what `_mask` returned: the window of the layer.
+    Layers that pass on positions alone have their lengths counted anew. `attention_mask` is what
+    `_mask` returned: the window of the layer.
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    if position_ids is None or len(query) != 1 or isinstance(attention_mask, Tensor):
-        raise _NotOneRow("its attention is called without position_ids, or with a mask")
+    if sequence_lengths is None and options.get("position_ids") is not None:
+        sequence_lengths = lengths_of(options["position_ids"].flatten())
+    if sequence_lengths is None or len(query) != 1 or isinstance(attention_mask, Tensor):
+        raise _NotOneRow("its attention is not told of sequences, or called with a mask")
     options.setdefault("is_causal", getattr(module, "is_causal", True))
     if options["is_causal"] and _has_kernel(query):
-        lengths, scale = _lengths(position_ids), options.get("scaling")
-        return _attend_at_once(query, key, value, lengths, scale, attention_mask), None
+        scale = options.get("scaling")
+        return _attend_at_once(query, key, value, sequence_lengths, scale, attention_mask), None
     if not _shares_keys(query):
         key, value = (repeat_kv(kv, query.shape[1] // kv.shape[1]) for kv in (key, value))
         module = torch.nn.Module()  # without an attribute for groups of heads
-    lengths = _lengths(position_ids)
-    columns = (torch.split(column, lengths, dim=2) for column in (query, key, value))
+    columns = (torch.split(column, sequence_lengths, dim=2) for column in (query, key, value))
     outputs = []
-    for part, length in zip(zip(*columns, strict=True), lengths, strict=True):
+    for part, length in zip(zip(*columns, strict=True), sequence_lengths, strict=True):
         if attention_mask is None or length <= attention_mask:
             attended, _ = sdpa_attention_forward(module, *part, None, **options)
         else:
@@ -205,14 +215,3 @@ def _shares_keys(query: Tensor) -> bool:
     On GPUs it has kernels for that in half precision only.
     """
     return query.device.type == "cpu" or query.dtype != torch.float32
-
-
-def _lengths(position_ids: Tensor) -> list[int]:
-    """Return the tokens of each sequence, cached on the tensor that all layers are given."""
-    known: list[int] | None = getattr(position_ids, "_sequence_lengths", None)
-    if known is None:
-        starts = (position_ids.reshape(-1) == 0).nonzero().flatten().tolist()
-        ends = [*starts[1:], position_ids.numel()]
-        known = [end - start for start, end in zip(starts, ends, strict=True)]
-        position_ids._sequence_lengths = known  # type: ignore[attr-defined]
-    return known

@@ -4,9 +4,9 @@ The score of a text is the model's output after its last token. Both texts of a 
 microbatch. It runs in one process.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from learner.batch.packing import pack
 from learner.config.supervised import RewardTrainingConfig
 from learner.engine.protocol import Trainable
-from learner.supervised import Progress
+from learner.supervised.row_training import Progress, packed, train_rows
 
 
 class ScoreEngine(Trainable, Protocol):
@@ -64,29 +64,15 @@ def train_reward_model(
     report: Callable[[Progress], None],
 ) -> None:
     """Train `config.steps` steps on an endless stream of pairs; call `report` after each step."""
-    started, tokens = time.monotonic(), 0
-    for step in range(config.steps):
-        batch = [next(pairs) for _ in range(config.batch_pairs)]
-        loss, accuracy = _step(engine, batch, config)
-        tokens += sum(pair.tokens for pair in batch)
-        seconds = time.monotonic() - started
-        report(Progress(step + 1, config.steps, loss, tokens, seconds, accuracy))
 
-
-def _step(
-    engine: ScoreEngine, batch: Sequence[Pair], config: RewardTrainingConfig
-) -> tuple[float, float]:
-    """Take one optimizer step; return mean loss and accuracy over the pairs of the batch."""
-    loss_sum, right = 0.0, 0
-    for indices in pack([pair.tokens for pair in batch], config.microbatch_tokens):
-        chosen, rejected = _scores(engine, [batch[i] for i in indices])
+    def mean_loss(row: Sequence[Pair], batch: Sequence[Pair]) -> tuple[Tensor, int]:
+        """Return the part of a row in the mean over the pairs of the batch."""
+        chosen, rejected = _scores(engine, row)
         losses = bradley_terry(chosen, rejected, margin=config.margin, centring=config.centring)
-        loss = losses.sum() / len(batch)
-        engine.backward(loss)
-        loss_sum += float(loss.detach())
-        right += int((chosen > rejected).sum())
-    engine.step()
-    return loss_sum, right / len(batch)
+        return losses.sum() / len(batch), int((chosen > rejected).sum())
+
+    batches = iter(lambda: [*islice(pairs, config.batch_pairs)], [])
+    train_rows(engine, batches, config, mean_loss, report)
 
 
 @torch.no_grad()
@@ -106,9 +92,7 @@ def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Te
 def _scores(engine: ScoreEngine, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
     """Return the scores [P] of the better and of the worse texts of pairs, with gradient."""
     texts = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
-    token_ids = torch.tensor([token for text in texts for token in text])
-    position_ids = torch.cat([torch.arange(len(text)) for text in texts])
-    (scores,) = engine.outputs(token_ids, position_ids)
+    (scores,) = engine.outputs(*packed(texts))
     ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 1
     last = scores[ends.to(scores.device)]
     return last[0::2], last[1::2]

@@ -3,17 +3,16 @@
 A demonstration comes as token ids; text becomes ids where rollouts are rendered.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from torch import Tensor
 
-from learner.batch.packing import pack
 from learner.config.supervised import SftConfig
 from learner.engine.protocol import TrainEngine
-from learner.supervised import Progress
+from learner.supervised.row_training import Progress, packed, train_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,11 @@ class Example:
     loss_mask: list[bool]
     """True for the tokens that are learned; the first never is, for nothing predicts it."""
 
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens."""
+        return len(self.token_ids)
+
 
 def train_supervised(
     engine: TrainEngine,
@@ -32,30 +36,24 @@ def train_supervised(
     report: Callable[[Progress], None],
 ) -> None:
     """Train `config.steps` steps on endless examples; call `report` after each step."""
-    started, tokens = time.monotonic(), 0
-    for step in range(config.steps):
-        batch, size = [], 0
-        while size < config.batch_tokens:
-            batch.append(next(examples))
-            size += len(batch[-1].token_ids)
-        loss = _step(engine, batch, config.microbatch_tokens)
-        tokens += size
-        report(Progress(step + 1, config.steps, loss, tokens, time.monotonic() - started))
 
-
-def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:
-    """Take one optimizer step; return the mean loss over all learned tokens of the batch."""
-    learned_tokens = max(1, sum(sum(e.loss_mask[1:]) for e in batch))
-    total = 0.0
-    for indices in pack([len(e.token_ids) for e in batch], capacity):
-        members = [batch[i] for i in indices]
-        token_ids = torch.tensor(list(chain.from_iterable(e.token_ids for e in members)))
-        position_ids = torch.cat([torch.arange(len(e.token_ids)) for e in members])
-        learned = torch.tensor(list(chain.from_iterable(e.loss_mask for e in members)))
+    def mean_loss(row: Sequence[Example], batch: Sequence[Example]) -> tuple[Tensor, None]:
+        """Return the part of a row in the mean over all learned tokens of the batch."""
+        learned_tokens = max(1, sum(sum(example.loss_mask[1:]) for example in batch))
+        token_ids, position_ids = packed([example.token_ids for example in row])
+        learned = torch.tensor(list(chain.from_iterable(example.loss_mask for example in row)))
         learned &= position_ids > 0
         logprobs = engine.forward(token_ids, position_ids, learned).logprobs
-        loss = -logprobs[learned.to(logprobs.device)].sum() / learned_tokens
-        engine.backward(loss)
-        total += float(loss.detach())
-    engine.step()
-    return total
+        return -logprobs[learned.to(logprobs.device)].sum() / learned_tokens, None
+
+    train_rows(engine, _batches(examples, config.batch_tokens), config, mean_loss, report)
+
+
+def _batches(examples: Iterator[Example], tokens: int) -> Iterator[list[Example]]:
+    """Yield batches of at least so many tokens."""
+    batch: list[Example] = []
+    for example in examples:
+        batch.append(example)
+        if sum(example.tokens for example in batch) >= tokens:
+            yield batch
+            batch = []

@@ -1,0 +1,76 @@
+"""The loop of supervised training in one process: batches of texts, cut into packed rows.
+
+batch ─▶ rows of at most `microbatch_tokens` ─▶ loss of each row, backward ─▶ step ─▶ report
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from learner.batch.packing import pack
+from learner.config.supervised import RewardTrainingConfig, SftConfig
+from learner.engine.protocol import Trainable
+
+
+class Item(Protocol):
+    """What is trained and must lie in one row."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens."""
+        ...
+
+
+AnyItem = TypeVar("AnyItem", bound=Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress after one optimizer step."""
+
+    step: int
+    steps: int
+    loss: float
+    """Mean over the learned tokens, in nats, or over the pairs of the step."""
+    tokens: int
+    """Tokens trained so far, prompts included."""
+    seconds: float
+    accuracy: float | None = None
+    """Share of pairs whose better text had the higher score before the step."""
+
+
+def train_rows(
+    engine: Trainable,
+    batches: Iterator[Sequence[AnyItem]],
+    config: SftConfig | RewardTrainingConfig,
+    loss_of_row: Callable[[list[AnyItem], Sequence[AnyItem]], tuple[Tensor, int | None]],
+    report: Callable[[Progress], None],
+) -> None:
+    """Train `config.steps` steps on an endless stream of batches; call `report` after each step.
+
+    `loss_of_row` is given the items of a row and those of its whole batch, over which the losses
+    are summed. With its loss it returns how many pairs have the higher score for the better text.
+    """
+    started, tokens = time.monotonic(), 0
+    for step, batch in enumerate(islice(batches, config.steps), 1):
+        sizes, total, right = [item.tokens for item in batch], 0.0, list[int]()
+        for indices in pack(sizes, config.microbatch_tokens):
+            loss, row_right = loss_of_row([batch[i] for i in indices], batch)
+            engine.backward(loss)
+            total += float(loss.detach())
+            right += [] if row_right is None else [row_right]
+        engine.step()
+        tokens += sum(sizes)
+        accuracy, seconds = sum(right) / len(batch) if right else None, time.monotonic() - started
+        report(Progress(step, config.steps, total, tokens, seconds, accuracy))
+
+
+def packed(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return token ids and positions [N] int64 of texts in one row."""
+    positions = [torch.arange(len(text)) for text in texts]
+    return torch.tensor(list(chain.from_iterable(texts))), torch.cat(positions)
