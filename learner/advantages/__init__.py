@@ -1,24 +1,11 @@
 """Advantage estimators: one idea a file, found by name."""
 
-from learner.advantages.registry import (
-    ESTIMATORS,
+from learner.advantages.estimation import (
     Advantages,
     Estimate,
-    Estimator,
     advantage,
     compute_advantages,
     estimate_advantages,
 )
-from learner.registry import import_modules
 
-__all__ = [
-    "ESTIMATORS",
-    "Advantages",
-    "Estimate",
-    "Estimator",
-    "advantage",
-    "compute_advantages",
-    "estimate_advantages",
-]
-
-import_modules(__name__, __path__)
+__all__ = ["Advantages", "Estimate", "advantage", "compute_advantages", "estimate_advantages"]

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
+from learner.advantages.estimation import Estimate
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS, Estimate
 
 
-@ESTIMATORS.built_in("best_of_n")
 def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None = None) -> Estimate:
     """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
 
@@ -29,7 +28,6 @@ def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None =
     return Estimate(keep.double(), keep=keep)
 
 
-@ESTIMATORS.built_in("best_worst")
 def best_worst(batch: GroupedRewards) -> Estimate:
     """A_i = +1 for the best rollout of a group, −1 for the worst; the others do not train.
 

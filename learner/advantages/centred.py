@@ -3,10 +3,8 @@
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS
 
 
-@ESTIMATORS.built_in("dr_grpo")
 def dr_grpo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − μ_g: Dr. GRPO (Liu et al. 2025, arXiv 2503.20783, §3).
 
@@ -16,7 +14,6 @@ def dr_grpo(batch: GroupedRewards) -> Tensor:
     return batch.centred
 
 
-@ESTIMATORS.built_in("rloo")
 def rloo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − mean of the others = G / (G − 1) · (R_i − μ_g). Unbiased.
 
@@ -25,7 +22,6 @@ def rloo(batch: GroupedRewards) -> Tensor:
     return batch.leave_one_out
 
 
-@ESTIMATORS.built_in("batch_norm")
 def batch_norm(batch: GroupedRewards, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i − μ_g) / (σ + ε), σ the deviation of the centred rewards over the batch.
 

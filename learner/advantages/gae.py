@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
+from learner.advantages.estimation import Estimate
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS, Estimate
 from learner.advantages.returns import gae as estimate_advantages
 from learner.advantages.returns import length_adaptive_lambda
 from learner.advantages.returns import whiten as whitened
 
 
-@ESTIMATORS.built_in("gae")
 def gae(
     batch: GroupedRewards,
     *,

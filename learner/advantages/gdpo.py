@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from headway.errors import InputError
+from learner.advantages.estimation import Estimate
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS, Estimate
 
 
-@ESTIMATORS.built_in("gdpo")
 def gdpo(
     batch: GroupedRewards, *, weights: Mapping[str, float] | None = None, epsilon: float = 1e-6
 ) -> Estimate:

@@ -1,7 +1,8 @@
 """Input of an advantage estimator: rewards with their groups, and perhaps the tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -89,6 +90,16 @@ class RolloutTokens:
         )
 
 
+TOKEN_COLUMNS = {
+    "mask": "mask",
+    "sequence_ids": "sequence_ids",
+    "token_rewards": "rewards",
+    "values": "values",
+    "step_ends": "step_ends",
+}
+"""Fields of `RolloutTokens`, by their names beside those of rollouts."""
+
+
 @dataclass(frozen=True)
 class GroupedRewards:
     """Rewards with their groups. An estimator is given float64, and only finite rewards.
@@ -122,6 +133,26 @@ class GroupedRewards:
                     f"sequence_ids must be indices 0..{len(self.rewards) - 1} into rewards, found "
                     f"{low}..{high}"
                 )
+
+    @classmethod
+    def of_columns(cls, rewards: Tensor, groups: Tensor, **columns: Any) -> Self:
+        """Make a record of rollouts from flat columns, named as in `COLUMNS`.
+
+        Raises:
+            InputError: Shapes that differ, or columns of tokens without `mask` and `sequence_ids`.
+        """
+        present = {key: columns.pop(key) for key in TOKEN_COLUMNS if columns.get(key) is not None}
+        tokens = None
+        if {"mask", "sequence_ids"} <= present.keys():
+            present.setdefault("token_rewards", torch.zeros(len(present["mask"])))
+            tokens = RolloutTokens(**{TOKEN_COLUMNS[key]: value for key, value in present.items()})
+        elif present:
+            raise InputError(
+                "columns of tokens need both mask and sequence_ids, found only "
+                f"{', '.join(present)}"
+            )
+        given = {key: value for key, value in columns.items() if value is not None}
+        return cls(rewards, groups, tokens=tokens, **given)
 
     def has(self, need: str) -> bool:
         """Return True if it has one of `ADVANTAGE_NEEDS`."""
@@ -229,3 +260,9 @@ class GroupedRewards:
     @property
     def _count(self) -> int:
         return int(self.groups.max()) + 1 if self.groups.numel() else 0
+
+
+COLUMNS = {*TOKEN_COLUMNS, *(item.name for item in fields(GroupedRewards))} - {
+    "rewards", "groups", "tokens",
+}  # fmt: skip
+"""Names that `GroupedRewards.of_columns` takes."""

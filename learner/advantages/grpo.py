@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
+from learner.advantages.estimation import Estimate
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS, Estimate
 from learner.advantages.returns import returns_to_go
 
 
-@ESTIMATORS.built_in("grpo")
 def grpo(
     batch: GroupedRewards, *, epsilon: float = 1e-6, process_rewards: bool = False
 ) -> Tensor | Estimate:

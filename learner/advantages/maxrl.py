@@ -5,11 +5,9 @@ from torch import Tensor
 
 from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS
 from queues.policy.dynamic_sampling import TIE
 
 
-@ESTIMATORS.built_in("maxrl")
 def maxrl(batch: GroupedRewards) -> Tensor:
     """A_i = (R_i − μ_g) / μ_g, and 0 where μ_g = 0: hard prompts weigh as 1 / success rate.
 

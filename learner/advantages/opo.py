@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS
 
 
-@ESTIMATORS.built_in("opo")
 def opo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − Σ_g n_j·R_j / Σ_g n_j, n the sampled tokens; not scaled.
 

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS
 
 
-@ESTIMATORS.built_in("pass_at_k")
 def pass_at_k(
     batch: GroupedRewards, *, k: int = 4, threshold: float = 0.5, epsilon: float = 1e-6
 ) -> Tensor:

@@ -6,10 +6,8 @@ from torch import Tensor
 
 from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS
 
 
-@ESTIMATORS.built_in("reinforce")
 def reinforce(
     batch: GroupedRewards,
     *,

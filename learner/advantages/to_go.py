@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
+from learner.advantages.estimation import Estimate
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import ESTIMATORS, Estimate
 from learner.advantages.returns import returns_to_go, whiten
 
 
-@ESTIMATORS.built_in("reinforce_pp")
 def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """A_t = whiten(Q_t), Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the sampled tokens of a rollout.
 
@@ -21,7 +20,6 @@ def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     return Estimate(whiten(to_go, tokens.mask), token_level=True)
 
 
-@ESTIMATORS.built_in("reinforce_pp_baseline")
 def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """REINFORCE++-baseline: A_t = whiten(Q_t), Q_t as in `reinforce_pp`, of the reward R_i − μ_g.
 
@@ -41,7 +39,6 @@ def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estim
     return Estimate(whiten(to_go, informative), token_level=True)
 
 
-@ESTIMATORS.built_in("remax")
 def remax(batch: GroupedRewards) -> Tensor | Estimate:
     """A_i = R_i − R(greedy rollout of the same prompt). Unbiased, by an older policy's greedy too.
 

@@ -1,21 +1,21 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from headway.recipe_section import ResumeRule, Section
+from headway.registry import Registry
 from learner.config.lora import ADAPTED, LoraConfig, check_lora
 from learner.config.objective_rules import check_traits
 from learner.config.optimizer import OptimizerConfig
-from learner.config.traits import ADVANTAGE_TRAITS, CORRECTION_TRAITS, LOSS_TRAITS, ObjectiveTraits
-from learner.registry import unknown_name
+from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
 
-_NAMES: Mapping[str, Collection[str]] = {
-    "advantage": ADVANTAGE_TRAITS,
-    "loss": LOSS_TRAITS,
-    "correction": CORRECTION_TRAITS,
+_KINDS: Mapping[str, Registry[Any]] = {
+    "advantage": ESTIMATORS,
+    "loss": LOSSES,
+    "correction": CORRECTIONS,
 }
 
 OPTIMISED = ResumeRule(
@@ -174,10 +174,8 @@ class ObjectiveConfig(Section):
         names = (value,) if isinstance(value, str) else value
         if not names:
             raise ValueError('an empty list; write "none"')
-        known = _NAMES[info.field_name]
         for name in names:
-            if name not in known and not all(name.partition(":")):
-                raise ValueError(unknown_name(info.field_name, name, known))
+            _KINDS[info.field_name].check(name)
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
@@ -192,9 +190,12 @@ class ObjectiveConfig(Section):
     def traits(self) -> ObjectiveTraits:
         """Traits of the built-in functions that are named; None for the user's."""
         return ObjectiveTraits(
-            advantage=ADVANTAGE_TRAITS.get(self.advantage),
-            loss=loss.under(self.loss_options) if (loss := LOSS_TRAITS.get(self.loss)) else None,
-            corrections={name: CORRECTION_TRAITS.get(name) for name in self.corrections},
+            advantage=entry.traits if (entry := ESTIMATORS.get(self.advantage)) else None,
+            loss=loss.traits.under(self.loss_options) if (loss := LOSSES.get(self.loss)) else None,
+            corrections={
+                name: own.traits if (own := CORRECTIONS.get(name)) else None
+                for name in self.corrections
+            },
         )
 
     @property

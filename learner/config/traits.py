@@ -1,12 +1,14 @@
-"""Traits of losses, advantages and corrections: their properties and needs. Imports no torch.
+"""The functions that an objective names: their places, properties and needs. Imports no torch.
 
-The built-in functions take their traits from the tables below; a function of the user's passes its
-own to the decorator. `learner.config.objective_rules` checks objectives by traits alone.
+The built-in ones are listed below; a function of the user's passes its traits to the
+decorator. `learner.config.objective_rules` checks objectives by traits alone.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from headway.registry import Entry, Registry
 
 Anchor = Literal["proximal", "behavior"]
 Unit = Literal["token", "sequence", "group"]
@@ -86,115 +88,170 @@ ADVANTAGE_NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "val
 
 _GROUP = AdvantageTraits(relative=True)
 _BATCH = AdvantageTraits()
+_OF_TOKENS = AdvantageTraits(takes_token_rewards=True)
+_OF_TASK = replace(_GROUP, takes_task_rewards=True)
 
-ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
-    "reinforce": _BATCH,
-    "rloo": _GROUP,
-    "grpo": replace(_GROUP, takes_token_rewards=True),
-    "dr_grpo": _GROUP,
-    "batch_norm": _GROUP,
-    "reinforce_pp_baseline": replace(_GROUP, takes_token_rewards=True),
-    "opo": replace(_GROUP, needs=frozenset({"lengths"})),
-    "gdpo": AdvantageTraits(
-        needs=frozenset({"reward_parts"}),
-        relative=True,
-        takes_token_rewards=True,
-        takes_task_rewards=True,
-        ties_teach="which compares each part of the reward, and parts may differ where sums do not",
+ESTIMATORS = Registry(
+    "advantage",
+    "module:function",
+    AdvantageTraits,
+    Entry("reinforce", "learner.advantages.reinforce:reinforce", _BATCH),
+    Entry("rloo", "learner.advantages.centred:rloo", _GROUP),
+    Entry("grpo", "learner.advantages.grpo:grpo", replace(_OF_TOKENS, relative=True)),
+    Entry("dr_grpo", "learner.advantages.centred:dr_grpo", _GROUP),
+    Entry("batch_norm", "learner.advantages.centred:batch_norm", _GROUP),
+    Entry(
+        "reinforce_pp_baseline",
+        "learner.advantages.to_go:reinforce_pp_baseline",
+        replace(_OF_TOKENS, relative=True),
     ),
-    "maxrl": replace(_GROUP, takes_task_rewards=True),
-    "pass_at_k": replace(_GROUP, takes_task_rewards=True),
-    "best_of_n": replace(
-        _GROUP,
-        ties_teach_with={"min_reward": "which takes rollouts whose reward reaches min_reward"},
+    Entry("opo", "learner.advantages.opo:opo", replace(_GROUP, needs=frozenset({"lengths"}))),
+    Entry(
+        "gdpo",
+        "learner.advantages.gdpo:gdpo",
+        replace(
+            _OF_TASK,
+            needs=frozenset({"reward_parts"}),
+            takes_token_rewards=True,
+            ties_teach=(
+                "which compares each part of the reward, and parts may differ where sums do not"
+            ),
+        ),
     ),
-    "best_worst": _GROUP,
-    "reinforce_pp": replace(_BATCH, takes_token_rewards=True),
-    "remax": AdvantageTraits(
-        needs=frozenset({"baseline_rewards"}),
-        takes_token_rewards=True,
+    Entry("maxrl", "learner.advantages.maxrl:maxrl", _OF_TASK),
+    Entry("pass_at_k", "learner.advantages.pass_at_k:pass_at_k", _OF_TASK),
+    Entry(
+        "best_of_n",
+        "learner.advantages.best:best_of_n",
+        replace(
+            _GROUP,
+            ties_teach_with={"min_reward": "which takes rollouts whose reward reaches min_reward"},
+        ),
     ),
-    "gae": AdvantageTraits(needs=frozenset({"values"}), takes_token_rewards=True),
-}
+    Entry("best_worst", "learner.advantages.best:best_worst", _GROUP),
+    Entry("reinforce_pp", "learner.advantages.to_go:reinforce_pp", _OF_TOKENS),
+    Entry(
+        "remax",
+        "learner.advantages.to_go:remax",
+        replace(_OF_TOKENS, needs=frozenset({"baseline_rewards"})),
+    ),
+    Entry("gae", "learner.advantages.gae:gae", replace(_OF_TOKENS, needs=frozenset({"values"}))),
+    decorated=True,
+)
 
 _RATIO = LossTraits(owns_is=True)
 _OF_SEQUENCES = ("sequence_mean",)
+_SEQUENCE_RATIO = LossTraits(owns_is=True, unit="sequence", aggregations=_OF_SEQUENCES)
 _BY_VERSION = {"recomputes_proximal": False, "needs": frozenset({"versions", "version"})}
 
-LOSS_TRAITS: Mapping[str, LossTraits] = {
-    "reinforce": LossTraits(owns_is=False),
-    "ppo": _RATIO,
-    "grpo": _RATIO,
-    "dapo": _RATIO,
-    "cispo": _RATIO,
-    "gspo": replace(_RATIO, unit="sequence", aggregations=_OF_SEQUENCES),
-    "gspo_token": replace(_RATIO, unit="sequence", aggregations=_OF_SEQUENCES),
-    "sapo": _RATIO,
-    "topr": LossTraits(
-        owns_is=True,
-        anchor="behavior",
-        off_policy=True,
-        unit="sequence",
-        by_option={"level": {"token": {"unit": "token"}}},
+LOSSES = Registry(
+    "loss",
+    "module:function",
+    LossTraits,
+    Entry("reinforce", "learner.losses.reinforce:reinforce", LossTraits(owns_is=False)),
+    Entry("ppo", "learner.losses.ppo:ppo", _RATIO),
+    Entry("grpo", "learner.losses.ppo:ppo", _RATIO),
+    Entry("dapo", "learner.losses.ppo:dapo", _RATIO),
+    Entry("cispo", "learner.losses.cispo:cispo", _RATIO),
+    Entry("gspo", "learner.losses.gspo:gspo", _SEQUENCE_RATIO),
+    Entry("gspo_token", "learner.losses.gspo:gspo_token", _SEQUENCE_RATIO),
+    Entry("sapo", "learner.losses.sapo:sapo", _RATIO),
+    Entry(
+        "topr",
+        "learner.losses.topr:topr",
+        LossTraits(
+            owns_is=True,
+            anchor="behavior",
+            off_policy=True,
+            unit="sequence",
+            by_option={"level": {"token": {"unit": "token"}}},
+        ),
     ),
-    "decoupled_ppo": LossTraits(
-        owns_is=True,
-        anchor="behavior",
-        off_policy=True,
-        needs=frozenset({"proximal_logprobs"}),
-        recomputes_proximal=True,
-        by_option={
-            "proximal": {
-                "detach": {"recomputes_proximal": False, "needs": frozenset(), "single_step": True},
-                "loglinear": _BY_VERSION,
-                "linear": _BY_VERSION,
-            }
-        },
+    Entry(
+        "decoupled_ppo",
+        "learner.losses.decoupled_ppo:decoupled_ppo",
+        LossTraits(
+            owns_is=True,
+            anchor="behavior",
+            off_policy=True,
+            needs=frozenset({"proximal_logprobs"}),
+            recomputes_proximal=True,
+            by_option={
+                "proximal": {
+                    "detach": {
+                        "recomputes_proximal": False,
+                        "needs": frozenset(),
+                        "single_step": True,
+                    },
+                    "loglinear": _BY_VERSION,
+                    "linear": _BY_VERSION,
+                }
+            },
+        ),
     ),
-    "kimi": LossTraits(
-        owns_is=False,
-        anchor="behavior",
-        off_policy=True,
-        unit="sequence",
-        aggregations=_OF_SEQUENCES,
-        by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
+    Entry(
+        "kimi",
+        "learner.losses.kimi:kimi",
+        LossTraits(
+            owns_is=False,
+            anchor="behavior",
+            off_policy=True,
+            unit="sequence",
+            aggregations=_OF_SEQUENCES,
+            by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
+        ),
     ),
-    "raft": LossTraits(
-        owns_is=False,
-        off_policy=True,
-        by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
+    Entry(
+        "raft",
+        "learner.losses.raft:raft",
+        LossTraits(
+            owns_is=False,
+            off_policy=True,
+            by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
+        ),
     ),
-    "dpo": LossTraits(
-        owns_is=False,
-        off_policy=True,
-        unit="group",
-        aggregations=_OF_SEQUENCES,
-        advantages=("best_worst",),
-        needs=frozenset({"reference_logprobs", "group_ids"}),
+    Entry(
+        "dpo",
+        "learner.losses.dpo:dpo",
+        LossTraits(
+            owns_is=False,
+            off_policy=True,
+            unit="group",
+            aggregations=_OF_SEQUENCES,
+            advantages=("best_worst",),
+            needs=frozenset({"reference_logprobs", "group_ids"}),
+        ),
     ),
-}
+    decorated=True,
+)
 
 _WEIGHT, _REJECTION = CorrectionTraits(), CorrectionTraits(weighs=False)
 
-CORRECTION_TRAITS: Mapping[str, CorrectionTraits] = {
-    "none": replace(_REJECTION, corrects=False),
-    "tis": _WEIGHT,
-    "mis": _WEIGHT,
-    "icepop": _WEIGHT,
-    "sequence_tis": _WEIGHT,
-    "sequence_mis": _WEIGHT,
-    "geometric_mis": _REJECTION,
-    "kl_mask": _REJECTION,
-    "veto": _REJECTION,
-    "opsm": _REJECTION,
-    "lag_mask": CorrectionTraits(
-        weighs=False, corrects=False, needs=frozenset({"versions", "version"})
+CORRECTIONS = Registry(
+    "correction",
+    "module:function",
+    CorrectionTraits,
+    Entry("none", "learner.corrections.by_token:none", replace(_REJECTION, corrects=False)),
+    Entry("tis", "learner.corrections.by_token:tis", _WEIGHT),
+    Entry("mis", "learner.corrections.by_token:mis", _WEIGHT),
+    Entry("icepop", "learner.corrections.by_token:icepop", _WEIGHT),
+    Entry("sequence_tis", "learner.corrections.by_sequence:sequence_tis", _WEIGHT),
+    Entry("sequence_mis", "learner.corrections.by_sequence:sequence_mis", _WEIGHT),
+    Entry("geometric_mis", "learner.corrections.by_sequence:geometric_mis", _REJECTION),
+    Entry("kl_mask", "learner.corrections.rejection:kl_mask", _REJECTION),
+    Entry("veto", "learner.corrections.rejection:veto", _REJECTION),
+    Entry("opsm", "learner.corrections.rejection:opsm", _REJECTION),
+    Entry(
+        "lag_mask",
+        "learner.corrections.rejection:lag_mask",
+        CorrectionTraits(weighs=False, corrects=False, needs=frozenset({"versions", "version"})),
     ),
-}
+    decorated=True,
+)
 
-WEIGHTS = tuple(name for name, traits in CORRECTION_TRAITS.items() if traits.weighs)
+WEIGHTS = tuple(name for name in CORRECTIONS if CORRECTIONS[name].traits.weighs)
 """Corrections that weigh tokens by proximal / behaviour policy."""
-REJECTIONS = tuple(name for name in CORRECTION_TRAITS if name not in (*WEIGHTS, "none"))
+REJECTIONS = tuple(name for name in CORRECTIONS if name not in (*WEIGHTS, "none"))
 """Corrections that only reject, and so go with every loss."""
 
 

@@ -5,15 +5,6 @@ never a KL, entropy or value term. Bounds are on proximal / behaviour. Denominat
 all tokens: rejected tokens count as 0.
 """
 
-from learner.corrections.registry import (
-    CORRECTIONS,
-    Correction,
-    ImportanceWeights,
-    correction,
-    importance_weights,
-)
-from learner.registry import import_modules
+from learner.corrections.importance_weights import Correction, correction, importance_weights
 
-__all__ = ["CORRECTIONS", "Correction", "ImportanceWeights", "correction", "importance_weights"]
-
-import_modules(__name__, __path__)
+__all__ = ["Correction", "correction", "importance_weights"]

@@ -7,12 +7,11 @@ explodes with their length; the geometric mean is neither, and only used to reje
 import torch
 from torch import Tensor
 
-from learner.corrections.registry import CORRECTIONS, Correction, kept, outside_band, unweighted
+from learner.corrections.importance_weights import Correction, kept, outside_band, unweighted
 from learner.losses.checks import require_positive
 from learner.losses.loss_inputs import LossInputs, bounded, count_outside
 
 
-@CORRECTIONS.built_in("sequence_tis")
 def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     """min(ρ, cap) on every token of a sequence, ρ = Π_t proximal / behaviour.
 
@@ -26,7 +25,6 @@ def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     return Correction(weights, kept(inputs), stats)
 
 
-@CORRECTIONS.built_in("sequence_mis")
 def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Correction:
     """ρ on every token of a sequence where low ≤ ρ ≤ high, else 0; ρ = Π_t proximal / behaviour.
 
@@ -39,7 +37,6 @@ def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> 
     return Correction(weights, ~rejected, stats)
 
 
-@CORRECTIONS.built_in("geometric_mis")
 def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002) -> Correction:
     """Reject a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weigh by 1.
 

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
-from learner.corrections.registry import CORRECTIONS, Correction, kept, outside_band, unweighted
+from learner.corrections.importance_weights import Correction, kept, outside_band, unweighted
 from learner.losses.loss_inputs import LossInputs
 
 
-@CORRECTIONS.built_in("none")
 def none(inputs: LossInputs) -> Correction:
     """Every token counts once."""
     return Correction(unweighted(inputs), kept(inputs), {})
 
 
-@CORRECTIONS.built_in("tis")
 def tis(
     inputs: LossInputs, *, cap: float = 2.0, lag_caps: Sequence[float] | None = None
 ) -> Correction:
@@ -41,7 +39,6 @@ def tis(
     return Correction(weights, kept(inputs), {"truncated": truncated})
 
 
-@CORRECTIONS.built_in("mis")
 def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correction:
     """Masked importance sampling: ρ_t where low ≤ ρ_t ≤ high, else 0.
 
@@ -53,7 +50,6 @@ def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correctio
     return _banded(inputs, "mis", low, high, "masked")
 
 
-@CORRECTIONS.built_in("icepop")
 def icepop(inputs: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Correction:
     """IcePop: ρ_t where low ≤ ρ_t ≤ high, else 0; bounded on both sides.
 

@@ -3,13 +3,12 @@
 import torch
 
 from headway.errors import InputError
-from learner.corrections.registry import CORRECTIONS, Correction, unweighted
+from learner.corrections.importance_weights import Correction, unweighted
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.kl import kl_penalty
 from learner.losses.loss_inputs import LossInputs
 
 
-@CORRECTIONS.built_in("kl_mask")
 def kl_mask(
     inputs: LossInputs, *, threshold: float, estimator: str = "k3", level: str = "token"
 ) -> Correction:
@@ -36,7 +35,6 @@ def kl_mask(
     return Correction(unweighted(inputs), ~rejected, {"kl_rejected": rejected.sum()})
 
 
-@CORRECTIONS.built_in("veto")
 def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
     """Reject a sequence that holds a token with proximal / behaviour below `threshold`.
 
@@ -48,7 +46,6 @@ def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
     return Correction(unweighted(inputs), ~rejected, {"vetoed": rejected.sum()})
 
 
-@CORRECTIONS.built_in("opsm")
 def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
     """Off-policy sequence masking: reject tokens with A < 0 of a sequence far behind the policy.
 
@@ -64,7 +61,6 @@ def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
     return Correction(unweighted(inputs), ~rejected, {"opsm_rejected": rejected.sum()})
 
 
-@CORRECTIONS.built_in("lag_mask")
 def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
     """Reject tokens whose lag is larger than `max_lag`, perhaps only the oldest of a rollout.
 

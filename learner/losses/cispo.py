@@ -5,10 +5,8 @@ MiniMax-M1 (arXiv 2506.13585, eq. 4-5); with an absolute cap as in ScaleRL (arXi
 
 from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("cispo")
 def cispo(inputs: LossInputs, *, cap_low: float = 0.0, cap_high: float = 5.0) -> TokenLoss:
     """ℓ_t = −sg(clip(r, cap_low, cap_high)) · A · log π(y_t), r = current / anchor.
 

@@ -12,10 +12,8 @@ from torch import Tensor
 from learner.losses.checks import require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
 from learner.losses.ppo import clipped
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("decoupled_ppo")
 def decoupled_ppo(
     inputs: LossInputs,
     *,

@@ -11,10 +11,8 @@ from torch.nn.functional import softplus
 from headway.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("dpo")
 def dpo(
     inputs: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0, variant: str = "sigmoid"
 ) -> TokenLoss:

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
 from learner.losses.ppo import clipped
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("gspo")
 def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
     """ℓ_t = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean_t log r_t).
 
@@ -23,7 +21,6 @@ def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
     return _clipped(inputs, _sequence_log_ratio(inputs), clip_low, clip_high)
 
 
-@LOSSES.built_in("gspo_token")
 def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
     """GSPO for advantages that differ between tokens: s_t = sg(s) · π(y_t) / sg(π(y_t)).
 

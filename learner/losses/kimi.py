@@ -8,10 +8,8 @@ import torch
 
 from learner.losses.checks import require_finite, require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("kimi")
 def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> TokenLoss:
     """L = −Σ_t A·log π(y_t) + τ/2·D² for a sequence, D = Σ_t (log current − log behaviour).
 

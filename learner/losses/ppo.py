@@ -8,10 +8,8 @@ from torch import Tensor
 
 from headway.errors import InputError
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("ppo", "grpo")
 def ppo(
     inputs: LossInputs,
     *,
@@ -32,7 +30,6 @@ def ppo(
     return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})
 
 
-@LOSSES.built_in("dapo")
 def dapo(
     inputs: LossInputs,
     *,

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from learner.losses.checks import require_one_of
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("raft")
 def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
     """ℓ_t = −log π(y_t) on rollouts that are kept, 0 on the others. No importance weights.
 

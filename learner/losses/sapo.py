@@ -7,10 +7,8 @@ import torch
 
 from learner.losses.checks import require_finite, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("sapo")
 def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:
     """ℓ_t = −A · f(r), f(r) = σ(τ·(r − 1)) · 4/τ, r = current / anchor.
 

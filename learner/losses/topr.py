@@ -8,10 +8,8 @@ import torch
 
 from learner.losses.checks import require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
-from learner.losses.registry import LOSSES
 
 
-@LOSSES.built_in("topr")
 def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
     """ℓ_t = −w · A · log π(y_t), w = 1 where A ≥ 0, else sg(min(current / behaviour, 1)).
 

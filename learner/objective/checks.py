@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
-from learner.advantages import ESTIMATORS, estimate_advantages
+from headway.options import check_options
+from headway.user_code import options_of, refuse_unknown_options
+from learner.advantages import estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.token_weights import token_weights
 from learner.config.objective import ObjectiveConfig
 from learner.config.objective_rules import check_traits
-from learner.config.traits import ObjectiveTraits
-from learner.corrections import CORRECTIONS, importance_weights
-from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
-from learner.registry import options_of, refuse_unknown_options, refuse_wrong_options
+from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
+from learner.corrections import importance_weights
+from learner.losses import LossInputs, TokenLoss, policy_loss
 
 
 def load_traits(config: ObjectiveConfig) -> ObjectiveTraits:
@@ -68,20 +69,28 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
 
 def _check_options(config: ObjectiveConfig) -> None:
     """Refuse options that their function does not take, or of another type than it declares."""
-    estimator, loss = ESTIMATORS[config.advantage].function, LOSSES[config.loss].function
-    setting, options = "learner.advantage_options", config.advantage_options
-    refuse_wrong_options(setting, config.advantage, estimator, options)
-    refuse_wrong_options("learner.loss_options", config.loss, loss, config.loss_options)
+    for registry, inputs, setting in (
+        (ESTIMATORS, "batch", "advantage"),
+        (LOSSES, "inputs", "loss"),
+    ):
+        name, key = getattr(config, setting), f"{setting}_options"
+        check_options(
+            registry[name].function,
+            inputs,
+            setting=f"learner.{key}",
+            name=name,
+            options=getattr(config, key),
+        )
     options, names = config.correction_options, config.corrections
     functions = {name: CORRECTIONS[name].function for name in names}
-    known = {key for function in functions.values() for key in options_of(function)}
+    known = {key for function in functions.values() for key in options_of(function, "inputs")}
     setting = "learner.correction_options"
     refuse_unknown_options(f"{setting}: {' and '.join(names) or 'none'}", options, known | {*names})
-    for name, corrects in functions.items():
-        shared = {key: options[key] for key in options_of(corrects) if key in options}
+    for name, function in functions.items():
+        shared = {key: options[key] for key in options_of(function, "inputs") if key in options}
         own = options.get(name, {})
         chosen = {**shared, **own} if isinstance(own, Mapping) else own
-        refuse_wrong_options(setting, name, corrects, chosen)
+        check_options(function, "inputs", setting=setting, name=name, options=chosen)
 
 
 def _check_numbers(who: str, values: Tensor) -> None:

@@ -13,14 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learner.advantages import ESTIMATORS, estimate_advantages
+from learner.advantages import estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.batch import Microbatch, Sequences, TrainBatch
 from learner.config.objective import KlConfig, ObjectiveConfig
+from learner.config.traits import ESTIMATORS, LOSSES
 from learner.corrections import importance_weights
 from learner.diagnostics.update_sums import ComparedTokens, PolicySums
 from learner.engine.protocol import Forward
-from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
+from learner.losses import LossInputs, TokenLoss, policy_loss
 from learner.losses.kl import adapted_coefficient, kl_loss, kl_rewards
 from learner.losses.regularisers import (
     adapted_entropy_coefficient,

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 
 from deploy.cli import app as cli
-from learner.advantages import ESTIMATORS
-from learner.losses import LOSSES
 from tests.deploy.broken import HELD, Case, sets, tokenizer
 from tests.deploy.broken_inputs import INPUTS
 from tests.deploy.broken_recipes import RECIPES
@@ -65,6 +63,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("deploy.runtime.session_process.begin_session", lambda end_leftovers: None)
+    from learner.config.traits import ESTIMATORS, LOSSES
+
     for registry in (LOSSES, ESTIMATORS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     importlib.invalidate_caches()

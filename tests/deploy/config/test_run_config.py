@@ -9,7 +9,7 @@ import pytest
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
 from deploy.config.objective_rules import check_against_objective
 from headway.errors import InputError
-from learner.advantages import ESTIMATORS
+from learner.config.traits import ESTIMATORS
 from learner.objective.checks import check_objective
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import InputError
+from headway.registry import Entry
 from learner import compute_advantages
-from learner.advantages import ESTIMATORS, Estimate, Estimator, advantage
-from learner.config.traits import ADVANTAGE_TRAITS, AdvantageTraits
+from learner.advantages import Estimate, advantage
+from learner.config.traits import ESTIMATORS, AdvantageTraits
 
 GROUP_OF_FOUR = torch.tensor([1.0, 0.0, 0.0, 0.0])
 ONE_GROUP = torch.zeros(4, dtype=torch.int64)
@@ -101,7 +102,7 @@ def test_groups_are_told_apart_whatever_their_order():
 def test_what_is_relative_has_nothing_to_say_where_no_group_varies():
     rewards, groups = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
     assert values("reinforce", rewards, groups).tolist() == [0.5, 0.5, -0.5, -0.5]
-    for name in (name for name, traits in ADVANTAGE_TRAITS.items() if traits.relative):
+    for name in (name for name in ESTIMATORS if ESTIMATORS[name].traits.relative):
         result = with_everything(name, rewards, groups)
         assert by_rollout(result, 4).tolist() == [[0.0] * 3] * 4
 
@@ -210,14 +211,14 @@ def test_values_are_float32_and_carry_no_gradient():
 
 
 def test_estimators_say_what_they_need_and_whether_they_compare_rollouts():
-    needs = {name: set(traits.needs) for name, traits in ADVANTAGE_TRAITS.items() if traits.needs}
+    needs = {n: set(ESTIMATORS[n].traits.needs) for n in ESTIMATORS if ESTIMATORS[n].traits.needs}
     assert needs == {
         "opo": {"lengths"},
         "remax": {"baseline_rewards"},
         "gdpo": {"reward_parts"},
         "gae": {"values"},
     }
-    alone = {name for name, traits in ADVANTAGE_TRAITS.items() if not traits.relative}
+    alone = {name for name in ESTIMATORS if not ESTIMATORS[name].traits.relative}
     assert alone == {"reinforce", "reinforce_pp", "remax", "gae"}
 
 
@@ -437,7 +438,7 @@ def test_a_weight_of_a_part_that_the_batch_lacks_adds_nothing():
 def of_the_users(monkeypatch):
     def register(function):
         module = ModuleType("advantages_of_a_user")
-        module.own = Estimator("own", function, AdvantageTraits())
+        module.own = Entry("own", function, AdvantageTraits())
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return "advantages_of_a_user:own"
 

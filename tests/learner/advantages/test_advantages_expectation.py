@@ -8,7 +8,7 @@ import torch
 from learner import compute_advantages
 from learner.config.learner import LearnerConfig
 from learner.config.objective_rules import what_ties_teach
-from learner.config.traits import ADVANTAGE_TRAITS
+from learner.config.traits import ESTIMATORS
 
 LOGITS = torch.tensor([0.3, -0.7, 0.1], dtype=torch.float64)
 REWARDS = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64)
@@ -137,7 +137,7 @@ def summed_gradient(name, *, drop_tied, **options):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in sorted(ADVANTAGE_TRAITS)), ("best_of_n", {"min_reward": 0.5})],
+    [*((name, {}) for name in sorted(ESTIMATORS)), ("best_of_n", {"min_reward": 0.5})],
 )
 def test_what_may_be_dropped_for_being_tied_has_no_part_in_the_expected_gradient(name, options):
     settings = {"advantage": name, "advantage_options": options}

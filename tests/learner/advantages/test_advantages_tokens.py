@@ -7,8 +7,8 @@ import torch
 
 from headway.errors import InputError
 from learner import compute_advantages
-from learner.advantages import ESTIMATORS
 from learner.advantages.returns import gae
+from learner.config.traits import ESTIMATORS
 from learner.errors import TrainingDiverged
 
 # Two rollouts of one prompt, packed. The first has two turns and ends on a tool's message.

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from headway.errors import InputError
-from learner.corrections import CORRECTIONS, importance_weights
+from learner.config.traits import CORRECTIONS
+from learner.corrections import importance_weights
 from learner.losses import LossInputs
 
 

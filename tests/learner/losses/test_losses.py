@@ -8,7 +8,7 @@ import torch
 
 from headway.errors import InputError
 from learner import losses
-from learner.config.traits import ADVANTAGE_TRAITS, CORRECTION_TRAITS, LOSS_TRAITS
+from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES
 from learner.losses import LossInputs, policy_loss
 from learner.losses.kl import FORMS
 
@@ -185,5 +185,5 @@ def test_tensors_of_different_lengths_are_refused_by_name():
 
 def test_the_page_has_every_advantage_loss_correction_and_form_of_the_kl_term():
     page = (Path(losses.__file__).parent.parent / "docs" / "objectives.md").read_text()
-    names = {*ADVANTAGE_TRAITS, *LOSS_TRAITS, *CORRECTION_TRAITS, *FORMS}
+    names = {*ESTIMATORS, *LOSSES, *CORRECTIONS, *FORMS}
     assert {name for name in names if f"`{name}`" not in page} == set()

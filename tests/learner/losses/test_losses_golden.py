@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from headway.errors import InputError
-from learner.config.traits import LossTraits
-from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
-from learner.losses.registry import policy_loss_function
+from learner.config.traits import LOSSES, LossTraits
+from learner.losses import LossInputs, TokenLoss, policy_loss
+from learner.losses.policy_loss import policy_loss_function
 
 
 def row(sequences, **changes):

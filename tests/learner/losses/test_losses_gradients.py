@@ -6,8 +6,9 @@ import pytest
 import torch
 from packed_sequences import pad, random_sequences
 
-from learner.corrections import CORRECTIONS, importance_weights
-from learner.losses import LOSSES, policy_loss
+from learner.config.traits import CORRECTIONS, LOSSES
+from learner.corrections import importance_weights
+from learner.losses import policy_loss
 from learner.losses.kl import FORMS, kl_loss
 from learner.losses.regularisers import entropy_bonus, positive_nll
 

@@ -11,22 +11,22 @@ import torch
 from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout
 
 from headway.errors import InputError
-from learner.advantages import ESTIMATORS, Estimate, Estimator
+from headway.registry import Entry
+from learner.advantages import Estimate
 from learner.config.learner import LearnerConfig
 from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
 from learner.config.traits import (
-    ADVANTAGE_TRAITS,
-    CORRECTION_TRAITS,
-    LOSS_TRAITS,
+    CORRECTIONS,
+    ESTIMATORS,
+    LOSSES,
     REJECTIONS,
     AdvantageTraits,
     CorrectionTraits,
     LossTraits,
 )
-from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.diagnostics.batch_report import BatchReport
 from learner.engine.protocol import Forward
-from learner.losses import LOSSES, PolicyLoss, TokenLoss
+from learner.losses import TokenLoss
 from learner.losses.kl import kl_loss
 from learner.objective.checks import check_objective, load_traits
 from learner.objective.objective import Objective
@@ -437,10 +437,9 @@ def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(set
     torch.testing.assert_close(turned.gradient, whole.gradient, atol=1e-6, rtol=1e-6)
 
 
-def test_every_registered_function_has_traits_and_every_trait_a_function():
-    assert set(ADVANTAGE_TRAITS) == set(ESTIMATORS)
-    assert set(LOSS_TRAITS) == set(LOSSES)
-    assert set(CORRECTION_TRAITS) == set(CORRECTIONS)
+@pytest.mark.parametrize("registry", [ESTIMATORS, LOSSES, CORRECTIONS])
+def test_every_function_is_where_its_entry_says(registry):
+    assert all(callable(registry[name].function) for name in registry)
 
 
 @pytest.mark.parametrize(
@@ -490,7 +489,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, said):
             {"advantage": "reinforce", "advantage_options": {"baseline": "median"}},
             "baseline = 'median' .*'mean', 'leave_one_out' or 'ema'",
         ),
-        ({"correction": "lag_mask"}, "correction_options lacks max_lag, which 'lag_mask'"),
+        ({"correction": "lag_mask"}, "correction_options: 'lag_mask' requires the option max_lag"),
         (
             {"correction": ["veto", "lag_mask"], "correction_options": {"lag_mask": 3}},
             "correction_options = 3 must be a table of options of 'lag_mask'",
@@ -516,7 +515,7 @@ def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
 
 def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
     module = ModuleType("weights_of_a_user")
-    module.own = ImportanceWeights("own", CORRECTIONS["tis"].function, CorrectionTraits())
+    module.own = Entry("own", CORRECTIONS["tis"].function, CorrectionTraits())
     monkeypatch.setitem(sys.modules, module.__name__, module)
     both = LearnerConfig(loss="reinforce", correction=["mis", "weights_of_a_user:own"])
     with pytest.raises(InputError, match="mis and weights_of_a_user:own each weigh"):
@@ -549,13 +548,13 @@ def push(inputs):
     ],
 )
 def test_what_a_loss_of_the_users_needs_is_asked_for(of_the_users, need, remedy, settings):
-    needy = PolicyLoss("needy", push, LossTraits(owns_is=False, needs=frozenset({need})))
+    needy = Entry("needy", push, LossTraits(owns_is=False, needs=frozenset({need})))
     loss = of_the_users(needy)
     with pytest.raises(InputError, match=f"needs {need}, which nothing computes; .*{remedy}"):
         Objective(LearnerConfig(loss=loss))
     Objective(LearnerConfig(loss=loss, **settings))
     correction = of_the_users(
-        ImportanceWeights(
+        Entry(
             "own",
             CORRECTIONS["none"].function,
             CorrectionTraits(weighs=False, needs=frozenset({need})),
@@ -570,7 +569,7 @@ def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_return
         values = batch.the_tokens("own").values
         return Estimate(values, token_level=True, returns=values)
 
-    own = Estimator("own", with_returns, AdvantageTraits(needs=frozenset({"values"})))
+    own = Entry("own", with_returns, AdvantageTraits(needs=frozenset({"values"})))
     advantage = of_the_users(own)
     with pytest.raises(InputError, match=r"needs values.*\[learner.critic\] section"):
         Objective(LearnerConfig(advantage=advantage))
@@ -579,7 +578,7 @@ def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_return
     assert (
         Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0).critic.value_loss
     )
-    silent = of_the_users(Estimator("silent", lambda batch: batch.rewards, AdvantageTraits()))
+    silent = of_the_users(Entry("silent", lambda batch: batch.rewards, AdvantageTraits()))
     with pytest.raises(InputError, match="a critic learns returns, and"):
         Objective(LearnerConfig(advantage=silent, critic={}))
 
@@ -599,11 +598,9 @@ def test_what_an_objective_needs_of_others_is_told():
 
 
 def test_rules_of_staleness_follow_the_traits_of_a_loss_of_the_users(of_the_users):
-    anchored = of_the_users(
-        PolicyLoss("anchored", push, LossTraits(owns_is=True, anchor="behavior"))
-    )
-    proximal = of_the_users(PolicyLoss("proximal", push, LossTraits(owns_is=True)))
-    plain = of_the_users(PolicyLoss("plain", push, LossTraits(owns_is=False)))
+    anchored = of_the_users(Entry("anchored", push, LossTraits(owns_is=True, anchor="behavior")))
+    proximal = of_the_users(Entry("proximal", push, LossTraits(owns_is=True)))
+    plain = of_the_users(Entry("plain", push, LossTraits(owns_is=False)))
 
     def compares_and_corrects(**settings):
         config = LearnerConfig(**settings)

@@ -7,12 +7,10 @@ import inspect
 import tomllib
 from pathlib import Path
 
-from learner.advantages import ESTIMATORS
+from headway.user_code import options_of
 from learner.config.learner import LearnerConfig
-from learner.corrections import CORRECTIONS
-from learner.losses import LOSSES
+from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES
 from learner.objective.checks import check_objective
-from learner.registry import options_of
 
 PAGE = Path(__file__).parents[3] / "learner" / "docs" / "objectives.md"
 BEGIN, END = "<!-- options -->\n", "<!-- end of options -->\n"
@@ -30,7 +28,7 @@ def options(function):
         name
         if parameters[name].default is inspect.Parameter.empty
         else f"{name} = {written(parameters[name].default)}"
-        for name in options_of(function)
+        for name in options_of(function, "inputs")
     )
     return ", ".join(f"`{text}`" for text in shown)
 
@@ -45,8 +43,8 @@ def lists():
         lines += ["", f"| `{setting}` of | options and defaults |", "|---|---|"]
         lines += [
             f"| `{name}` | {options(registry[name].function)} |"
-            for name in registry
-            if options_of(registry[name].function)
+            for name in sorted(registry)
+            if options_of(registry[name].function, "inputs")
         ]
     return "\n".join(lines) + "\n\n"
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from packed_sequences import moved, random_sequences, sequence_mean
 
-from learner.config.traits import CORRECTION_TRAITS, LOSS_TRAITS
-from learner.corrections import CORRECTIONS, importance_weights
+from learner.config.traits import CORRECTIONS, LOSSES
+from learner.corrections import importance_weights
 from learner.losses import LossInputs, policy_loss
 from learner.losses.kl import FORMS, kl_loss, kl_rewards
 from learner.losses.regularisers import entropy_bonus, positive_nll
@@ -272,9 +272,9 @@ HARD = {"raft": {"keep": "best"}}
 
 def objectives():
     """Every loss, correction and term as a function of a row, by name."""
-    for name in LOSS_TRAITS:
+    for name in LOSSES:
         yield name, lambda row, name=name: policy_loss(name, row, **HARD.get(name, {}))
-    for name in CORRECTION_TRAITS:
+    for name in CORRECTIONS:
         yield (
             f"correction {name}",
             lambda row, name=name: importance_weights(name, row, **SETTINGS.get(name, {})),

@@ -9,10 +9,9 @@ from rollouts import PlainEngine, random_groups
 
 import learner
 from headway.errors import InputError
-from learner.advantages import ESTIMATORS
 from learner.config.learner import LearnerConfig
 from learner.config.objective_rules import corrects_off_policyness
-from learner.losses import LOSSES
+from learner.config.traits import ESTIMATORS, LOSSES
 from learner.objective.checks import load_traits
 from learner.update import Updater
 

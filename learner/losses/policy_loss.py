@@ -3,21 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from learner.config.traits import LOSS_TRAITS, LossTraits
+from headway.registry import Entry
+from headway.user_code import options_of, refuse_unknown_options
+from learner.config.traits import LOSSES, LossTraits
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.registry import Registered, Registry, options_of, refuse_unknown_options
-
-
-class PolicyLoss(Registered[TokenLoss, LossTraits]):
-    """A registered policy loss."""
-
-
-LOSSES = Registry("loss", PolicyLoss, LOSS_TRAITS)
 
 
 def policy_loss_function(
     *names: str, **traits: Any
-) -> Callable[[Callable[..., TokenLoss]], PolicyLoss]:
+) -> Callable[[Callable[..., TokenLoss]], Entry[LossTraits]]:
     """Register `(inputs: LossInputs, *, options) -> TokenLoss` under one or more names.
 
     The first name is the loss's own; the keywords are the fields of `LossTraits`.
@@ -30,7 +24,7 @@ def policy_loss_function(
         ... def push(inputs):
         ...     return TokenLoss(-inputs.current, {})
     """
-    return LOSSES.decorator(*names, traits=LossTraits(**traits))
+    return LOSSES.register(*names, **traits)
 
 
 def policy_loss(name: str, inputs: LossInputs, **options: Any) -> TokenLoss:
@@ -42,6 +36,7 @@ def policy_loss(name: str, inputs: LossInputs, **options: Any) -> TokenLoss:
         InputError: An unknown name or option, bounds that contradict each other, or inputs without
             a field that the loss needs.
     """
-    loss = LOSSES[name]
-    refuse_unknown_options(f"loss {name!r}", options, options_of(loss.function))
-    return loss.function(inputs, **options)
+    function = LOSSES[name].function
+    refuse_unknown_options(f"loss {name!r}", options, options_of(function, "inputs"))
+    loss: TokenLoss = function(inputs, **options)
+    return loss

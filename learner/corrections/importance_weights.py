@@ -1,6 +1,6 @@
 """Registration of corrections, their lookup by name, and their composition."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
-from learner.config.traits import CORRECTION_TRAITS, CorrectionTraits
+from headway.registry import Entry
+from headway.user_code import options_of, refuse_unknown_options
+from learner.config.traits import CORRECTIONS, CorrectionTraits
 from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs, count_outside
-from learner.registry import Registered, Registry, options_of, refuse_unknown_options
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,9 @@ class Correction:
     """Counts of tokens, each a scalar."""
 
 
-class ImportanceWeights(Registered[Correction, CorrectionTraits]):
-    """A registered correction."""
-
-
-CORRECTIONS = Registry("correction", ImportanceWeights, CORRECTION_TRAITS)
-
-
 def correction(
     name: str, **traits: Any
-) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
+) -> Callable[[Callable[..., Correction]], Entry[CorrectionTraits]]:
     """Register `(inputs: LossInputs, *, options) -> Correction`.
 
     The keywords are the fields of `CorrectionTraits`.
@@ -43,7 +37,7 @@ def correction(
     Raises:
         InputError: The name is taken.
     """
-    return CORRECTIONS.decorator(name, traits=CorrectionTraits(**traits))
+    return CORRECTIONS.register(name, **traits)
 
 
 def unweighted(inputs: LossInputs) -> Tensor:
@@ -81,22 +75,22 @@ def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options:
             inputs without a field that one of them needs.
     """
     names = [name] if isinstance(name, str) else name
-    entries = [CORRECTIONS[item] for item in names]
-    known = [options_of(entry.function) for entry in entries]
+    functions = [CORRECTIONS[item].function for item in names]
+    known = [options_of(function, "inputs") for function in functions]
     shared = {key: value for key, value in options.items() if key not in names}
     refuse_unknown_options(f"correction {name!r}", shared, {item for own in known for item in own})
     outside = count_outside(inputs.raw_behavior_log_ratio, inputs.trained)
     total = Correction(unweighted(inputs), kept(inputs), {"weight_bounded": outside})
-    for item, entry, own in zip(names, entries, known, strict=True):
+    for item, function, own in zip(names, functions, known, strict=True):
         chosen = {key: shared[key] for key in own if key in shared} | _own(item, options, own)
-        part = entry.function(inputs, **chosen)
+        part = function(inputs, **chosen)
         total = Correction(
             total.weights * part.weights, total.keep & part.keep, {**total.stats, **part.stats}
         )
     return total
 
 
-def _own(name: str, options: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+def _own(name: str, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     own = options.get(name, {})
     if not isinstance(own, Mapping):
         raise InputError(f"options of correction {name!r} must be a table, found {own!r}")

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
-from learner.advantages.grouped import GroupedRewards, RolloutTokens
-from learner.config.traits import ADVANTAGE_NEEDS, ADVANTAGE_TRAITS, AdvantageTraits
+from headway.registry import Entry
+from headway.user_code import options_of, refuse_unknown_options
+from learner.advantages.grouped import COLUMNS, GroupedRewards, RolloutTokens
+from learner.config.traits import ADVANTAGE_NEEDS, ESTIMATORS, AdvantageTraits
 from learner.errors import TrainingDiverged
-from learner.registry import Registered, Registry, options_of, refuse_unknown_options
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,9 @@ class Advantages:
         return self.values if self.token_level else self.values[sequence_ids]
 
 
-class Estimator(Registered[Tensor | Estimate, AdvantageTraits]):
-    """A registered advantage estimator."""
-
-
-ESTIMATORS = Registry("advantage", Estimator, ADVANTAGE_TRAITS)
-
-
-def advantage(name: str, **traits: Any) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
+def advantage(
+    name: str, **traits: Any
+) -> Callable[[Callable[..., Tensor | Estimate]], Entry[AdvantageTraits]]:
     """Register `(batch: GroupedRewards, *, options) -> Tensor [R]` as an advantage estimator.
 
     It may return an `Estimate` instead. The keywords are the fields of `AdvantageTraits`.
@@ -80,7 +76,7 @@ def advantage(name: str, **traits: Any) -> Callable[[Callable[..., Tensor | Esti
             f"advantage {name!r} cannot need {', '.join(unknown)}: "
             f"only {', '.join(sorted(ADVANTAGE_NEEDS))} can be asked for"
         )
-    return ESTIMATORS.decorator(name, traits=AdvantageTraits(**traits))
+    return ESTIMATORS.register(name, **traits)
 
 
 def compute_advantages(
@@ -89,17 +85,6 @@ def compute_advantages(
     group_ids: Tensor,
     *,
     lengths: Tensor | None = None,
-    state: dict[str, float] | None = None,
-    baseline_rewards: Tensor | None = None,
-    reward_parts: Mapping[str, Tensor] | None = None,
-    truncated: Tensor | None = None,
-    end_values: Tensor | None = None,
-    trainable: Tensor | None = None,
-    mask: Tensor | None = None,
-    sequence_ids: Tensor | None = None,
-    token_rewards: Tensor | None = None,
-    values: Tensor | None = None,
-    step_ends: Tensor | None = None,
     **options: Any,
 ) -> Advantages:
     """Compute the advantages of R rollouts by a named estimator.
@@ -110,50 +95,16 @@ def compute_advantages(
             baseline.
         group_ids: [R] integers; rollouts of one prompt share one. Groups must be complete.
         lengths: [R] integers, sampled tokens.
-        state: What the estimator carries from batch to batch; changed in place.
-        baseline_rewards: [R], of the greedy rollout of the prompt.
-        reward_parts: [R] by name; not finite where a rollout has no such part.
-        truncated: [R] bool, cut off at the length limit.
-        end_values: [R], the critic's value of the state after a rollout's last token.
-        trainable: [R] bool, with a token that may train; None: all.
-        mask: [N] bool, tokens that the policy sampled, of the whole batch packed, one sequence
-            after the other.
-        sequence_ids: [N] integers, the index 0..R−1 of each token's rollout.
-        token_rewards: [N] on top of `rewards` (of steps, −β·k1); those masked out do not count.
-        values: [N], the critic's value of the state before token t.
-        step_ends: [N] bool, tokens that end a step with a reward, perhaps of 0; None: those whose
-            reward is not 0, and the last of each run of sampled tokens.
-        **options: The estimator's own.
+        **options: Further fields of `GroupedRewards` and `RolloutTokens` by name (`token_rewards`
+            for the rewards of tokens), and the estimator's own options.
 
     Raises:
         InputError: An unknown name or option, shapes that differ, a group too small, columns of
             tokens without `mask` and `sequence_ids`, or something missing that the estimator needs.
         TrainingDiverged: A value of the critic is not finite.
     """
-    tokens = None
-    names = ("mask", "sequence_ids", "token_rewards", "values", "step_ends")
-    columns = (mask, sequence_ids, token_rewards, values, step_ends)
-    present = [name for name, column in zip(names, columns, strict=True) if column is not None]
-    if mask is not None and sequence_ids is not None:
-        zeros = torch.zeros_like(mask, dtype=torch.float32)
-        extra = zeros if token_rewards is None else token_rewards
-        tokens = RolloutTokens(mask, sequence_ids, extra, values, step_ends)
-    elif present:
-        raise InputError(
-            f"columns of tokens need both mask and sequence_ids, found only {', '.join(present)}"
-        )
-    rollouts = GroupedRewards(
-        rewards,
-        group_ids,
-        lengths=lengths,
-        state={} if state is None else state,
-        baseline_rewards=baseline_rewards,
-        reward_parts=reward_parts or {},
-        tokens=tokens,
-        truncated=truncated,
-        end_values=end_values,
-        trainable=trainable,
-    )
+    columns = {key: options.pop(key) for key in COLUMNS & options.keys()}
+    rollouts = GroupedRewards.of_columns(rewards, group_ids, lengths=lengths, **columns)
     return estimate_advantages(name, rollouts, **options)
 
 
@@ -166,8 +117,8 @@ def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> 
     last masked-in token. `state` of the rollouts is changed in place.
     """
     estimator, tokens = ESTIMATORS[name], rollouts.tokens
-    needs = estimator.traits.needs
-    refuse_unknown_options(f"advantage {name!r}", options, options_of(estimator.function))
+    function, needs = estimator.function, estimator.traits.needs
+    refuse_unknown_options(f"advantage {name!r}", options, options_of(function, "batch"))
     missing = [need for need in sorted(needs) if not rollouts.has(need)]
     if missing:
         raise InputError(f"advantage {name!r} needs {', '.join(missing)}, which was not given")
@@ -177,7 +128,7 @@ def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> 
     scored = _scored(rollouts, needs)
     batch = rollouts.of_rollouts(scored)
     summed = batch.with_token_rewards()
-    result = estimator(batch if estimator.traits.takes_token_rewards else summed, **options)
+    result = function(batch if estimator.traits.takes_token_rewards else summed, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
     keep = scored if estimate.keep is None else scored.masked_scatter(scored, estimate.keep)
     scatter = partial(_scattered, name, scored, keep, tokens)
