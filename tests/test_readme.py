@@ -15,7 +15,7 @@ PACKAGES = ("actors", "deploy", "examples", "headway", "learner", "queues", "wei
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_tree_names_every_folder_of_a_package(package):
-    tree = README.partition("## The tree")[2].partition("\n## ")[0]
+    tree = README.partition("## The tree, and how to develop")[2].partition("\n## ")[0]
     shown = re.search(rf"^    {package}/(.*?)(?=^    \w|\Z)", tree, re.MULTILINE | re.DOTALL)
     folders = {
         path.parent.name
