@@ -5,9 +5,10 @@ own is lost: clients find it by its name, and repeat calls whose answer was lost
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayError, RayTaskError
@@ -17,15 +18,12 @@ from actors.environments.protocol import Message
 from actors.errors import RewardFailed, RewardModelLost
 from actors.reward_models.scoring import RewardModels, load_reward_models
 from headway.daemon_thread import run_in_daemon_thread
-from headway.errors import HeadwayError
 from headway.output_limits import keep_logs_small
+from headway.ray_service import MAX_CONCURRENCY, RayService, ServiceProcess
+from headway.roles import Role
 
-NAME = "reward-model"
-"""Name of the actor, which no two of a run have at a time."""
 LOOK_SECONDS = 0.5
 """Seconds between two attempts to find, or to create, the process after another one's death."""
-MAX_CONCURRENCY = 10_000
-"""Texts that may wait for their score at once."""
 
 
 def create_reward_model(
@@ -37,14 +35,15 @@ def create_reward_model(
 ) -> Any:
     """Start the process of the reward models on the cluster, and return its handle in Ray.
 
-    `template_options` are actors.chat_template_options, `options` are those of Ray.
+    Its name in Ray is its role: no two of a run live at a time. `template_options` are
+    actors.chat_template_options, `options` are those of Ray.
 
     Raises:
         ActorAlreadyExistsError: There is one already.
     """
     remote = ray.remote(RewardModelActor).options(
         **{
-            "name": NAME,
+            "name": Role.REWARD_MODEL.value,
             "num_cpus": 0,
             "num_gpus": config.gpus,
             "max_concurrency": MAX_CONCURRENCY,
@@ -54,8 +53,11 @@ def create_reward_model(
     return remote.remote(tuple(paths), config, template_options)
 
 
-class RewardModelActor:
-    """The Ray actor; arguments as in `load_reward_models`, which the first call runs."""
+class RewardModelActor(ServiceProcess):
+    """The Ray actor; arguments as in `load_reward_models`, which the first call runs.
+
+    Models are loaded, and score, in threads of their own.
+    """
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class RewardModelActor:
         self._models: RewardModels | None = None
 
     def __repr__(self) -> str:
-        return NAME
+        return Role.REWARD_MODEL.value
 
     async def start(self) -> None:
         """Load the models; raise InputError if one cannot be used."""
@@ -79,14 +81,6 @@ class RewardModelActor:
         """See `TextScorer.score`."""
         return await (await self._loaded()).score(prompt, completion)
 
-    async def ping(self) -> None:
-        """Answer; models are loaded, and score, in threads of their own."""
-
-    async def live(self) -> NoReturn:
-        """Never return: a call fails when the process dies."""
-        while True:
-            await asyncio.Event().wait()
-
     async def _loaded(self) -> RewardModels:
         async with self._loading:
             if self._models is None:
@@ -94,62 +88,74 @@ class RewardModelActor:
             return self._models
 
 
-class RewardModelClient:
-    """A client of the reward models (a `TextScorer`); can be sent to other processes.
+class RewardModelClient(RayService):
+    """A client of the reward models (a `TextScorer`), which finds their process by its name.
 
     `timeout` is the deadline of one score in seconds.
     """
 
-    def __init__(self, *, timeout: float) -> None:
+    role, lost = Role.REWARD_MODEL, RewardModelLost
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(None)
         self._timeout = timeout
-        self._actor: Any = None
-        """Handle of the process that was found last; None once that is gone."""
         self._finding = asyncio.Lock()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[float]]:
+        return type(self), (self._timeout,)
 
     async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """See `TextScorer.score`; repeats the call if the process is created anew in time."""
+
+        async def send() -> Any:
+            process = await self._find()
+            try:
+                return await process.score.remote(prompt, completion)
+            except RayError as error:
+                if self.handle is process and not isinstance(error, RayTaskError):
+                    self.handle = None  # however it died
+                raise
+
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._score(prompt, completion)
-        except RayTaskError as error:
-            if isinstance(error.cause, HeadwayError):
-                raise error.cause from error
-            raise RewardFailed(f"{NAME} failed: {error.cause!r}") from error
+                return float(await self.repeat("score", send, math.inf))
         except TimeoutError as error:
-            raise RewardModelLost(f"{NAME} gave no score within {self._timeout:g} s") from error
+            text = f"{self.role} gave no score within {self._timeout:g} s"
+            raise RewardModelLost(text) from error
 
-    async def _score(self, prompt: str | Sequence[Message], completion: str) -> float:
-        while True:
-            actor = await self._find()
-            try:
-                return float(await actor.score.remote(prompt, completion))
-            except RayTaskError:
-                raise
-            except RayError:  # however it died
-                if self._actor is actor:
-                    self._actor = None
+    async def explained(self, error: RayError) -> Exception:
+        """Return what a failed call raises: a bug in the models fails the reward."""
+        failed = await super().explained(error)
+        if isinstance(failed, RayTaskError):
+            return RewardFailed(f"{self.role} failed: {failed.cause!r}")
+        return failed
+
+    async def is_made_again(self, error: RayError) -> bool:
+        """Return True: another process is looked for."""
+        return True
 
     async def _find(self) -> Any:
         """Return the handle of the process, once there is one."""
         async with self._finding:
-            while self._actor is None:
+            while self.handle is None:
                 with suppress(ValueError, RayError):  # there is none, or Ray does not answer
-                    self._actor = await run_in_daemon_thread(lambda: ray.get_actor(NAME))
-                if self._actor is None:
+                    self.handle = await run_in_daemon_thread(lambda: ray.get_actor(self.role.value))
+                if self.handle is None:
                     await asyncio.sleep(LOOK_SECONDS)
-            return self._actor
+            return self.handle
 
 
-class RewardModelProcess:
+class RewardModelProcess(RayService):
     """The process of the reward models, as the driver creates and ends it.
 
     `create` makes it in Ray, or returns None while there is no node for it.
     """
 
+    role, lost = Role.REWARD_MODEL, RewardModelLost
+
     def __init__(self, create: Callable[[], Any]) -> None:
+        super().__init__(None)
         self._create = create
-        self.handle: Any = None
-        """Its handle in Ray; None while there is no process."""
 
     async def start(self, *, again: bool = False) -> None:
         """Create the process once there is a node for it, `again` if it is gone; load the models.
@@ -170,16 +176,8 @@ class RewardModelProcess:
         with suppress(ActorAlreadyExistsError):  # Ray has not noticed that the one before is gone
             self.handle = self._create()
 
-    async def live(self) -> None:
-        """Wait for the death of the process; raise RayError then."""
-        await self.handle.live.remote()
-
-    async def ping(self) -> None:
-        """Wait for an answer, which does not wait for scores; raise RayError if it is gone."""
-        await self.handle.ping.remote()
-
     def stop(self, *, again: bool = False) -> None:
         """End the process, whether for good or to be started `again`."""
         if self.handle is not None:
-            ray.kill(self.handle)
+            super().stop()
         self.handle = None

@@ -6,21 +6,19 @@ leases go on. A supervisor ends one that hangs, and counts.
 """
 
 import asyncio
-import functools
-import inspect
 import logging
 import math
 import sqlite3
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
+from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headway.daemon_thread import run_in_daemon_thread
@@ -28,35 +26,33 @@ from headway.errors import HeadwayError
 from headway.full_disk import full_disk_message, has_space, is_full
 from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
+from headway.ray_service import (
+    GIVE_UP_FACTOR,
+    MAX_CONCURRENCY,
+    REPEAT_SECONDS,
+    START_SECONDS,
+    RayService,
+    ServiceProcess,
+    remote,
+    translated,
+)
+from headway.roles import Role
 from queues.broker.broker import Broker
 from queues.broker.result_intake import Put
 from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, LedgerError
-from queues.ray_errors import raise_translated, until_death
 from queues.records import Batch, Prompt, PutStatus
 from queues.schema import to_arrays
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.pause import LONGEST_SECONDS
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
 
-MAX_CONCURRENCY = 10_000
-"""Long polls that may be open at once."""
-ANSWER_SECONDS = 30.0
-"""Time after which a call is sent again, beyond the timeout that it asks for."""
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 LEAST_BYTES_PER_SECOND = 5e6
 """Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
-START_SECONDS = 120.0
-"""Time for the broker's process to start, beyond that for its ledger."""
-RESTART_FACTOR = 20.0
-"""A call is given up after so many times ANSWER_SECONDS without an answer."""
-REPEAT_SECONDS = 0.2
-"""Wait before a call is repeated whose broker is being made again."""
 SPACE_SECONDS = 1.0
 """Interval between probes of a disk that may be full when the broker is made again."""
 LATE_SECONDS = 1.0
@@ -92,6 +88,7 @@ def create_broker(
         .options(**options, scheduling_strategy=here)
         .remote(directory, config=config, spec=spec, session=session, owner=uuid.uuid4().hex)
     )
+    client = BrokerClient(actor, directory=directory, backup=spec.backup)
     deadline = time.monotonic() + start_seconds + reading_seconds(directory)
     while True:
         try:
@@ -99,27 +96,26 @@ def create_broker(
         except ActorUnavailableError:  # its process died, and is started again
             time.sleep(REPEAT_SECONDS)
         except GetTimeoutError as error:
-            ray.kill(actor)
+            client.stop()
             raise BrokerLostError(
                 f"create_broker: the broker did not start within {start_seconds:.0f} s, the size of"
                 f" {directory / FILE_NAME} allowed for"
             ) from error
         except RayError as error:
-            raise_translated(error)
+            raise translated(error, "the broker's process", BrokerLostError) from error
         else:
-            return BrokerClient(actor, directory=directory, backup=spec.backup)
+            return client
 
 
-class BrokerActor(Broker):
-    """The broker in a process of its own; every call raises the error of its constructor.
+class BrokerActor(Broker, ServiceProcess):
+    """The broker in a process of its own.
 
-    Ray itself would turn that error into text.
+    An error of its constructor is kept, and raised by `opened`: Ray would turn it into text.
     """
-
-    _error: HeadwayError | None = None
 
     def __init__(self, directory: Path, **options: Any) -> None:
         keep_logs_small()
+        self._error: HeadwayError | None = None
         again = ray.get_runtime_context().was_current_actor_reconstructed
         if again:
             # A process that was killed keeps its lock until its disk answers.
@@ -138,22 +134,14 @@ class BrokerActor(Broker):
                 self._error = error if isinstance(error, HeadwayError) else LedgerError(f"{error}")
             return
 
-    def __getattr__(self, name: str) -> Never:
-        """Raise the error of the constructor in the place of what it did not make."""
-        if self._error is None or name.startswith("__"):
-            raise AttributeError(f"the broker has no attribute {name!r}")
-        raise self._error
-
     def __repr__(self) -> str:
-        return "broker"
+        return Role.BROKER.value
 
     async def opened(self) -> None:
-        """Raise the error of the constructor."""
+        """Raise the error of the constructor, if there was one."""
+        if self._error is not None:
+            raise self._error
         self.commits.check_open()
-
-    async def live(self) -> None:
-        """Never return: the call fails when the process dies."""
-        await asyncio.Event().wait()
 
     async def put_many(self, puts: Sequence[Put]) -> list[PutStatus | HeadwayError]:
         """Call `ResultIntake.put_many` with payloads that `to_arrays` made, read in place."""
@@ -178,92 +166,54 @@ class BrokerActor(Broker):
         return public_address(access.host, port, ray.util.get_node_ip_address())
 
 
-def _remote(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["BrokerClient", P], Coroutine[Any, Any, T]]:
-    """Make the client's method for a method of the actor, with the same static type.
-
-    The deadline of a call is extended by its argument `timeout`, if it has one. A keyword argument
-    `epoch` is that of the client.
-    """
-    parameters = inspect.signature(method).parameters
-    names = [*parameters][1:]
-    is_fenced = "epoch" in names and parameters["epoch"].kind is inspect.Parameter.KEYWORD_ONLY
-
-    @functools.wraps(method)
-    async def call(client: "BrokerClient", /, *args: P.args, **options: P.kwargs) -> T:
-        arguments: dict[str, Any] = dict(zip(names, args, strict=False)) | options
-        epoch = {"epoch": client.epoch} if client.epoch and is_fenced else {}
-
-        def send() -> Any:
-            return getattr(client.handle, method.__name__).remote(*args, **options, **epoch)
-
-        answer: T = await client.answer(method.__name__, send, arguments.get("timeout", 0.0))
-        return answer
-
-    return call
-
-
-class BrokerClient:
+class BrokerClient(RayService):
     """The calls of `queues.protocols`, over Ray; can be sent to other Ray actors.
 
-    Every method raises what the broker raised, or BrokerLostError if the broker is gone for good or
-    gives no answer for RESTART_FACTOR times `answer_seconds` (long polls: beyond their timeout). A
-    call is sent again when the broker was made again, and every `answer_seconds` while the broker
-    answers others but not this call; each may be repeated without harm. While the broker pauses
-    (`Broker.paused`), calls that need its disk wait as long as it does.
+    While the broker pauses (`Broker.paused`), calls that need its disk wait as long as it does. A
+    call that is given up may still take effect: a lease whose answer nobody received expires.
 
-    A call that is given up may still take effect: a lease whose answer nobody received expires.
+    `directory` and `backup` are folders whose disks the broker needs in order to start.
     """
+
+    role, lost = Role.BROKER, BrokerLostError
 
     def __init__(
         self,
-        handle: Any,
-        answer_seconds: float = ANSWER_SECONDS,
-        epoch: int = 0,
-        *,
+        *client: Any,
         directory: Path | None = None,
         backup: Path | None = None,
+        **options: Any,
     ) -> None:
-        self.handle, self._directory, self._backup = handle, directory, backup
-        self.epoch = epoch
-        """That of the learner which uses this client."""
-        self._answer_seconds = answer_seconds
+        super().__init__(*client, **options)
+        self._directory, self._backup = directory, backup
         self._outbox: deque[tuple[Put, asyncio.Future[PutStatus]]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, float, int]]:
-        return type(self), (self.handle, self._answer_seconds, self.epoch)
+    prompts_wanted = remote(Broker.prompts_wanted, wait=lambda timeout: timeout)
+    cursor = remote(Broker.cursor)
+    evaluate = remote(Broker.evaluate)
+    evaluation = remote(Broker.evaluation, wait=lambda name, timeout: timeout)
 
-    def of_epoch(self, epoch: int) -> "BrokerClient":
-        """Return the client of a learner that was made again."""
-        return BrokerClient(self.handle, self._answer_seconds, epoch)
+    serving = remote(Broker.serving)
+    lease = remote(Broker.lease, wait=lambda engine_id, capacity, timeout, purpose=None: timeout)
+    save = remote(Broker.save)
+    fail = remote(Broker.fail)
+    release = remote(Broker.release)
 
-    prompts_wanted = _remote(Broker.prompts_wanted)
-    cursor = _remote(Broker.cursor)
-    evaluate = _remote(Broker.evaluate)
-    evaluation = _remote(Broker.evaluation)
+    begin_learner = remote(Broker.begin_learner)
+    ack = remote(Broker.ack, fenced=True)
+    commit_checkpoint = remote(Broker.commit_checkpoint, fenced=True)
 
-    serving = _remote(Broker.serving)
-    lease = _remote(Broker.lease)
-    save = _remote(Broker.save)
-    fail = _remote(Broker.fail)
-    release = _remote(Broker.release)
+    accounting = remote(Broker.accounting)
+    status = remote(Broker.status)
+    paused = remote(Broker.paused)
+    resize = remote(Broker.resize)
+    serve_metrics = remote(BrokerActor.serve_metrics)
+    close = remote(Broker.close)
 
-    begin_learner = _remote(Broker.begin_learner)
-    ack = _remote(Broker.ack)
-    commit_checkpoint = _remote(Broker.commit_checkpoint)
-
-    accounting = _remote(Broker.accounting)
-    status = _remote(Broker.status)
-    paused = _remote(Broker.paused)
-    resize = _remote(Broker.resize)
-    serve_metrics = _remote(BrokerActor.serve_metrics)
-    close = _remote(Broker.close)
-
-    _issue = _remote(Broker.issue)
-    _put_many = _remote(BrokerActor.put_many)
-    _take = _remote(BrokerActor.take)
+    _issue = remote(Broker.issue)
+    _put_many = remote(BrokerActor.put_many)
+    _take = remote(BrokerActor.take, fenced=True, wait=lambda version, timeout, *, epoch=0: timeout)
 
     async def issue(
         self,
@@ -292,7 +242,7 @@ class BrokerClient:
         def send() -> Any:
             return self.handle.heartbeat.remote(engine_id, [*held])
 
-        lost: list[tuple[str, int]] = await self.answer("heartbeat", send, 0.0)
+        lost: list[tuple[str, int]] = await self.repeat("heartbeat", send)
         return lost
 
     async def take(self, version: int, timeout: float) -> Batch | None:
@@ -307,7 +257,7 @@ class BrokerClient:
         counted from when its disks have space.
         """
         seconds = START_SECONDS + (reading_seconds(self._directory) if self._directory else 0.0)
-        opened = asyncio.ensure_future(self.answer("opened", self.handle.opened.remote, math.inf))
+        opened = asyncio.ensure_future(self.call("opened", wait=math.inf))
         try:
             async with asyncio.timeout(seconds) as deadline:
                 while not (await asyncio.wait([opened], timeout=SPACE_SECONDS))[0]:
@@ -321,63 +271,26 @@ class BrokerClient:
         folders = [folder for folder in (self._directory, self._backup) if folder is not None]
         return await run_in_daemon_thread(lambda: all(map(has_space, folders)))
 
-    async def live(self) -> None:
-        """Wait for the death of the process, which Ray restarts; raise its error then."""
-        await until_death(self.handle.live.remote())
-
-    async def ping(self) -> None:
-        """Wait for an answer; raise an error at once if the broker's process is gone."""
-        await until_death(self.handle.paused.remote())
-
-    def stop(self, *, again: bool = False) -> None:
-        """End the process for good, or so that Ray starts it `again`."""
-        ray.kill(self.handle, no_restart=not again)
-
-    async def answer(self, name: str, send: Callable[[], Any], timeout: float) -> Any:
-        """Send a call of method `name`, as often as its broker dies, and return its answer.
-
-        The call may wait for `timeout` seconds. While the broker is made again, Ray says so, until
-        its supervisor ends the actor. If only this call has no answer, Ray may have lost it.
-        """
-        longest, waited = timeout + RESTART_FACTOR * self._answer_seconds, 0.0
-        while True:
+    async def explained(self, error: RayError) -> Exception:
+        """Return what a failed call raises: of a broker without a ledger, why it has none."""
+        if isinstance(error, RayTaskError) and not isinstance(error.cause, HeadwayError):
             try:
-                return await self._answer_of_one(name, send(), timeout)
-            except ActorUnavailableError:
-                await asyncio.sleep(REPEAT_SECONDS)
-            except RayError as error:
-                raise_translated(error)
-            except TimeoutError as error:
-                waited += timeout + self._answer_seconds  # without the time of pauses
-                if waited > longest:
-                    text = f"{name}: the broker did not answer within {longest:g} s"
-                    raise BrokerLostError(text) from error
-                log.warning("%s: the broker answers others; the call is sent again", name)
+                await self.handle.opened.remote()
+            except RayError as unopened:
+                return await super().explained(unopened)
+        return await super().explained(error)
 
-    async def _answer_of_one(self, name: str, pending: Any, timeout: float) -> Any:
-        """Return or raise what a pending call does; TimeoutError if nothing tells why it waits."""
-        call = asyncio.ensure_future(pending)
-        try:
-            while True:
-                if (await asyncio.wait([call], timeout=timeout + self._answer_seconds))[0]:
-                    return call.result()
-                if not await self._is_paused(name) and not call.done():
-                    raise TimeoutError
-        finally:
-            call.cancel()
-
-    async def _is_paused(self, name: str) -> bool:
+    async def is_excused(self, method: str) -> bool:
         """Return True if the broker has a reason to answer late: its disk, or its own restart.
 
         While its constructor runs again, Ray keeps calls: a late answer tells of that.
         """
-        began, seconds = time.monotonic(), RESTART_FACTOR * self._answer_seconds
+        began, seconds = time.monotonic(), GIVE_UP_FACTOR * self._answer_seconds
         try:
             async with asyncio.timeout(seconds):
                 paused = await self.handle.paused.remote()
         except TimeoutError as error:
-            text = f"{name}: the broker did not answer within {seconds:g} s"
-            raise BrokerLostError(text) from error
+            raise self.unanswered(method, seconds) from error
         return paused is not None or time.monotonic() - began > LATE_SECONDS
 
     async def _send(self) -> None:

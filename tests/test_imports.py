@@ -41,15 +41,15 @@ ORDER = {
     "headway": (
         "clock errors file_lock atomic_file clean_text nearest_name recipe_section output_limits "
         "cpu_cores daemon_thread full_disk folder_checksums hang_detection metrics user_code "
-        "registry options ray_process"
+        "registry options roles ray_process ray_service"
     ),
     "queues": (
         "errors records policy config state storage schema_checks schema protocols readers broker "
-        "ray_errors ray_broker"
+        "ray_broker"
     ),
     "weight_sync": (
         "errors open_files adapter base_model manifest announcements progress permits "
-        "broadcaster buckets checksum config ray_calls ray_broadcaster transports codecs publish "
+        "broadcaster buckets checksum config ray_broadcaster transports codecs publish "
         "receive vllm direct factory"
     ),
     "learner": (

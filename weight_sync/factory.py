@@ -34,9 +34,9 @@ def make_publisher(
         from weight_sync.direct.ray_links import make_direct_publisher
 
         return make_direct_publisher(config, broadcaster)
+    from headway.ray_service import GIVE_UP_SECONDS
     from weight_sync.publish.snapshot import wire_dtype
     from weight_sync.publish.staged_publisher import StagedPublisher
-    from weight_sync.ray_broadcaster import GIVE_UP_SECONDS
 
     publisher = StagedPublisher(
         make_transport(config),

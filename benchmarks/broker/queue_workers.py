@@ -13,8 +13,9 @@ from ray.util.queue import Empty, Queue
 
 from benchmarks.harness.synthetic_load import make_rollout
 from headway import clock
+from headway.ray_service import MAX_CONCURRENCY
 from queues.config import QueuesConfig, RunSpec
-from queues.ray_broker import MAX_CONCURRENCY, BrokerActor, BrokerClient
+from queues.ray_broker import BrokerActor, BrokerClient
 from queues.records import Batch, Lease, Prompt, Purpose, PutStatus, RolloutGroup
 from queues.schema import encode, to_arrays
 from weight_sync.manifest import Bucket, Manifest, TensorSpec

@@ -211,12 +211,10 @@ async def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster) -> 
         client.stop()
 
 
-async def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again(monkeypatch) -> None:
+async def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again() -> None:
     from weight_sync import ray_broadcaster
     from weight_sync.errors import BroadcasterDied
 
-    monkeypatch.setattr(ray_broadcaster, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(ray_broadcaster, "GIVE_UP_SECONDS", 0.5)
     lost, sent = [1, 99], []
 
     async def send(since: int) -> list[WeightUpdateReport]:
@@ -226,7 +224,7 @@ async def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again(monkeypatch
         return []
 
     handle = SimpleNamespace(reports=SimpleNamespace(remote=send))
-    client = ray_broadcaster.BroadcasterClient(handle)
+    client = ray_broadcaster.BroadcasterClient(handle, answer_seconds=0.025)
     assert await client.reports(7) == []
     assert sent == [7, 7]
     lost.pop(0)

@@ -9,20 +9,20 @@ from typing import Any
 
 import ray
 
+from headway.ray_service import answer_of
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct.attempt import Call, EngineLink, Sender, Transfer, Weights
 from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
 from weight_sync.ray_broadcaster import BroadcasterClient
-from weight_sync.ray_calls import remote_errors
 
 GIVE_UP_SECONDS = 10.0
 """Longest wait for the answer of an engine that is given up."""
 
 
 class RayEngineLink(EngineLink):
-    """Calls of the `DirectReceiver` of a rollout actor, by its method `weights`."""
+    """Calls of the `DirectReceiver` of a rollout actor, which has methods of these names."""
 
     def __init__(self, engine_id: str, actor: Any, workers: int) -> None:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
@@ -34,8 +34,8 @@ class RayEngineLink(EngineLink):
         """
         timeout = GIVE_UP_SECONDS if method == "give_up" else None
         name = f"{self.engine_id}, asked to {method},"
-        with remote_errors(name, timeout or 0.0, gone=LoadFailed, late=DeadlineExceeded):
-            return ray.get(self.actor.weights.remote(method, *arguments), timeout=timeout)
+        pending = getattr(self.actor, method).remote(*arguments)
+        return answer_of(pending, name, timeout, gone=LoadFailed, late=DeadlineExceeded)
 
 
 class JoinedEngines:

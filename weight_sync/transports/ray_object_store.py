@@ -21,12 +21,12 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headway.ray_service import answer_of
 from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.open_files import allow_open_files
 from weight_sync.progress import STREAMS, allowance, show
-from weight_sync.ray_calls import remote_errors
 from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import (
     SealedBucket,
@@ -169,8 +169,8 @@ class Downloader:
         deadline = time.monotonic() + seconds
         (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
-        with remote_errors(name, seconds, gone=StagingError, late=StagingError):
-            content = ray.get(stored, timeout=max(0.0, deadline - time.monotonic()))
+        left = max(0.0, deadline - time.monotonic())
+        content = answer_of(stored, name, left, gone=StagingError, late=StagingError)
         return seal_verified(bucket, content.nbytes, [Piece(0, memoryview(content))])
 
 

@@ -90,7 +90,9 @@ class Handle:
 
     def __init__(self, actor: FakeRollout, loop: asyncio.AbstractEventLoop) -> None:
         self.actor, self._loop = actor, loop
-        self.weights = SimpleNamespace(remote=lambda *call: self.ask(actor.weights(*call)))
+        for name in ("pause", "transfer", "resume", "give_up"):
+            call = getattr(actor, name)
+            setattr(self, name, SimpleNamespace(remote=lambda *a, call=call: self.ask(call(*a))))
 
     def ask(self, answer: Any) -> Future:
         return asyncio.run_coroutine_threadsafe(answer, self._loop)
@@ -104,14 +106,8 @@ async def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when
     monkeypatch.setitem(
         sys.modules, "weight_sync.direct.vllm_sender", SimpleNamespace(VllmSender=FakeVllmSender)
     )
-    monkeypatch.setattr(
-        ray_links,
-        "ray",
-        SimpleNamespace(
-            get=lambda future, timeout: future.result(timeout),
-            util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
-        ),
-    )
+    monkeypatch.setattr("ray.get", lambda future, timeout: future.result(timeout))
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     context = lambda: SimpleNamespace(current_actor=handles[-1])  # noqa: E731
     monkeypatch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=context))
 

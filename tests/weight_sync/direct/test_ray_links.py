@@ -20,13 +20,17 @@ class FakeActor:
         self.calls: list[tuple] = []
         self.checksum = ""
 
-    async def weights(self, call: str, *arguments) -> None:
-        if call == "transfer" and arguments[1] == "explode":
+    async def pause(self, version: int, token: str) -> None:
+        self.calls.append(("pause", version))
+
+    async def transfer(self, token: str, method: str, payload: dict[str, Any]) -> None:
+        if method == "explode":
             raise ConnectionResetError("a cable")
-        if call == "transfer":
-            self.checksum = checksum(arguments[2]["weights"])
-        recorded = {"pause": arguments[:1], "transfer": arguments[1:2]}
-        self.calls.append((call, *recorded.get(call, ())))
+        self.checksum = checksum(payload["weights"])
+        self.calls.append(("transfer", method))
+
+    async def resume(self, token: str) -> None:
+        self.calls.append(("resume",))
 
     async def received(self) -> tuple[list[tuple], str]:
         return self.calls, self.checksum
