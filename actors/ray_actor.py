@@ -9,7 +9,6 @@ that were running. The driver's supervisor makes another one.
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Never
 
@@ -20,12 +19,13 @@ from actors.engines.model_folder import context_length, load_tokenizer
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.errors import root_error
 from actors.rewards.learned import TextScorer
-from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
+from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
 from headway.errors import HeadwayError
 from headway.metrics import MetricsAccess, public_address, serve
 from headway.output_limits import keep_logs_small
 from headway.ray_process import keep_title
+from headway.roles import ProcessName, Role
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from queues.records import Purpose, rollouts_at_once
@@ -97,8 +97,8 @@ class RolloutActor:
     """
 
     def __init__(self, spec: ActorSpec) -> None:
-        self._spec = spec
-        self._statistics = ActorStatistics(engine_id_of(spec.index))
+        self._spec, self._name = spec, ProcessName(Role.ACTOR, spec.index)
+        self._statistics = ActorStatistics(self._name.engine_id)
         self._pool = make_pool(spec.config)
         self._stop = asyncio.Event()
         self.parts: ActorParts | None = None
@@ -106,7 +106,7 @@ class RolloutActor:
         self._title: asyncio.Task[Never] | None = None
 
     def __repr__(self) -> str:
-        return f"actor-{self._spec.index}"
+        return str(self._name)
 
     def _state(self) -> str:
         """Describe what it does, for the title of its process."""
@@ -161,23 +161,27 @@ class RolloutActor:
             self._pool.close()
             await parts.engine.close()
 
-    async def weights(self, call: str, *arguments: Any) -> int | None:
-        """Run a method of the `DirectReceiver`, called by the learner through its `EngineLink`.
+    async def pause(self, version: int, token: str) -> int | None:
+        """Call `DirectReceiver.pause`, for the learner, as the next three; see `EngineLink`."""
+        return await self._direct_receiver().pause(version, token)
 
-        Raises:
-            HeadwayError: The actor receives weights in another way.
-            HeadwayError: As the method raises it.
-        """
+    async def transfer(self, token: str, method: str, payload: dict[str, Any] | None) -> None:
+        """Call `DirectReceiver.transfer`."""
+        await self._direct_receiver().transfer(token, method, payload)
+
+    async def resume(self, token: str) -> None:
+        """Call `DirectReceiver.resume`."""
+        await self._direct_receiver().resume(token)
+
+    async def give_up(self, reason: str) -> None:
+        """Call `DirectReceiver.give_up`."""
+        await self._direct_receiver().give_up(reason)
+
+    def _direct_receiver(self) -> DirectReceiver:
         receiver = self.parts and self.parts.receiver
         if not isinstance(receiver, DirectReceiver):
             raise HeadwayError(f"{self._statistics.engine_id} takes no weights directly")
-        calls: dict[str, Callable[..., Awaitable[int | None]]] = {
-            "pause": receiver.pause,
-            "transfer": receiver.transfer,
-            "resume": receiver.resume,
-            "give_up": receiver.give_up,
-        }
-        return await calls[call](*arguments)
+        return receiver
 
     async def resend(self) -> None:
         """Have the engine take the newest weights again, whole (`Receiver.resend`).

@@ -33,14 +33,15 @@ from deploy.errors import RayletDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
-from deploy.observability.watchdog import Watchdog, WatchedRun
+from deploy.observability.watchdog import Watchdog
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
 from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
-from deploy.storage.run_record import RECOVERIES, REWARD_MODEL
+from deploy.storage.run_record import RECOVERIES
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
+from headway.roles import Role
 from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
 from weight_sync.progress import allowance
 
@@ -85,7 +86,7 @@ class Run:
         config, directory = context.config, context.directory
         self.learning: asyncio.Task[None] | None = None
         self.processes = Processes(context)
-        self.watchdog = self._create_watchdog()
+        self.watchdog = Watchdog(context, self.processes, self.save)
         self.targets = ScrapeTargets(
             self.processes, metrics_access(config.deploy), self.watchdog.node_of
         )
@@ -105,38 +106,6 @@ class Run:
             )
         self.trackers = Trackers(config, directory.path, context.console.say)
         self.recorder = Recorder(context, self.processes, self.trackers)
-
-    def _create_watchdog(self) -> Watchdog:
-        broker, actors = self.processes.broker, self.processes.actors
-        return Watchdog(
-            self.context.config,
-            self.context.directory,
-            self.context.console,
-            self.context.record,
-            WatchedRun(
-                status=lambda: broker.status(after=self.context.config.steps),
-                learner_paused=self.processes.learner.paused,
-                learner_starts=lambda: self.processes.learner.starts,
-                reward_models_start=lambda: any(
-                    service.starts
-                    for service in self.processes.services
-                    if service.name == REWARD_MODEL
-                ),
-                learner_saved=lambda: self.processes.learner.saved,
-                restart_learner=self.processes.learner.restart,
-                restart_actor=self.processes.fleet.restart,
-                actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
-                actors_lacking=self._actors_lacking,
-                handles=self.processes.handles,
-                save=self.save,
-                write=self.context.jsonl.write,
-            ),
-        )
-
-    def _actors_lacking(self) -> int:
-        """Return how many actors wait for resources, if none works or loads; else 0."""
-        fleet = self.processes.fleet
-        return 0 if fleet.active else fleet.lacking
 
     def waits_for(self) -> list[str]:
         """Return what the run waits for instead of training; it may be called in any thread."""
@@ -171,7 +140,7 @@ class Run:
 
     async def train(self) -> None:
         """Do the work of the run, watched from its beginning."""
-        meanwhile = [named(service.name, service.run()) for service in self.processes.services]
+        meanwhile = [named(service.name, service.keep()) for service in self.processes.services]
         meanwhile.append(named("watchdog", self.watchdog.follow()))
         if self.context.config.deploy.ray_address == "local":
             meanwhile.append(named("Ray", fail_with_raylet()))
@@ -189,7 +158,7 @@ class Run:
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
         if (own := session_process.session) is not None and (away := own.works()) is not None:
-            row = note_recovery(context, session_process.DRIVER, away, clock.now())
+            row = note_recovery(context, Role.DRIVER, away, clock.now())
             context.jsonl.write(RECOVERIES, [row])
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):
@@ -226,7 +195,7 @@ class Run:
         loading = {
             **{service.name: service.start for service in (broker, broadcaster)},
             **{actor.name: actor.start for actor in actors},
-            "learner": self.processes.learner.start,
+            self.processes.learner.name: self.processes.learner.start,
             **{service.name: service.start for service in reward_models},
         }
         shared = any(0 < role.gpus < 1 for role in (config.actors, config.learner))

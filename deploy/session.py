@@ -28,6 +28,7 @@ from deploy.storage.sessions import begin_session
 from headway import clock
 from headway.cpu_cores import usable_cores
 from headway.output_limits import limited_output
+from headway.roles import Role
 from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 
@@ -103,7 +104,7 @@ def _record_crashes(context: RunContext, process: session_process.Session) -> No
     first = process.budget.in_a_row - len(process.crashes) + 1
     for in_a_row, crash in enumerate(process.crashes, start=first):
         budget = replace(process.budget, in_a_row=max(1, in_a_row))
-        row = note_restart(context, session_process.DRIVER, budget, crash, clock.now())
+        row = note_restart(context, Role.DRIVER, budget, crash, clock.now())
         context.jsonl.write(RESTARTS, [row])
     process.has_recorded()
 

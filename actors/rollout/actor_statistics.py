@@ -100,11 +100,6 @@ class ActorStatistics:
         }
 
 
-def engine_id_of(index: int) -> str:
-    """Return the id under which actor `index`, from 0, holds leases."""
-    return f"engine-{index}"
-
-
 def merge(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the statistics of one actor over its lives.
 

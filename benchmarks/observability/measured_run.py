@@ -51,7 +51,7 @@ class MeasuredRun(Run):
         """Ping every service and every rank of the learner once."""
         await asyncio.gather(
             *(service.client.ping() for service in self.processes.services),
-            *(rank.paused.remote() for rank in self.processes.learner.handles),
+            *(rank.paused.remote() for rank in self.processes.learner.handles.values()),
         )
 
 

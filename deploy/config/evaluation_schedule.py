@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.config import HeldoutConfig
-from actors.rollout.actor_statistics import engine_id_of
+from headway.roles import ProcessName, Role
 from queues.records import Purpose
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -50,9 +50,10 @@ EVALUATOR = 0
 where there are resources for few actors only."""
 
 
-def evaluator(config: HeldoutConfig | None) -> str | None:
-    """Return the id of the engine that only evaluates; None where all actors do everything."""
-    return engine_id_of(EVALUATOR) if config is not None and config.pinned else None
+def evaluator(config: HeldoutConfig | None) -> ProcessName | None:
+    """Return the name of the actor that only evaluates; None where all actors do everything."""
+    pinned = config is not None and config.pinned
+    return ProcessName(Role.ACTOR, EVALUATOR) if pinned else None
 
 
 def purpose(config: HeldoutConfig | None, actor: int) -> Purpose | None:

@@ -27,11 +27,13 @@ from deploy.storage import scaling
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError, InputError
+from headway.roles import Role
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
 from weight_sync.ray_broadcaster import BroadcasterClient
 
-ROLE = "actors"
+ROLE = Role.ACTOR.section
+"""Key of the role in the reservation."""
 LOOK_SECONDS = 1.0
 """Seconds between two looks at requests, nodes and free resources."""
 GIVE_SECONDS = 10.0
@@ -102,15 +104,6 @@ class ActorFleet:
         """True if no actor evaluates now, although one is to do nothing else."""
         pinned = evaluator(self._context.config.heldout) is not None
         return pinned and self.actors[EVALUATOR].left
-
-    def restart(self, name: str, reason: str, silent: float = 0.0) -> None:
-        """End the process of an actor that works, so that another takes its place.
-
-        It has not answered for `silent` seconds.
-        """
-        for actor in self.active:
-            if actor.name == name:
-                actor.restart(reason, silent)
 
     async def run(self) -> None:
         """Keep the actors at work until the run is over.

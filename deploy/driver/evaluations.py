@@ -18,6 +18,7 @@ from deploy.driver.recorder import show_scores
 from deploy.driver.run_context import RunContext
 from deploy.observability.trackers import Trackers
 from headway import clock
+from headway.roles import ProcessName
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
 
@@ -44,7 +45,7 @@ async def queue_all(
 async def initial(
     broker: "BrokerClient",
     planned: Sequence[PlannedEvaluation],
-    evaluator: str | None,
+    evaluator: ProcessName | None,
     *,
     poll_seconds: float = 0.2,
 ) -> None:
@@ -55,7 +56,8 @@ async def initial(
     first = {evaluation.name for evaluation in planned if evaluation.version == 0}
     while True:
         status = await broker.status()
-        if first.isdisjoint(status.evaluations) or evaluator in status.engines:
+        scored = first.isdisjoint(status.evaluations)
+        if scored or (evaluator is not None and evaluator.engine_id in status.engines):
             return
         await asyncio.sleep(poll_seconds)
 

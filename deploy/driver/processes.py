@@ -21,14 +21,17 @@ from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
+from deploy.driver.supervisor import Supervisor
 from deploy.observability.exporter import metrics_access, show_process
-from deploy.runtime.session_process import DRIVER, is_again
-from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL
+from deploy.observability.waits import ActorHealth
+from deploy.runtime.session_process import is_again
 from deploy.storage.sessions import earlier_sessions
 from headway import clock
 from headway.metrics import MetricsAccess
+from headway.roles import ProcessName, Role
 from learner.ranks.ray_group import LearnerGroup, create_learner
 from learner.ranks.spec import LearnerSpec
+from queues.broker.status import BrokerStatus
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -112,40 +115,53 @@ class Processes:
         """The supervisors of all rollout actors that there ever were; the list grows."""
         return self.fleet.actors
 
-    def names(self) -> list[str]:
-        """Return the names under which restarts are counted."""
-        names = *(x.name for x in self.services), *(x.name for x in self.actors)
-        return [DRIVER, LEARNER, *names]
+    def supervisors(self) -> list[Supervisor]:
+        """Return the supervisors of all processes."""
+        return [self.learner, *self.services, *self.actors]
 
-    def handles(self) -> dict[str, Any]:
-        """Return the Ray handles of all present processes by name."""
-        return {
-            **{
-                service.name: service.client.handle
-                for service in self.services
-                if service.client.handle is not None
-            },
-            **{f"learner-{rank}": handle for rank, handle in enumerate(self.learner.handles)},
-            **{actor.name: actor.handle for actor in self.actors if actor.handle is not None},
-        }
+    def names(self) -> list[ProcessName]:
+        """Return the names under which restarts are counted."""
+        return [ProcessName(Role.DRIVER), *(process.name for process in self.supervisors())]
+
+    def handles(self) -> dict[ProcessName, Any]:
+        """Return the handles in Ray of all present processes."""
+        return {name: at for process in self.supervisors() for name, at in process.handles.items()}
+
+    async def status(self) -> BrokerStatus:
+        """Ask the broker for its status, without the batches."""
+        return await self.broker.status(after=self._context.config.steps)
+
+    def health(self) -> dict[ProcessName, ActorHealth]:
+        """Return the health of each actor that works."""
+        return {a.name: health for a in self.actors if (health := a.health) is not None}
+
+    def actors_lacking(self) -> int:
+        """Return how many actors wait for resources, if none works or loads; else 0."""
+        return 0 if self.fleet.active else self.fleet.lacking
+
+    def restart_actor(self, name: str, reason: str, silent: float) -> None:
+        """Restart an actor that works; see `Supervisor.restart`."""
+        for actor in self.fleet.active:
+            if actor.name == name:
+                actor.restart(reason, silent)
+
+    @property
+    def reward_models_start(self) -> bool:
+        """True while the process of the reward models is being made."""
+        return any(s.starts for s in self.services if s.name.role is Role.REWARD_MODEL)
 
     def _supervise_services(self) -> list[ServiceSupervisor]:
         context, models = self._context, self._reward_models
+        broker = self._with_access(self.broker.serve_metrics)
+        broadcaster = self._with_access(partial(show_process, self.broadcaster.handle))
+        announce = self.learner.announce_again
         services = [
-            ServiceSupervisor(
-                context, BROKER, self.broker, serve=self._with_access(self.broker.serve_metrics)
-            ),
-            ServiceSupervisor(
-                context,
-                BROADCASTER,
-                self.broadcaster,
-                on_restart=self.learner.announce_again,
-                serve=self._with_access(partial(show_process, self.broadcaster.handle)),
-            ),
+            ServiceSupervisor(context, self.broker, serve=broker),
+            ServiceSupervisor(context, self.broadcaster, on_restart=announce, serve=broadcaster),
         ]
         if models is not None:
             serve = self._with_access(lambda access: show_process(models.handle, access))
-            services.append(ServiceSupervisor(context, REWARD_MODEL, models, serve=serve))
+            services.append(ServiceSupervisor(context, models, serve=serve))
         return services
 
     def _with_access(
@@ -156,9 +172,10 @@ class Processes:
 
     def _create_learner(self, spec: LearnerSpec) -> LearnerGroup | None:
         """Create the ranks of the learner, those of lost nodes on others; None without room."""
-        if not self._reservation.restore("learner"):
+        role = Role.LEARNER.section
+        if not self._reservation.restore(role):
             return None
-        return create_learner(spec, partial(self._reservation.options, "learner"))
+        return create_learner(spec, partial(self._reservation.options, role))
 
     def _create_reward_models(self) -> Any:
         """Create the process of the reward models, if need be on another node; None without room.
@@ -166,7 +183,7 @@ class Processes:
         Raises:
             ActorAlreadyExistsError: There is one already.
         """
-        role, config = "reward_model", self._context.config
+        role, config = Role.REWARD_MODEL.section, self._context.config
         waits = role in self._reservation.awaited
         if not self._reservation.restore(role):
             if not waits:

@@ -21,10 +21,11 @@ from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
-from deploy.storage.run_record import BROADCASTER, Record, Score
+from deploy.storage.run_record import Record, Score
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.full_disk import is_full
+from headway.roles import Role
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
 from queues.readers.recorded_batches import read_batch
@@ -60,7 +61,7 @@ class Recorder:
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
         """Number of swap reports taken from the present process of the broadcaster."""
-        self._broadcaster = context.record.restarts[BROADCASTER]
+        self._broadcaster = context.record.restarts[Role.BROADCASTER]
         """Number of that process."""
         self._summarised_at = time.monotonic()
         self._tokenizer: Any = None
@@ -102,7 +103,7 @@ class Recorder:
             for acknowledged in status.batches
         ]
         rows = [batch.to_dict() for batch in batches]
-        if self._broadcaster != (number := record.restarts[BROADCASTER]):
+        if self._broadcaster != (number := record.restarts[Role.BROADCASTER]):
             self._broadcaster, self._swaps = number, 0
         swaps = await self._processes.broadcaster.reports(self._swaps)
         self._swaps += len(swaps)

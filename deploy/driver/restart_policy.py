@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
-from deploy.runtime.restart_budget import SETTLED_SECONDS, RestartBudget
+from deploy.runtime.restart_budget import RestartBudget
 from deploy.storage.run_record import RECOVERIES, RESTARTS
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
@@ -40,20 +40,23 @@ class Restarts:
         self._died_at: float | None = None
         """Monotonic seconds since when the process is away; None while it works or first starts."""
 
-    async def allow(
-        self, reason: str, *, worked: float = 0.0, progressed: bool = False, silent: float = 0.0
-    ) -> None:
-        """Wait until a process that died after `worked` seconds may be restarted.
+    @property
+    def is_away(self) -> bool:
+        """True from a death of the process until another works."""
+        return self._died_at is not None
 
-        It had not answered for `silent` seconds, which count as lost. Deaths are counted anew after
-        SETTLED_SECONDS of work, or where the process, or the run by it, has `progressed`.
+    async def allow(self, reason: str, silent: float, *, settled: bool) -> None:
+        """Wait until a process that died may be restarted.
+
+        It had not answered for `silent` seconds, which count as lost. Deaths are counted anew where
+        the process had `settled` before this one.
 
         Raises:
             RunFailed: The process died more often in a row than deploy.max_restarts.
         """
         if self._died_at is None:
             self._died_at = self._clock.monotonic() - silent
-        wait = self._budget.next_wait(settled=progressed or worked >= SETTLED_SECONDS)
+        wait = self._budget.next_wait(settled=settled)
         if wait is None:
             raise RunFailed(self._budget.exhausted(self._name, reason))
         row = note_restart(self._context, self._name, self._budget, reason, self._clock.time())

@@ -14,9 +14,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from deploy.observability.exporter import role
 from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
+from headway.roles import role_of
 from weight_sync.announcements import WeightUpdateReport
 
 
@@ -76,7 +76,7 @@ class RunMetrics(Collector):
                 f"headway_{name}", text, labels=["restarted", "restarted_role"]
             )
             for process in dict.fromkeys([*self._processes(), *figures]):
-                family.add_metric([process, role(process)], figures.get(process, 0))
+                family.add_metric([process, role_of(process) or process], figures.get(process, 0))
             yield family
         drifts = GaugeMetricFamily(
             "headway_engine_drift",

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.processes import Processes
-from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.observability.exporter import is_loopback
 from headway.metrics import MetricsAccess
+from headway.roles import ProcessName, Role
 
 
 class ScrapeTargets:
@@ -20,7 +19,7 @@ class ScrapeTargets:
     ) -> None:
         self._processes, self._access, self._node_of = processes, access, node_of
 
-    def reachable(self) -> list[tuple[str, str]]:
+    def reachable(self) -> list[tuple[ProcessName, str]]:
         """Return the name and address of every process whose metrics Prometheus can reach."""
         unreachable = self._unreachable()
         return [(name, at) for name, at in self._all().items() if name not in unreachable]
@@ -34,18 +33,14 @@ class ScrapeTargets:
             f"{self._access.host!r} is their own loopback; set it to '0.0.0.0'"
         )
 
-    def _all(self) -> dict[str, str]:
-        processes = self._processes
-        restarted: list[ServiceSupervisor | ActorSupervisor]
-        restarted = [*processes.services, *processes.actors]
-        addresses = {process.name: process.metrics for process in restarted if process.metrics}
-        return {**processes.learner.metrics, **addresses}
+    def _all(self) -> dict[ProcessName, str]:
+        supervisors = self._processes.supervisors()
+        return {name: at for process in supervisors for name, at in process.metrics.items()}
 
-    def _unreachable(self) -> list[str]:
+    def _unreachable(self) -> list[ProcessName]:
         """Return the processes of other nodes that serve their metrics on loopback only."""
         if not is_loopback(self._access.host):
             return []
-        nodes = {name: self._node_of(name) for name in self._all()}
-        if "learner" in nodes:
-            nodes["learner"] = self._node_of("learner-0")
+        first = {ProcessName(Role.LEARNER): ProcessName(Role.LEARNER, 0)}
+        nodes = {name: self._node_of(first.get(name, name)) for name in self._all()}
         return [name for name, node in nodes.items() if node not in (None, self._processes.node)]

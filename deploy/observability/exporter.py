@@ -32,6 +32,7 @@ from headway.metrics import (
     public_address,
     serve,
 )
+from headway.roles import Role, role_of
 
 DEFAULT_PORT = 9464
 """Port where `monitoring/prometheus.yml` looks for a run."""
@@ -68,8 +69,7 @@ class Exporter:
         self._run, self._file, self._targets = config.name, folder / FILE, targets
         self._node, self._waits_for = node, waits_for
         self._loop: asyncio.AbstractEventLoop | None = None
-        engine = evaluator(config.heldout)
-        self._evaluator = engine and engine.replace("engine", "actor")
+        self._evaluator = evaluator(config.heldout)
         """Name of an actor that only evaluates, and may therefore idle and lag."""
         self._written = ""
         self._lock, self._closed = threading.Lock(), False
@@ -94,12 +94,12 @@ class Exporter:
                 "labels": {
                     "run": self._run,
                     "process": name,
-                    "role": role(name),
+                    "role": role_of(name),
                     "node": self._node if is_loopback(address) else address.rpartition(":")[0],
                 }
                 | ({"purpose": "evaluate"} if name == self._evaluator else {}),
             }
-            for name, address in [("driver", self.address), *self._targets()]
+            for name, address in [(Role.DRIVER.value, self.address), *self._targets()]
         ]
 
     def _health(self) -> tuple[bool, Any]:
@@ -180,12 +180,6 @@ def _serve_process(_: object, access: MetricsAccess) -> str:
     import ray
 
     return public_address(access.host, serve([], access), ray.util.get_node_ip_address())
-
-
-def role(process: str) -> str:
-    """Return the role of a process: its name without a number, as "actor" of "actor-3"."""
-    name, _, number = process.rpartition("-")
-    return name if number.isdigit() else process
 
 
 def check_address(host: str, port: int | None) -> None:

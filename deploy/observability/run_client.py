@@ -24,6 +24,7 @@ from deploy.storage.run_record import RECOVERIES, RESTARTS, Row
 from headway import clock
 from headway.errors import InputError
 from headway.metrics import TOKEN_VARIABLE
+from headway.roles import Role
 
 ANSWER_SECONDS = 3.0
 """Deadline of one process."""
@@ -259,7 +260,7 @@ def _address_of(directory: RunDirectory) -> str:
     file = directory.path / FILE
     try:
         targets = json.loads(file.read_text())
-        [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == "driver"]
+        [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == Role.DRIVER]
     except FileNotFoundError:
         if directory.lock.rests():
             if not directory.summary_file.exists():

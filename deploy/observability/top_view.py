@@ -20,6 +20,7 @@ from deploy.observability.top_model import (
     troubles,
     update_seconds,
 )
+from headway.roles import ProcessName, Role
 
 NARROW = 100
 """Columns below which the loop is a list, and bars are short."""
@@ -165,12 +166,13 @@ def _title(now: Moment) -> Text:
 def _actors(interval: Interval) -> Table:
     table = Table("name", "state", "version", "rollouts", "tokens/s", "idle", box=None, expand=True)
     now = interval.now
-    names = [name for name in now.processes if name.startswith("actor-")]
+    parsed = (ProcessName.parse(name) for name in now.processes)
+    names = [name for name in parsed if name is not None and name.role is Role.ACTOR]
     shown, speeds = names, {name: interval.rate(TOKENS, name) for name in names}
     if len(shown) > ACTORS:
         shown = sorted(shown, key=lambda name: speeds[name] or 0.0)[:ACTORS]
     for name in shown:
-        version = now.value("headway_engine_version", engine=name.replace("actor", "engine"))
+        version = now.value("headway_engine_version", engine=name.engine_id)
         behind = 0.0 if version is None else (now.value("headway_version") or 0.0) - version
         state = actor_state(name, now)
         idle = interval.rate("headway_idle_seconds_total", name)

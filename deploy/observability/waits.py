@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.config.evaluation_schedule import scores_first
+from headway.roles import ProcessName, Role
 from queues.broker.status import BrokerStatus
 
 
@@ -42,8 +43,8 @@ class Health:
     """The learner has trained and saved its last version."""
     step_seconds: float = 0.0
     """The longest step of the learner so far."""
-    actors: Mapping[str, ActorHealth]
-    """Actors that have started, by name, as "actor-0"."""
+    actors: Mapping[ProcessName, ActorHealth]
+    """Actors that have started."""
     actors_lacking: int = 0
     """Actors that wait for resources of the cluster, if no other works or loads; else 0."""
     silent: Collection[str] = ()
@@ -91,35 +92,35 @@ def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
     """Yield every wait with its progress."""
     broker = health.broker
     if not health.disk:
-        yield Wait("driver", DISK, "a small file to become durable"), None
+        yield Wait(Role.DRIVER, DISK, "a small file to become durable"), None
     for name, actor in health.actors.items():
         if actor.running and not health.reward_models_start:
             progress = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), progress
-    for name in health.silent:
-        yield Wait("driver", name, "an answer"), None
+    for process in health.silent:
+        yield Wait(Role.DRIVER, process, "an answer"), None
     if broker is None:
-        yield Wait("driver", "broker", "an answer"), None
+        yield Wait(Role.DRIVER, Role.BROKER, "an answer"), None
     elif not health.paused and broker.version < broker.steps:
         yield from _around_broker(health, broker)
     elif not (health.paused or health.learner_saved or health.learner_busy):
         allowed = STEP_FACTOR * health.step_seconds
-        yield Wait("driver", "learner", "its last checkpoint", allowed), broker.learner
+        yield Wait(Role.DRIVER, Role.LEARNER, "its last checkpoint", allowed), broker.learner
 
 
 def _on_learner(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:
     if health.learner_busy:
         return
     version, depth = broker.version, broker.depth
-    who, what = "driver", "asked for"
+    who, what = Role.DRIVER.value, "asked for"
     if depth["taken"]:
-        who, what = "broker", "trained"
+        who, what = Role.BROKER.value, "trained"
     elif depth["ready"] >= health.groups_per_batch and not broker.waits_for:
         who, what = "results queue", "taken"
     elif broker.learner[1] == version:
         return
     allowed = STEP_FACTOR * health.step_seconds
-    wait = Wait(who, "learner", f"batch {version} to be {what}", allowed)
+    wait = Wait(who, Role.LEARNER, f"batch {version} to be {what}", allowed)
     yield wait, (version, broker.learner)
 
 
@@ -133,7 +134,7 @@ def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait,
         groups_by_holder.setdefault(holder, []).append(group)
     for holder, groups in groups_by_holder.items():
         what = f"{len(groups)} due group(s) of batch {version}"
-        yield Wait("learner", holder, what), (version, len(groups))
+        yield Wait(Role.LEARNER, holder, what), (version, len(groups))
     for engine, served in broker.engines.items():
         if served < version and engine in names:
             name = names[engine]

@@ -14,29 +14,28 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.observability.exporter import role
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
 from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
 from deploy.runtime.console import Terminal
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import LEARNER, Record
+from deploy.storage.run_record import Record
 from headway import clock
 from headway.atomic_file import atomic_file
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
+from headway.roles import ProcessName, Role, role_of
 from queues.broker.status import BrokerStatus
 from weight_sync.progress import allowance
 
 LOOK_SECONDS = 4.0
 """Seconds between two looks, or less where the deadline is short."""
 FILE = "waits.jsonl"
-ACTOR = "actor"
-"""Role of the rollout actors."""
 
 
 def write_durably(file: Path) -> None:
@@ -63,54 +62,88 @@ class Probes:
     """Longest time in which nothing moves; None: `DeployConfig.stall_seconds`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedRun:
-    """The processes of a run as the watchdog reaches them."""
+class WatchedContext(Protocol):
+    """What the run was asked to do, and where it writes (`driver.run_context.RunContext`)."""
 
-    status: Callable[[], Awaitable[BrokerStatus]]
-    """Asks the broker for its status."""
-    learner_paused: Callable[[], Awaitable[str | None]]
-    """Asks the learner why it waits for space on a disk, if it does."""
-    actors: Callable[[], Mapping[str, ActorHealth]]
-    """Returns the health of each rollout actor that has started."""
-    actors_lacking: Callable[[], int]
-    """Returns how many actors wait for resources of the cluster, if no other works or loads."""
-    handles: Callable[[], Mapping[str, Any]]
-    """Returns the present Ray handles of the processes by name."""
-    learner_starts: Callable[[], bool]
-    """Returns whether the ranks of the learner load, for the first time or again."""
-    reward_models_start: Callable[[], bool]
-    """Returns whether the process of the reward models is being made again."""
-    learner_saved: Callable[[], bool]
-    """Returns whether the learner has trained and saved its last version."""
-    restart_learner: Callable[[str, int, float], None]
-    """Ends the learner's ranks of an epoch, for a reason, so that others take their place.
+    # ruff: noqa: D102  (what the class describes)
 
-    They have not answered for the last argument's seconds."""
-    restart_actor: Callable[[str, str, float], None]
-    """Does the same with the process of an actor, by its name."""
-    save: Callable[[], Awaitable[None]]
-    """Has the learner save a checkpoint; returns in time, whether it did or not."""
-    write: Callable[[str, Sequence[Mapping[str, Any]]], None]
-    """Appends records to a JSON-lines file of the run."""
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def directory(self) -> RunDirectory: ...
+    @property
+    def record(self) -> Record: ...
+    @property
+    def console(self) -> Terminal: ...
+    @property
+    def jsonl(self) -> JsonlWriter: ...
+
+
+class WatchedLearner(Protocol):
+    """The learner of a run (`driver.learner_supervisor.LearnerSupervisor`)."""
+
+    @property
+    def starts(self) -> bool:
+        """True while its ranks load, for the first time or again."""
+
+    @property
+    def saved(self) -> bool:
+        """True once it has trained and saved its last version."""
+
+    async def paused(self) -> str | None:
+        """Return why it waits for space on a disk, if it does."""
+
+    def restart_ranks(self, epoch: int, reason: str, silent: float) -> None:
+        """End the ranks of an epoch, silent for some seconds, so that others take their place."""
+
+
+class WatchedProcesses(Protocol):
+    """The processes of a run (`driver.processes.Processes`)."""
+
+    @property
+    def learner(self) -> WatchedLearner: ...
+
+    @property
+    def reward_models_start(self) -> bool:
+        """True while the process of the reward models is being made."""
+
+    async def status(self) -> BrokerStatus:
+        """Ask the broker for its status."""
+
+    def health(self) -> Mapping[ProcessName, ActorHealth]:
+        """Return the health of each rollout actor that has started."""
+
+    def actors_lacking(self) -> int:
+        """Return how many actors wait for resources, if no other works or loads."""
+
+    def handles(self) -> Mapping[ProcessName, Any]:
+        """Return the handles in Ray of the present processes."""
+
+    def restart_actor(self, name: str, reason: str, silent: float) -> None:
+        """End the process of an actor, silent for some seconds, so that another takes its place."""
 
 
 class Watchdog:
-    """Watches one run: `run` reaches its processes, and `probes` has the deadlines."""
+    """Watches one run.
+
+    Args:
+        context: The run.
+        processes: Its processes.
+        save: Has the learner save a checkpoint; returns in time, whether it did or not.
+        probes: Access to stacks and disk, and deadlines.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
-        directory: RunDirectory,
-        screen: Terminal,
-        record: Record,
-        run: WatchedRun,
+        context: WatchedContext,
+        processes: WatchedProcesses,
+        save: Callable[[], Awaitable[None]],
         probes: Probes = Probes(),
     ) -> None:
-        self._config, self._directory = config, directory
-        self._screen, self._record = screen, record
-        self._run, self._probes = run, probes
-        self._waits = Waits(config.deploy.watchdog_seconds)
+        self._config, self._directory = context.config, context.directory
+        self._screen, self._record, self._jsonl = context.console, context.record, context.jsonl
+        self._processes, self._save, self._probes = processes, save, probes
+        self._waits = Waits(self._config.deploy.watchdog_seconds)
         self._movement = Movement()
         self._paused: str | None = None
         """The announced reason for which the run waits for space on a disk."""
@@ -164,7 +197,7 @@ class Watchdog:
         idle = self._movement.idle_seconds(health, now)
         self._restart_actors([late[key] for key in known & late.keys()], idle)
         if idle > (self._probes.stall_seconds or self._config.deploy.stall_seconds):
-            await self._run.save()
+            await self._save()
             raise RunFailed(self._explain_stall(idle))
 
     def _restart_actors(self, late: Sequence[Wait], idle: float) -> None:
@@ -172,9 +205,9 @@ class Watchdog:
         deploy = self._config.deploy
         for wait in late:
             hangs = wait.on in self._silent or idle > deploy.watchdog_seconds
-            if role(wait.on) == ACTOR and hangs and not deploy.watchdog_aborts:
+            if role_of(wait.on) is Role.ACTOR and hangs and not deploy.watchdog_aborts:
                 reason = f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}"
-                self._run.restart_actor(wait.on, reason, wait.seconds)
+                self._processes.restart_actor(wait.on, reason, wait.seconds)
 
     def node_of(self, name: str) -> str | None:
         """Return Ray's id of the node where a process is; None while that is not known."""
@@ -182,8 +215,8 @@ class Watchdog:
         return location.node_id if location else None
 
     async def _health(self) -> Health:
-        actors = self._run.actors()
-        learner = self._run.learner_paused() if actors else asyncio.sleep(0)  # else it starts
+        actors = self._processes.health()
+        learner = self._processes.learner.paused() if actors else asyncio.sleep(0)  # else it starts
         self._newest, paused, _ = await asyncio.gather(
             self._ask_broker(), learner, self._ask_processes()
         )
@@ -199,13 +232,13 @@ class Watchdog:
         return Health(
             broker=self._newest,
             paused=paused is not None,
-            learner_starts=self._run.learner_starts(),
-            reward_models_start=self._run.reward_models_start(),
+            learner_starts=self._processes.learner.starts,
+            reward_models_start=self._processes.reward_models_start,
             learner_writes=clock.wall(clock.now()) < self._writes_until,
-            learner_saved=self._run.learner_saved(),
+            learner_saved=self._processes.learner.saved,
             step_seconds=max((t.published_at - t.step_started_at for t in times), default=0.0),
             actors=actors,
-            actors_lacking=self._run.actors_lacking(),
+            actors_lacking=self._processes.actors_lacking(),
             silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,
@@ -214,7 +247,7 @@ class Watchdog:
 
     async def _ask_broker(self) -> BrokerStatus | None:
         with suppress(TimeoutError, HeadwayError):
-            return await asyncio.wait_for(self._run.status(), self._probes.answer_seconds)
+            return await asyncio.wait_for(self._processes.status(), self._probes.answer_seconds)
         return None
 
     def _explain_stall(self, idle: float) -> str:
@@ -254,7 +287,7 @@ class Watchdog:
 
     async def _ask_processes(self) -> None:
         """Ask every process for its location; a process that does not answer is asked once."""
-        handles = self._run.handles()
+        handles = self._processes.handles()
         for name, handle in handles.items():
             known = self._asked.get(name)
             if known is None or known[0] is not handle or known[1].done():
@@ -267,8 +300,10 @@ class Watchdog:
         for name, request in requests.items():
             if request.done() and request.exception() is None:
                 self._locations[name] = request.result()
-        silent = [name for name, task in requests.items() if not task.done()]
-        self._silent = [name for name in silent if name != "broker"]  # it is asked for its status
+        silent = (name for name, task in requests.items() if not task.done())
+        self._silent = [
+            name for name in silent if role_of(name) is not Role.BROKER
+        ]  # asked for its status
 
     async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
@@ -281,7 +316,7 @@ class Watchdog:
         report.add_done_callback(self._reports.discard)
         if self._config.deploy.watchdog_aborts:
             await asyncio.wait({report}, timeout=self._probes.abort_seconds)
-            await self._run.save()
+            await self._save()
             raise RunFailed(
                 f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
                 f"{self._directory.path}"
@@ -308,12 +343,12 @@ class Watchdog:
         except Exception as error:  # noqa: BLE001  (what hangs is restarted all the same)
             stacks = f"no file: the report could not be written ({error!r})"
         self._screen.say("; ".join([*states, f"stacks in {stacks}"]))
-        if self._config.deploy.watchdog_aborts or LEARNER not in {role(wait.on) for wait in late}:
+        if self._config.deploy.watchdog_aborts or not _of_learner(late):
             return
-        if hangs := [wait for wait in self.overdue if role(wait.on) == LEARNER]:
+        if hangs := _of_learner(self.overdue):
             wait = hangs[0]
             reason = f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}"
-            self._run.restart_learner(reason, epoch, wait.seconds)
+            self._processes.learner.restart_ranks(epoch, reason, wait.seconds)
 
     def _write_report(
         self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float
@@ -331,7 +366,7 @@ class Watchdog:
             {"at": at, **asdict(wait), "text": self._sentence(wait, dumps, at), "stacks": stacks}
             for wait in late
         ]
-        self._run.write(FILE, records)
+        self._jsonl.write(FILE, records)
         return stacks
 
     def _sentence(self, wait: Wait, dumps: Mapping[str, ProcessDump], at: float) -> str:
@@ -343,6 +378,10 @@ class Watchdog:
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
         return "; ".join([text, *states])
+
+
+def _of_learner(waits: Sequence[Wait]) -> list[Wait]:
+    return [wait for wait in waits if role_of(wait.on) is Role.LEARNER]
 
 
 def _dump_of(answer: ProcessDump | BaseException) -> ProcessDump:
@@ -375,4 +414,4 @@ def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:
         ['learner-0', 'learner-1']
     """
     on = {wait.on for wait in waits} | {wait.who for wait in waits if wait.on == "weight update"}
-    return [name for name in known if name in on or name.rpartition("-")[0] in on]
+    return [name for name in known if name in on or role_of(name) in on]

@@ -6,8 +6,8 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from deploy.runtime.session_process import DRIVER
-from deploy.storage.run_record import BROADCASTER, BROKER, LEARNER, REWARD_MODEL, Record
+from deploy.storage.run_record import Record
+from headway.roles import Role
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
@@ -72,10 +72,10 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
 
 def _by_role(figures: Mapping[str, float]) -> dict[str, float]:
     """Sum figures of processes by their role."""
-    others = {REWARD_MODEL: "reward_models"}
-    others |= {process: process for process in (LEARNER, BROKER, BROADCASTER, DRIVER)}
+    others = (Role.REWARD_MODEL, Role.LEARNER, Role.BROKER, Role.BROADCASTER, Role.DRIVER)
+    keys = {Role.REWARD_MODEL: "reward_models"}
     actors = sum(figure for process, figure in figures.items() if process not in others)
-    named = {key: figures.get(process, 0) for process, key in others.items()}
+    named = {keys.get(role, role.value): figures.get(role, 0) for role in others}
     return {"actors": actors, **named}
 
 

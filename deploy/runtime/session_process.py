@@ -29,6 +29,7 @@ from typing import Any
 from deploy.errors import RayletDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
+from headway.roles import Role
 
 INHERITED = "HEADWAY_SESSION"
 """Environment variable by which a session tells its next parent what the last one knew."""
@@ -43,8 +44,6 @@ ERROR_LENGTH = 2000
 """Characters of an error that a session sends to its parent."""
 FIRST_LIMIT = 5
 """Restarts in a row before the recipe is read: the default of `deploy.max_restarts`."""
-DRIVER = "driver"
-"""Name of the process of a session where restarts are counted."""
 PROGRESS = "metrics.jsonl"
 """File in the folder of a run that grows with every batch that is trained for the first time."""
 DRIVER_LOCK = "driver.lock"
@@ -306,7 +305,7 @@ class Parent:
         seconds = self._budget.next_wait(settled=settled)
         if seconds is None:
             with suppress(OSError):
-                os.write(2, f"headway: {self._budget.exhausted(DRIVER, crash)}\n".encode())
+                os.write(2, f"headway: {self._budget.exhausted(Role.DRIVER, crash)}\n".encode())
             self._clear_away()
             os._exit(1)
         if self._is_resumed and not self._is_held:

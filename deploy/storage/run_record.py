@@ -21,9 +21,6 @@ Row = Mapping[str, Any]
 METRICS, RESTARTS, RECOVERIES = "metrics.jsonl", "restarts.jsonl", "recoveries.jsonl"
 LOGS = ("drift.jsonl", "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
-REWARD_MODEL, LEARNER = "reward-model", "learner"
-BROKER, BROADCASTER = "broker", "broadcaster"
-"""Names in `restarts.jsonl` of what is restarted besides actors; all ranks of a learner are one."""
 
 
 class Score(NamedTuple):

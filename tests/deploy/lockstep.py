@@ -29,7 +29,7 @@ from actors.config import ActorsConfig
 from actors.engines.scripted import ScriptedEngine
 from actors.environments.load_environment import load_environment
 from actors.rewards.rewards import Inline, Rewards
-from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
+from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from actors.rollout.rollout_worker import RolloutWorker
@@ -291,7 +291,7 @@ class World:
         )  # fmt: skip
         rewards = Rewards({"parity": Inline("parity", score, 9.0)}, {})
         episodes = EpisodeRunner(
-            engine_id=engine_id_of(index), engine=engine, renderer=Renderer(TOKENIZER),
+            engine_id=f"engine-{index}", engine=engine, renderer=Renderer(TOKENIZER),
             config=ActorsConfig(max_new_tokens=40),
             new_environment=load_environment("single_turn"),
             rewards=rewards, heldout_rewards=rewards, max_model_len=200,
@@ -302,7 +302,7 @@ class World:
             return episodes.run(replace(lease, attempt=1), index, saved)
 
         worker = RolloutWorker(
-            ActorStatistics(engine_id_of(index)), self.broker, first_attempt,
+            ActorStatistics(f"engine-{index}"), self.broker, first_attempt,
             interrupt=engine.interrupt, max_concurrent_rollouts=2 * SIZE, largest_group=SIZE,
             heartbeat_seconds=HEARTBEAT,
         )  # fmt: skip

@@ -56,7 +56,7 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_restarted(
     context = make_context(tmp_path)
     deaths = Restarts(context, "actor-0", Clock(sleep=sleep))
     monkeypatch.setattr(jsonl, "append_rows", refuse)
-    asyncio.run(deaths.allow("it died", worked=0.0))
+    asyncio.run(deaths.allow("it died", 0.0, settled=False))
     assert context.record.restarts == {"actor-0": 1}
 
 

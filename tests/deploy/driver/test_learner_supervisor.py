@@ -8,6 +8,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.restart_policy import Clock
+from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway.errors import HeadwayError, InputError
 from headway.metrics import MetricsAccess
@@ -125,7 +126,9 @@ class Stage:
             self.create,
             (Broker(self), BroadcasterClient(None)),
             access=MetricsAccess("localhost") if ranks > 1 else None,
-            clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
+            timing=Timing(
+                clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep)
+            ),
         )
 
     def create(self, spec):
@@ -252,14 +255,14 @@ def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
 
     async def scenario():
         supervisor = stage.supervisor
-        supervisor.restart("it has not begun", 0)
+        supervisor.restart_ranks(0, "it has not begun")
         await supervisor.start()
         running = asyncio.create_task(supervisor.run())
         for epoch in (0, 1):
             while ("run", epoch) not in stage.events:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            supervisor.restart("not these", 1 - epoch)
-            supervisor.restart(f"epoch {epoch} hangs", epoch, 300.0)
+            supervisor.restart_ranks(1 - epoch, "not these")
+            supervisor.restart_ranks(epoch, f"epoch {epoch} hangs", 300.0)
         await running
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
@@ -301,7 +304,7 @@ def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
         while ("run", 0) not in stage.events:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         stage.supervisor.stop()
-        stage.supervisor.restart("it hangs", 0)
+        stage.supervisor.restart_ranks(0, "it hangs")
         await running
 
     asyncio.run(asyncio.wait_for(scenario(), 10))

@@ -7,9 +7,12 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.driver.restart_policy import Clock
-from deploy.driver.service_supervisor import SILENT_SECONDS, ServiceSupervisor
+from deploy.driver.service_supervisor import ServiceSupervisor
+from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway.errors import InputError
+from headway.hang_detection import SILENT_SECONDS
+from headway.roles import Role
 from queues.errors import BrokerLostError, LedgerError
 from tests.deploy.driver.contexts import make_context, output
 from weight_sync.errors import BroadcasterDied
@@ -20,6 +23,8 @@ HUNG = 5.5
 
 class Process:
     """Lives given lives: the seconds of each, or what its start raises; then for ever."""
+
+    role = Role.REWARD_MODEL
 
     def __init__(self, stage, lives):
         self.stage, self.lives, self.starts = stage, lives, 0
@@ -67,7 +72,7 @@ class Stage:
         clock = Clock(monotonic=lambda: self.now, sleep=self.sleep)
         self.restarted, self.on_sleep = 0, lambda: None
         self.supervisor = ServiceSupervisor(
-            self.context, "reward-model", self.process, on_restart=self.on_restart, clock=clock
+            self.context, self.process, on_restart=self.on_restart, timing=Timing(clock=clock)
         )
 
     async def on_restart(self):
@@ -81,15 +86,13 @@ class Stage:
 
     def play(self):
         async def scenario():
-            running = asyncio.create_task(self.supervisor.run())
-            starting = asyncio.create_task(self.supervisor.start())
+            working = asyncio.gather(self.supervisor.start(), self.supervisor.keep())
             settled = asyncio.create_task(self.settled.wait())
-            await asyncio.wait({running, settled}, return_when=asyncio.FIRST_COMPLETED)
-            running.cancel()
-            settled.cancel()
-            starting.cancel()
+            await asyncio.wait({working, settled}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, settled):
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await running
+                await working
 
         asyncio.run(asyncio.wait_for(scenario(), 10))
 

@@ -23,7 +23,6 @@ from deploy.observability.waits import ActorHealth, Wait
 from deploy.observability.watchdog import (
     Probes,
     Watchdog,
-    WatchedRun,
     concerned,
     write_durably,
     writing_ends,
@@ -70,7 +69,7 @@ class Stage:
         intervals = {"look_seconds": 0.01, "answer_seconds": 0.05, "stall_seconds": 1000.0}
         settings = [f"deploy.watchdog_seconds={deadline}"]
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
-        self.events, self.restarts, self.status, self.output = [], [], STATUS, io.StringIO()
+        self.events, self.restarts, self.answer, self.output = [], [], STATUS, io.StringIO()
         self.learner_waits, self.learner_starts, self.looks = None, False, 0
         self.moves = False
         self.actor_restarts, self.actor = [], ActorHealth(engine_id="engine-0")
@@ -78,38 +77,56 @@ class Stage:
         self.directory = RunDirectory(tmp_path)
         self.directory.logs.mkdir()
         self.watchdog = Watchdog(
-            load_recipe("demo", settings),
-            self.directory,
-            Terminal(Console(file=self.output, width=400)),
-            self.record,
-            WatchedRun(
-                actors_lacking=lambda: 0,
-                status=self.ask,
-                learner_paused=self.ask_learner,
-                actors=lambda: {"actor-0": self.actor},
-                handles=lambda: self.handles,
-                learner_starts=lambda: self.learner_starts,
-                reward_models_start=lambda: False,
-                learner_saved=lambda: False,
-                restart_learner=lambda *restart: self.restarts.append(restart),
-                restart_actor=lambda *restart: self.actor_restarts.append(restart),
-                save=self.save,
-                write=file or self.directory.append,
+            SimpleNamespace(
+                config=load_recipe("demo", settings),
+                directory=self.directory,
+                console=Terminal(Console(file=self.output, width=400)),
+                record=self.record,
+                jsonl=SimpleNamespace(write=file or self.directory.append),
             ),
+            self,
+            self.save,
             Probes(**{**intervals, "dump": self.dump, **probes}),
         )
-        self.handles = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
+        self.named = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
 
-    async def ask(self):
+    # the processes, as the watchdog reaches them
+
+    reward_models_start, saved = False, False
+
+    @property
+    def learner(self):
+        return self
+
+    @property
+    def starts(self):
+        return self.learner_starts
+
+    async def paused(self):
+        return self.learner_waits
+
+    def restart_ranks(self, *restart):
+        self.restarts.append(restart)
+
+    def restart_actor(self, *restart):
+        self.actor_restarts.append(restart)
+
+    def health(self):
+        return {"actor-0": self.actor}
+
+    def actors_lacking(self):
+        return 0
+
+    def handles(self):
+        return self.named
+
+    async def status(self):
         self.looks += 1
-        if self.status is None:
+        if self.answer is None:
             await asyncio.Event().wait()
         if self.moves:
-            return SimpleNamespace(**{**vars(self.status), "accepted": self.looks})
-        return self.status
-
-    async def ask_learner(self):
-        return self.learner_waits
+            return SimpleNamespace(**{**vars(self.answer), "accepted": self.looks})
+        return self.answer
 
     async def save(self):
         self.events.append("saved")
@@ -159,7 +176,7 @@ def test_a_wait_is_said_once_and_its_end_too(tmp_path):
         while stage.looks < looks + 5:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         depth = {**STATUS.depth, "taken": 0}
-        stage.status = SimpleNamespace(**{**vars(STATUS), "depth": depth})
+        stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
         await following
 
     asyncio.run(play())
@@ -168,7 +185,7 @@ def test_a_wait_is_said_once_and_its_end_too(tmp_path):
 
 def test_a_broker_that_does_not_answer_is_named(tmp_path):
     stage = Stage(tmp_path)
-    stage.status = None
+    stage.answer = None
     asyncio.run(stage.until(stage.said("stacks in")))
     assert "driver waits on broker for an answer" in stage.output.getvalue()
 
@@ -181,10 +198,10 @@ def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
         asked.append("learner-1")
         await asyncio.Event().wait()
 
-    stage.status = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 1)})
-    stage.status.depth["taken"] = 0
+    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 1)})
+    stage.answer.depth["taken"] = 0
     hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
-    stage.handles = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
+    stage.named = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
     asyncio.run(stage.until(stage.said("stacks in")))
     waits = [(wait.who, wait.on, wait.what) for wait in stage.watchdog.overdue]
     assert waits == [("driver", "learner-1", "an answer")]
@@ -241,7 +258,7 @@ def test_a_learner_that_hangs_is_restarted_though_its_report_cannot_be_made(tmp_
 
     stage = Stage(tmp_path, **({"dump": fail} if fails == "dump" else {"file": fail}))
     asyncio.run(stage.until(lambda: stage.restarts))
-    [(reason, epoch, silent)] = stage.restarts
+    [(epoch, reason, silent)] = stage.restarts
     assert (reason, epoch) == ("broker waited 0 s on learner", 0)
     assert silent > 0.0
     problem = {
@@ -265,11 +282,11 @@ def test_a_learner_that_hangs_is_restarted_unless_the_recipe_ends_the_run(tmp_pa
     if not taken:
         depth = {**STATUS.depth, "taken": 0}
         changed = {"depth": depth, "waits_for": {"g1": "engine-0"}}
-        stage.status = SimpleNamespace(**{**vars(STATUS), **changed})
+        stage.answer = SimpleNamespace(**{**vars(STATUS), **changed})
     ends = pytest.raises(RunFailed) if aborts else contextlib.nullcontext()
     with ends:
         asyncio.run(stage.until(lambda: stage.said("stacks in")() and stage.looks > 20))
-    restarts = [(reason, epoch) for reason, epoch, _ in stage.restarts]
+    restarts = [(reason, epoch) for epoch, reason, _ in stage.restarts]
     assert restarts == ([("broker waited 0 s on learner", 0)] if taken and not aborts else [])
 
 
@@ -292,7 +309,7 @@ def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wa
 
 def test_a_run_whose_broker_never_answers_ends_as_well(tmp_path):
     stage = Stage(tmp_path, stall_seconds=0.15)
-    stage.status = None
+    stage.answer = None
     with pytest.raises(RunFailed, match="the broker does not answer"):
         asyncio.run(stage.until(lambda: False))
 
@@ -306,13 +323,13 @@ def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learn
         if learner:
             stage.learner_waits = reason
         else:
-            stage.status = SimpleNamespace(**{**vars(STATUS), "paused": reason})
+            stage.answer = SimpleNamespace(**{**vars(STATUS), "paused": reason})
         following = asyncio.create_task(stage.until(lambda: False))
         while not stage.said(f"paused: {reason}")():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)  # longer than a stall
         assert not following.done()
-        stage.learner_waits, stage.status = None, STATUS
+        stage.learner_waits, stage.answer = None, STATUS
         with pytest.raises(RunFailed, match="nothing moved"):
             await following
 
@@ -402,9 +419,9 @@ def test_every_one_of_the_processes_that_call_rewards_is_seen_with_their_actor()
 )
 def test_an_actor_that_hangs_is_restarted(tmp_path, silent, moves, restarts):
     stage = Stage(tmp_path)
-    stage.status = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 0)})
+    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 0)})
     stage.moves, stage.actor = moves, ActorHealth(engine_id="engine-0", running=3)
-    stage.handles["actor-0"] = Process(9, silent=silent)
+    stage.named["actor-0"] = Process(9, silent=silent)
     asyncio.run(stage.until(lambda: stage.actor_restarts or stage.looks > 60))
     assert bool(stage.actor_restarts) == restarts
     for name, reason, _ in stage.actor_restarts:

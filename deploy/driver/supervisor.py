@@ -1,0 +1,228 @@
+"""Keeps a process of a run alive: the one supervisor of all kinds of processes.
+
+    start ─▶ work ─▶ its work is done
+      ▲        └─▶ died, or does not answer ─▶ clear away ─▶ wait ─▶ prepare ─┐
+      └───────────────────────────────────────────────────────────────────────┘
+
+A kind of process is a subclass, whose methods say how it starts, works and ends, and which of its
+errors another process may not meet. Any other error ends the run; so does a process that keeps
+dying, unless the run can do without it.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.driver.restart_policy import Clock, Restarts
+from deploy.driver.run_context import RunContext
+from deploy.errors import RunFailed
+from deploy.runtime.restart_budget import SETTLED_SECONDS
+from headway.errors import HeadwayError
+from headway.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS, until_silent
+from headway.roles import ProcessName
+from learner.errors import RankFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The clock, interval and deadlines of a supervisor, in seconds."""
+
+    clock: Clock = Clock()  # noqa: RUF009  (frozen)
+    poll_seconds: float = 2.0
+    """Interval of requests for statistics; a process that dies loses what came after the last."""
+    answer_seconds: float = 5.0
+    """Deadline of an answer to a request for statistics."""
+    silent_seconds: float = SILENT_SECONDS
+    """Time without an answer after which a process that works hangs."""
+    loading_silent_seconds: float = LOADING_SILENT_SECONDS
+    """The same for a process that loads."""
+    resend_seconds: float = 60.0
+    """Deadline for the engine to have taken the newest weights once more."""
+
+
+TIMING = Timing()
+
+
+class Silent(HeadwayError):
+    """A process that did not answer for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it did not answer within {seconds:g} s")
+        self.seconds = seconds
+
+
+class Supervisor(ABC):
+    """One process, or the ranks of a learner, through all of their restarts."""
+
+    def __init__(self, context: RunContext, name: ProcessName, timing: Timing = TIMING) -> None:
+        self.name = name
+        self.metrics: dict[ProcessName, str] = {}
+        """Addresses of the metrics of the present processes, as host:port, once they are known."""
+        self._context, self._timing = context, timing
+        self._say = context.console.say
+        self._restarts = Restarts(context, name, timing.clock)
+        self._working = asyncio.Event()
+        """Set while a process has started."""
+        self._since: float | None = None
+        """Monotonic seconds since when the present process works; None before."""
+        self._trained = context.record.version
+        """Version at the last death, or at the begin."""
+        self._ended: tuple[str, float] | None = None
+        """Why the present process was ended, if it did not die by itself, and for how many seconds
+        it had not answered then."""
+
+    @property
+    @abstractmethod
+    def handles(self) -> Mapping[ProcessName, Any]:
+        """Handles in Ray of the present processes."""
+
+    @abstractmethod
+    async def _start(self, *, again: bool) -> None:
+        """Create the process, `again` after a death, and return when it can work."""
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """Return when the work of the process is done; raise how it ended otherwise."""
+
+    @abstractmethod
+    def _reason(self, error: Exception) -> str | None:
+        """Describe an error that another process may not meet; None if it would meet it too."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """End the process at once, if there is one."""
+
+    async def _ping(self) -> None:
+        """Wait for an answer of the process, for `_heard`."""
+        raise NotImplementedError
+
+    async def _clear_away(self, error: Exception | None = None) -> bool:
+        """End what is left of a process that died; return False if there is to be no other."""
+        self._kill()
+        return True
+
+    async def _prepare(self) -> None:  # noqa: B027  (most need nothing)
+        """Do what is needed before another process is made."""
+
+    def _is_settled(self, worked: float) -> bool:
+        """Return True if a process that died after `worked` seconds had worked well before."""
+        return worked >= SETTLED_SECONDS
+
+    def _is_dispensable(self, exhausted: RunFailed) -> bool:
+        """Return True if the run goes on without the process, which died too often."""
+        return False
+
+    @property
+    def is_wanted(self) -> bool:
+        """True while another process is to take the place of one that dies."""
+        return True
+
+    @property
+    def starts(self) -> bool:
+        """True until the process works, for the first time or again."""
+        return self._since is None
+
+    def restart(self, reason: str, silent: float = 0.0) -> None:
+        """End the process, so that another takes its place; nothing while there is none at work.
+
+        It has not answered for `silent` seconds, which count as lost.
+        """
+        if not self.starts:
+            self._ended = reason, silent
+            self._kill()
+
+    async def start(self, *, timed: bool = False) -> bool:
+        """Start the process, again if it dies; return False if there is to be none.
+
+        Without `timed`, the caller sets the deadline of the first start.
+
+        Raises:
+            RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
+            Exception: What a new process would meet too.
+        """
+        again = self._restarts.is_away
+        while True:
+            try:
+                if again:
+                    await self._prepare()
+                starting = self._start(again=again)
+                await (self._restarts.await_start(starting) if again or timed else starting)
+            except Exception as error:  # noqa: BLE001  (raised unless it has a reason)
+                if not await self._recover(error):
+                    return False
+                again = True
+            else:
+                self._working.set()
+                return True
+
+    async def run(self) -> None:
+        """Have the process work until that is done; start it first, if `start` has not.
+
+        Raises what `start` raises.
+        """
+        while self.is_wanted and (self._working.is_set() or await self.start(timed=True)):
+            self._since = self._timing.clock.monotonic()
+            try:
+                await self._work()
+            except Exception as error:  # noqa: BLE001  (raised unless it has a reason)
+                if not await self._recover(error):
+                    return
+            else:
+                return
+
+    async def keep(self) -> None:
+        """Keep a process at work that `start` starts the first time; see `run`."""
+        await self._working.wait()
+        await self.run()
+
+    async def _recover(self, error: Exception) -> bool:
+        """Clear away what died, and wait; return False if no other is to be started."""
+        ended, self._ended = self._ended, None
+        if ended is None:
+            reason = self._reason(error)
+            if reason is None:
+                raise error
+            ended = reason, _silence(error)
+        worked = None if self._since is None else self._timing.clock.monotonic() - self._since
+        self._since = None
+        self._working.clear()
+        if not await self._clear_away(error) or not self.is_wanted:
+            return False
+        settled = worked is not None and self._is_settled(worked)
+        self._trained = self._context.record.version
+        try:
+            await self._restarts.allow(*ended, settled=settled)
+        except RunFailed as exhausted:
+            if not self._is_dispensable(exhausted):
+                raise
+        return self.is_wanted
+
+    async def _heard(self, work: Awaitable[Any], seconds: float, *, placed: bool = True) -> None:
+        """Await a call of the process; raise Silent if it answers no ping for so long meanwhile.
+
+        If Ray may not have `placed` it yet, the time begins at its first answer.
+        """
+
+        async def hear() -> None:
+            if not placed:
+                await self._ping()
+            await until_silent(self._ping, seconds)
+
+        working, hearing = asyncio.ensure_future(work), asyncio.create_task(hear())
+        hearing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and hearing.exception() is None:
+                raise Silent(seconds)
+            await working  # which the death of the process ends, too
+        finally:
+            working.cancel()
+            hearing.cancel()
+
+
+def _silence(error: Exception) -> float:
+    if isinstance(error, RankFailed):
+        return error.silent_seconds
+    return error.seconds if isinstance(error, Silent) else 0.0
