@@ -15,6 +15,7 @@ from deploy.driver.actor_fleet import ActorFleet
 from deploy.errors import RunFailed
 from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_lock import RunLock
 from headway.errors import InputError
 from queues.errors import QueueClosed
 from tests.deploy.conftest import RECIPE
@@ -113,7 +114,7 @@ class Stage:
     def __init__(self, folder, monkeypatch, free, *settings, reserved=None):
         monkeypatch.setattr(actor_fleet, "ActorSupervisor", Supervisor)
         monkeypatch.setattr(actor_fleet, "staying_nodes", lambda: {"stays"})
-        monkeypatch.setattr(RunDirectory, "rests", lambda _: False)
+        monkeypatch.setattr(RunLock, "rests", lambda _: False)
         monkeypatch.setattr(scaling, "requests", self.requests)
         self.looks = 0
         text = RECIPE.read_text().replace('cores = ["0"]', "")
@@ -524,7 +525,7 @@ def test_the_error_of_an_actor_ends_the_fleet(stage):
 
 
 def test_a_request_that_nobody_answers_is_withdrawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(RunDirectory, "rests", lambda _: False)
+    monkeypatch.setattr(RunLock, "rests", lambda _: False)
     directory = RunDirectory(tmp_path)
     with pytest.raises(InputError, match=r"has not answered within 0\.01 s, and the request is"):
         scaling.ask(directory, 3, seconds=0.01)
