@@ -29,7 +29,7 @@ from headway.roles import ProcessName, Role
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from queues.records import Purpose, rollouts_at_once
-from weight_sync.direct.receiver import DirectReceiver
+from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.factory import make_transport
 from weight_sync.open_files import allow_open_files
 from weight_sync.ray_broadcaster import BroadcasterClient

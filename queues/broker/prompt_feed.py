@@ -9,7 +9,7 @@ from queues.broker.commit_pipeline import CommitPipeline
 from queues.errors import ProtocolError, QueueClosed
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
-from queues.state.evaluations import EvaluationRun
+from queues.state.evaluation_run import EvaluationRun
 from queues.storage.ledger import dump_prompt
 from queues.storage.ledger_schema import ISSUE_TOKEN
 

@@ -17,7 +17,7 @@ from headway.file_lock import TEST_SECONDS, take
 from headway.full_disk import is_full
 from queues.errors import LedgerError
 from queues.records import Lease, Prompt, Purpose, Summary
-from queues.state.evaluations import EvaluationRun
+from queues.state.evaluation_run import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
 from queues.storage.backup import Backup, ChangesConnection
 from queues.storage.journal import LOCATION, Location

@@ -30,7 +30,7 @@ IN_FLIGHT_BYTES = 3 * 256 * 2**20
 Weights = Sequence[tuple[str, Tensor]]
 
 Call = Literal["pause", "transfer", "resume", "give_up"]
-"""A method of `direct.receiver.DirectReceiver`, which documents arguments, results and errors."""
+"""A method of `DirectReceiver`, which documents arguments, results and errors."""
 
 
 class EngineLink(Protocol):

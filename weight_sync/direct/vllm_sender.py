@@ -46,7 +46,7 @@ class VllmSender:
         address: str,
         device: str,
     ) -> None:
-        self._source, self._client = _Source(weights, device), _Client(transfer, workers)
+        self._source, self._client = VersionSource(weights, device), _Client(transfer, workers)
         info: TrainerInitInfo
         if backend == "nccl":
             info = NCCLTrainerInitInfo(
@@ -76,7 +76,7 @@ class VllmSender:
         self._engine.shutdown()
 
 
-class _Source(WeightSource):
+class VersionSource(WeightSource):
     """The tensors of the version being sent."""
 
     def __init__(self, weights: Weights, device: str) -> None:
@@ -84,6 +84,7 @@ class _Source(WeightSource):
         self.closed = False
 
     def metadata(self) -> list[ParamMeta]:
+        """Return name, dtype and shape of every tensor."""
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

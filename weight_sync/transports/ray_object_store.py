@@ -87,7 +87,7 @@ class ObjectStoreTransport(Transport):
         self._local.close()
 
 
-class _Once(Generic[T]):
+class OncePerBucket(Generic[T]):
     """Makes a result for each bucket of the newest version once, however many threads ask."""
 
     def __init__(self, drop: Callable[[T], None]) -> None:
@@ -128,7 +128,7 @@ class Uploader:
 
     def __init__(self) -> None:
         allow_open_files()
-        self._objects: _Once[Any] = _Once(lambda _: None)
+        self._objects: OncePerBucket[Any] = OncePerBucket(lambda _: None)
 
     def put(self, bucket: Bucket, location: _Location) -> list[Any]:
         """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it.
@@ -152,7 +152,7 @@ class Downloader:
     def __init__(self, timeout: float) -> None:
         allow_open_files()
         self._timeout = timeout
-        self._fetched: _Once[SealedBucket] = _Once(SealedBucket.close)
+        self._fetched: OncePerBucket[SealedBucket] = OncePerBucket(SealedBucket.close)
         # Half the time of this actor's own caller, so that of the two the one that hangs is killed.
         self._uploader = _NodeActor(Uploader, timeout / 2)
 

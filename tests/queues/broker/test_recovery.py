@@ -19,7 +19,7 @@ from queues.readers.open_run import is_open, open_ledger
 from queues.records import Prompt, PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, sessions_of
-from tests.queues.conftest import answer, make_broker, make_prompts, train_a_batch
+from tests.queues.conftest import answer, make_broker, make_prompts, opened, train_a_batch
 
 WAIT = 10.0
 
@@ -99,26 +99,20 @@ async def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(
     await broker.close()
 
 
-def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(tmp_path: Path) -> None:
-    async def before() -> None:
-        broker = make_broker(tmp_path, owner="one")
+async def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(
+    tmp_path: Path,
+) -> None:
+    async with opened(make_broker(tmp_path, owner="one")) as broker:
         await train_a_batch(broker, 4)
         await broker.begin_learner(3)
-        await broker.close()
-
-    async def after(owner: str, epoch: int) -> None:
-        broker = make_broker(tmp_path, owner=owner)
-        assert (await broker.status()).learner == (epoch, -1)
-        await broker.begin_learner(epoch)
-        await broker.begin_learner(epoch + 1)
-        with pytest.raises(ProtocolError, match=f"learner of epoch {epoch} calls"):
-            await broker.take(0, WAIT, epoch=epoch)
-        assert await broker.take(0, WAIT, epoch=epoch + 1) is not None
-        await broker.close()
-
-    asyncio.run(before())
-    asyncio.run(after("one", 3))
-    asyncio.run(after("two", 0))
+    for owner, epoch in (("one", 3), ("two", 0)):
+        async with opened(make_broker(tmp_path, owner=owner)) as broker:
+            assert (await broker.status()).learner == (epoch, -1)
+            await broker.begin_learner(epoch)
+            await broker.begin_learner(epoch + 1)
+            with pytest.raises(ProtocolError, match=f"learner of epoch {epoch} calls"):
+                await broker.take(0, WAIT, epoch=epoch)
+            assert await broker.take(0, WAIT, epoch=epoch + 1) is not None
 
 
 async def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(

@@ -1,6 +1,5 @@
 """Recorded batches behind the broker's client, as `headway replay` serves them to several ranks."""
 
-import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -44,7 +43,7 @@ async def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> N
         await client.take(1, WAIT)
 
 
-def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(
+async def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(
     tmp_path: Path,
 ) -> None:
     class Asked(RecordedBatches):
@@ -54,13 +53,9 @@ def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(
             writer.rollback()
             return await super().paused()
 
-    async def main() -> None:
-        batches = Asked(tmp_path)
-        batch = await BrokerClient(InProcess(batches), answer_seconds=0.05).take(0, 0.0)
-        assert len(batch.payloads) == 2
-
-    asyncio.run(record_a_batch(tmp_path))
+    await record_a_batch(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode = DELETE")  # in WAL mode readers wait for nobody
         writer.execute("BEGIN EXCLUSIVE")
-        asyncio.run(main())
+        client = BrokerClient(InProcess(Asked(tmp_path)), answer_seconds=0.05)
+        assert len((await client.take(0, 0.0)).payloads) == 2

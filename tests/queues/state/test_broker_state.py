@@ -12,7 +12,7 @@ from queues.policy.admission import OnOverdue, choose_batch, feasible
 from queues.policy.dynamic_sampling import TieFilter
 from queues.records import BatchRecord, Purpose, Summary
 from queues.state.broker_state import BrokerState
-from queues.state.evaluations import EvaluationRun
+from queues.state.evaluation_run import EvaluationRun
 from queues.state.groups import Group, State
 from queues.state.prompt_queue import PromptQueue
 from queues.state.results_queue import ResultsQueue

@@ -109,14 +109,13 @@ async def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alon
     await work(broker, 2)
     trained = await train(broker)
     await broker.close()
-    copy = backup.Backup._copy_journal
 
-    def overtaken(self: backup.Backup) -> list[int]:
+    def overtaken(folder: Path) -> list[int]:
         monkeypatch.undo()
         take_over(tmp_path, "elsewhere")
-        return copy(self)
+        return segments(folder)
 
-    monkeypatch.setattr(backup.Backup, "_copy_journal", overtaken)
+    monkeypatch.setattr(backup, "segments", overtaken)
     with pytest.raises(LedgerError, match="went on elsewhere"):
         begin(tmp_path)
     again = begin(tmp_path, "elsewhere")

@@ -5,9 +5,9 @@ import errno
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,91 +20,57 @@ from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from queues.storage import journal, pause
 from queues.storage.ledger import Ledger
-from tests.queues.conftest import answer, frames, make_broker, make_prompts
+from tests.queues.conftest import answer, frames, make_broker, make_prompts, opened
 
-ROOT = Path(__file__).parents[3]
-NAMESPACE = ["unshare", "--map-root-user", "--mount"]
-SCRIPT = """
-import asyncio, os, shutil, sys
-from pathlib import Path
-from queues.readers.accounting import read_accounting
-from queues.records import PutStatus
-from tests.queues.conftest import answer, make_broker, make_prompts
 
-disk, elsewhere = Path(sys.argv[1]), Path(sys.argv[2])
-
-async def until_paused(broker, reason):
+async def until_paused(broker: Any, reason: str) -> None:
     async with asyncio.timeout(20):
-        while reason not in str((await broker.status()).paused):
+        while reason not in str((await broker.status()).paused):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
-async def main():
+
+def fill(file: Path, block: int, *, leave: int) -> None:
+    """Write a file until the disk is full, and free the last `leave` bytes again."""
+    with suppress(OSError), file.open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(block))
+    os.truncate(file, max(0, file.stat().st_size - leave))
+
+
+async def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(
+    tmp_path: Path, mount_disk: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, paused = mount_disk("3m"), 0
     sizes = {"groups_per_batch": 8, "segment_bytes": 10**5}
-    broker = make_broker(disk / "run", **sizes, synchronous="full", probe_seconds=0.05)
-    await broker.issue(make_prompts(16), cursor="16")
-    await broker.serving("a", 0)
-    leases = await broker.lease("a", 32, 0.0)
-    payloads = {lease.group_id: answer(lease, reward=float(n)) for n, lease in enumerate(leases)}
-    accepted = []
-    for round_, lease in enumerate(leases[:8]):
-        ballast = open(disk / "ballast", "wb", buffering=0)
-        try:
-            while True:
-                ballast.write(bytes(4096 if round_ % 2 else 65536))
-        except OSError:
-            pass
-        ballast.close()
-        kept = os.path.getsize(disk / "ballast") - 4096 * round_  # some rounds: room for half of it
-        os.truncate(disk / "ballast", max(0, kept))
-        put = asyncio.create_task(broker.put("a", payloads[lease.group_id]))
-        done, _ = await asyncio.wait([put], timeout=0.3)
-        if not done:
-            await until_paused(broker, f"no space is left on the disk of {disk / 'run'}")
-            assert await broker.heartbeat("a", [(lease.group_id, 1)]) == []
-            copy = elsewhere / str(round_)  # as if everything were killed now
-            shutil.copytree(disk / "run", copy)
-            assert read_accounting(copy).ready == len(accepted), "nobody was told of the rest"
-            again = make_broker(copy, groups_per_batch=8)
-            assert (await again.accounting()).balanced
-            await again.close()
-            print("paused")
-        os.unlink(disk / "ballast")
-        async with asyncio.timeout(20):
-            assert await put is PutStatus.ACCEPTED
-        accepted.append(payloads[lease.group_id])
-        await until_paused(broker, "None")
-    assert sorted((await broker.take(0, 1.0)).payloads) == sorted(accepted)
-    assert (await broker.accounting()).balanced
-    await broker.close()
-
-asyncio.run(main())
-"""
-
-
-def can_mount() -> bool:
-    command = [*NAMESPACE, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
-    return (
-        shutil.which("unshare") is not None
-        and not subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
-    )
-
-
-@pytest.mark.skipif(not can_mount(), reason="file systems cannot be mounted here")
-def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    shell = 'mount -t tmpfs -o size=3m tmpfs "$1" && exec "$0" -c "$3" "$1" "$2"'
-    done = subprocess.run(
-        [*NAMESPACE, "sh", "-c", shell, sys.executable, disk, tmp_path, SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("paused") >= 4
-    assert "there is space again" in done.stderr
+    settings = {"synchronous": "full", "probe_seconds": 0.05}
+    async with opened(make_broker(disk / "run", **sizes, **settings)) as broker:
+        await broker.issue(make_prompts(16), cursor="16")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 32, 0.0)
+        accepted: list[bytes] = []
+        for number, lease in enumerate(leases[:8]):
+            payload = answer(lease, reward=float(number))
+            fill(disk / "ballast", 4096 if number % 2 else 65536, leave=4096 * number)
+            put = asyncio.create_task(broker.put("a", payload))
+            done, _ = await asyncio.wait([put], timeout=0.3)
+            if not done:
+                paused += 1
+                await until_paused(broker, f"no space is left on the disk of {disk / 'run'}")
+                assert await broker.heartbeat("a", [(lease.group_id, 1)]) == []
+                copy = tmp_path / str(number)  # as if everything were killed now
+                shutil.copytree(disk / "run", copy)
+                assert read_accounting(copy).ready == len(accepted), "nobody was told of the rest"
+                async with opened(make_broker(copy, groups_per_batch=8)) as again:
+                    assert (await again.accounting()).balanced
+            (disk / "ballast").unlink()
+            async with asyncio.timeout(20):
+                assert await put is PutStatus.ACCEPTED
+            accepted.append(payload)
+            await until_paused(broker, "None")
+        assert sorted((await broker.take(0, 1.0)).payloads) == sorted(accepted)
+        assert (await broker.accounting()).balanced
+    assert paused >= 4
+    assert "there is space again" in caplog.text
 
 
 class Full:
@@ -184,15 +150,15 @@ async def small_run(folder: Path, full: Full) -> tuple[dict[str, Any], list[byte
     return read_accounting(folder).to_dict(), batch.payloads
 
 
-def test_wherever_room_runs_out_the_outcome_is_the_same(
+async def test_wherever_room_runs_out_the_outcome_is_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nowhere = Full(at=0)
-    expected = asyncio.run(small_run(tmp_path / "0", nowhere))
+    expected = await small_run(tmp_path / "0", nowhere)
     assert nowhere.points > 40
     for at in range(1, nowhere.points + 1):
         caplog.clear()
-        assert asyncio.run(small_run(tmp_path / str(at), Full(at))) == expected
+        assert await small_run(tmp_path / str(at), Full(at)) == expected
         assert caplog.text.count("paused: no space is left") == 1
         written = sum(
             len([*frames(tmp_path / str(at) / "journal", int(path.stem))])
@@ -211,9 +177,7 @@ async def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
     monkeypatch.setattr(pause, "has_space", lambda *_: False)
     monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
     put = asyncio.create_task(broker.put("a", answer(lease)))
-    async with asyncio.timeout(10):
-        while (await broker.status()).paused is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until_paused(broker, "no space")
     await broker.close()
     with pytest.raises(Exception, match=r"nothing more is accepted.*disk is full"):
         await put
@@ -238,9 +202,7 @@ async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
     monkeypatch.setattr(pause, "has_space", lambda *_: room.is_set())
     monkeypatch.setattr(Ledger, "commit", full)
     put = asyncio.create_task(broker.put("a", answer(lease)))
-    async with asyncio.timeout(10):
-        while (await broker.status()).paused is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until_paused(broker, "no space")
     await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
     room.set()
     assert await put is PutStatus.ACCEPTED

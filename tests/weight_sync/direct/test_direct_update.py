@@ -14,8 +14,8 @@ from tests.weight_sync.conftest import until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.direct.attempt import Transfer, Weights
+from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.direct.publisher import DirectPublisher
-from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.errors import (
     DeadlineExceeded,
     IncompatibleWeights,
@@ -419,7 +419,7 @@ async def test_an_engine_is_known_while_it_works_and_until_it_is_released() -> N
 
 
 async def test_an_engine_registers_again_since_a_broadcaster_may_be_restarted(monkeypatch) -> None:
-    monkeypatch.setattr("weight_sync.direct.receiver.JOIN_SECONDS", 0.01)
+    monkeypatch.setattr("weight_sync.direct.direct_receiver.JOIN_SECONDS", 0.01)
 
     joined, stop = asyncio.Semaphore(0), asyncio.Event()
 

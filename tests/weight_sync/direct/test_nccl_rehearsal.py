@@ -18,8 +18,8 @@ import torch
 from nccl_rehearsal import BUFFER_BYTES, SHAPES, GlooCommunicator, replace_cuda, serve
 
 from weight_sync.announcements import WeightUpdateReport
+from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.direct.publisher import DirectPublisher
-from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.errors import LoadFailed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(500)]

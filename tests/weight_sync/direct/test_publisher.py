@@ -452,13 +452,13 @@ def test_vllms_nccl_trainer_speaks_to_an_engine_in_its_own_terms(monkeypatch) ->
 @pytest.mark.parametrize("tensor", [torch.ones(2, 2), torch.nn.Parameter(torch.ones(3))])
 def test_a_tensor_on_its_way_to_the_device_is_not_waited_for(monkeypatch, tensor) -> None:
     """The next ones are copied while the device sends those before."""
-    from weight_sync.direct.vllm_sender import _Source
+    from weight_sync.direct.vllm_sender import VersionSource
 
     calls, to = [], torch.Tensor.to
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: calls.append((a, k)) or to(self, *a, **k)
     )
-    ((name, sent),) = _Source([("a", tensor)], "cpu")
+    ((name, sent),) = VersionSource([("a", tensor)], "cpu")
     assert (name, calls) == ("a", [(("cpu",), {"non_blocking": True})])
     assert torch.equal(sent, tensor)
     assert not sent.requires_grad

@@ -82,10 +82,10 @@ def test_a_dead_learner_is_an_error_and_takes_nothing_staged_with_it(results) ->
 
 
 def test_a_result_is_made_once_for_all_threads_and_dropped_with_its_version() -> None:
-    from weight_sync.transports.ray_object_store import _Once
+    from weight_sync.transports.ray_object_store import OncePerBucket
 
     dropped, made, go_on = [], [], threading.Event()
-    once = _Once(dropped.append)
+    once = OncePerBucket(dropped.append)
     bucket, other = (Bucket(nbytes=n, checksum="0" * 32, location="") for n in (1, 2))
 
     def make() -> str:

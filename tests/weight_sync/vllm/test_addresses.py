@@ -16,6 +16,7 @@ from weight_families import FAMILIES, build, named_as_in_the_folder, staged
 
 from learner.config.lora import LoraConfig
 from learner.model.lora import add_adapter, factors, weights
+from tests.weight_sync.conftest import until
 from weight_sync.adapter import AdapterForm
 from weight_sync.receive.staging import StagedWeights
 from weight_sync.vllm.device_memory import DeviceMemory
@@ -146,7 +147,7 @@ def exchange(engine: Any, held: StagedWeights) -> bool:
     """Prepare a version and exchange it; return False if it can only be loaded in a pause."""
     if not engine.prepare(held.manifest):
         return False
-    engine._preparation[1].result(60)
+    until(engine.prepared)
     return bool(engine.exchange(held.manifest.version))
 
 
@@ -212,7 +213,7 @@ def test_the_served_weights_change_by_nothing_but_the_copy(tmp_path) -> None:
     served = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with learner.version(1) as held:
         assert engine.prepare(held.manifest)
-        engine._preparation[1].result(60)
+        until(engine.prepared)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, served[name])
     assert engine.exchange(1)
