@@ -12,13 +12,13 @@ from deploy.driver.restart_policy import note_restart
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
-from deploy.preflight.provenance import environment
 from deploy.preflight.run_folders import backup_warning
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
 from deploy.runtime import session_process
 from deploy.runtime.console import Terminal
+from deploy.runtime.environment import environment
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.repair.checkpoints import find_checkpoint

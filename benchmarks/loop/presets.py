@@ -22,7 +22,7 @@ from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.preflight.provenance import warm_start_origin
+from deploy.preflight.model_origins import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 
 COLUMNS = {

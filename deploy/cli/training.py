@@ -119,7 +119,7 @@ def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal
         from deploy.preflight.inputs import load_inputs
         from deploy.storage.atomic_folder import in_use
     with in_use((config.warm_start, config.reward_models)):
-        inputs = load_inputs(config, resumed=directory, check_space=not session_process.is_again())
+        inputs = load_inputs(config, resumed=directory, needs_space=not session_process.is_again())
         if overrides:
             directory.store_recipe(config)
         _train(config, inputs, directory, terminal)

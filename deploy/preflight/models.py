@@ -6,7 +6,7 @@ from pathlib import Path
 
 from actors.engines.model_folder import attention_heads, describe, parallel_sizes, weight_shapes
 from deploy.config.run_config import RunConfig
-from deploy.preflight.provenance import (
+from deploy.preflight.model_origins import (
     refuse_another_origin,
     refuse_other_files,
     reward_model_origin,

@@ -24,9 +24,10 @@ FILE = "sessions.jsonl"
 def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
 ) -> str:
-    """Write down that a session begins at a version, in an environment (`provenance.environment`).
+    """Write down that a session begins at a version.
 
-    `config` is the recipe of the folder, with the cores that were chosen for this machine.
+    `config` is the recipe of the folder, with the cores that were chosen for this machine;
+    `environment` is that of `deploy.runtime.environment`.
 
     Returns:
         The row of the session as JSON, which the broker is to keep.

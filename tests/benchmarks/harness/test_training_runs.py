@@ -19,7 +19,7 @@ from benchmarks.harness.training_runs import (
     seconds_left,
 )
 from deploy.config.loader import load_recipe
-from deploy.preflight.provenance import warm_start_origin
+from deploy.preflight.model_origins import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError

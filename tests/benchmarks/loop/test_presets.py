@@ -7,7 +7,7 @@ import pytest
 from benchmarks.loop import presets
 from benchmarks.loop.presets import figures, markdown, prepare
 from deploy.config.loader import load_recipe
-from deploy.preflight.provenance import warm_start_origin
+from deploy.preflight.model_origins import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 
 

@@ -10,8 +10,8 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.preflight.inputs import check_code, load_inputs
 from deploy.preflight.machine import DESCRIPTORS, DESCRIPTORS_OF_PEER, check_descriptors
+from deploy.preflight.model_origins import warm_start_origin
 from deploy.preflight.models import check_examples, model_path
-from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from weight_sync.open_files import MOST

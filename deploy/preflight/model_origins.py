@@ -1,24 +1,14 @@
-"""Records what a run or a trained model folder was made from: settings, program and machine.
-
-A model folder that was made with other settings than a recipe's is refused.
-"""
+"""The settings that a trained model folder was made with, and the refusal of other ones."""
 
 import json
-import os
-import platform
 from collections.abc import Mapping
-from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from actors.sources.fingerprints import of_files
 from deploy.config.changes import changes
 from deploy.config.run_config import RunConfig
-from deploy.runtime import machine
 from deploy.storage.atomic_folder import ORIGIN_FILE
-from headway import clock
 from headway.errors import InputError
 from learner.config.lora import WEIGHTS_FILE, LoraConfig
 from weight_sync.base_model import fingerprint
@@ -29,39 +19,6 @@ RENDERING = {
     "environment", "environment_options", "chat_template", "chat_template_options", "stop",
 }  # fmt: skip
 """Keys of `[actors]` that decide how a demonstration is rendered."""
-
-
-def environment() -> dict[str, Any]:
-    """Return the time, the versions of Headway and of all packages, commits, and this machine.
-
-    `commit` is that of the checkout that Headway runs from, `folder_commit` that of the working
-    directory, where the user's modules are; each is None where there is none, and ends with
-    "+changes" where files differ from it.
-    """
-    packages = {package.name: package.version for package in distributions()}
-    checkout = Path(__file__).parents[2]
-    return {
-        "started_at": clock.now(),
-        "headway": version("headway-rl"),
-        "commit": _commit(checkout) if (checkout / ".git").exists() else None,
-        "folder_commit": _commit(Path.cwd()),
-        "python": platform.python_version(),
-        "packages": dict(sorted(packages.items())),
-        "machine": {
-            "host": platform.node(),
-            "system": platform.platform(),
-            "cpu": machine.cpu(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "gpus": machine.gpus(),
-        },
-    }
-
-
-def _commit(folder: Path) -> str | None:
-    commit = machine.git(folder, "rev-parse", "HEAD")
-    changed = commit and machine.git(folder, "status", "--porcelain", "-uno")
-    return f"{commit}+changes" if changed else commit
 
 
 def warm_start_origin(config: RunConfig) -> str:

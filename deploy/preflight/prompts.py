@@ -1,0 +1,171 @@
+"""Opens the prompt sources of a recipe: training prompts, and the held-out problems they lack."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.config import ActorsConfig
+from actors.engines.model_folder import load_tokenizer
+from actors.environments.load_environment import shipped_opening
+from actors.environments.single_turn import opening
+from actors.errors import SourceFailed
+from actors.rollout.chat_rendering import Renderer
+from actors.sources.filters import shorter, within_tokens, without_heldout
+from actors.sources.fingerprints import go_on, of_prompts, watched
+from actors.sources.load_source import load_source
+from actors.sources.mixture import Mixture
+from actors.sources.protocol import RestartableSource
+from deploy.config.evaluation_schedule import PlannedEvaluation, plan
+from deploy.config.run_config import RunConfig
+from headway.errors import InputError
+from queues.readers.issued_prompts import heldout_problems, stored_cursor
+from queues.records import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedPrompts:
+    """The training source of a recipe, and the held-out problems."""
+
+    source: RestartableSource
+    first: list[Prompt]
+    """Prompts of the first batch, which the source gives again."""
+    of_parts: list[Prompt]
+    """One prompt of each part of a mixture; empty for other sources."""
+    problems: list[Prompt]
+    """Held-out problems, as many as the largest evaluation needs; of a resumed run those that it
+    began with."""
+    evaluations: list[PlannedEvaluation]
+
+    @property
+    def sample(self) -> list[Prompt]:
+        """All held-out problems, and the first prompts."""
+        return [*self.problems, *self.first]
+
+
+def open_prompts(
+    config: RunConfig, *, model_path: str | None = None, begun: Path | None = None
+) -> OpenedPrompts:
+    """Open the sources of training prompts and of held-out problems.
+
+    Args:
+        config: The recipe.
+        model_path: Folder or hub name of the model whose tokens `prompts.max_tokens` counts; None
+            leaves no prompt out for its length.
+        begun: Folder of a run with a ledger, which is resumed: the source goes on where it was.
+
+    Raises:
+        InputError: A source cannot be used, or gives other prompts than the run began with.
+    """
+    prompts = config.prompts
+    evaluations, problems = load_heldout(config)
+    recorded = heldout_problems(begun) if begun else []
+    own = config.heldout is not None and config.heldout.source is None
+    drawn = load_source(
+        prompts.source,
+        options=prompts.source_options,
+        seed=config.seed,
+        split="train",
+        heldout_size=len(problems) if own else 0,
+    )
+    source: RestartableSource = without_heldout(
+        watched(drawn, prompts.source_options),
+        frozenset(problem.text for problem in (*problems, *recorded)),
+    )
+    if prompts.max_tokens is not None and model_path is not None:
+        fits = _within(config.actors, model_path, prompts.max_tokens)
+        source = within_tokens(source, fits)
+        kept = [problem for problem in problems if fits(problem)]
+        if problems and not kept:
+            raise InputError(
+                f"prompts.max_tokens = {prompts.max_tokens}: every held-out problem is longer"
+            )
+        problems = kept
+    with _source_failures_named():
+        beginning = source.cursor()
+        first = source.next(prompts.groups_per_batch)
+        source.restore(beginning)
+        of_parts = drawn.one_of_each() if isinstance(drawn, Mixture) else []
+        if begun and (cursor := stored_cursor(begun)) is not None:
+            go_on(source, cursor, on_change=prompts.on_change)
+    return OpenedPrompts(
+        source=source,
+        first=first,
+        of_parts=of_parts,
+        problems=_as_begun(config, problems, recorded),
+        evaluations=evaluations,
+    )
+
+
+def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Prompt]]:
+    """Plan the evaluations of a run, and load the problems of the largest one.
+
+    Raises:
+        InputError: The source of the held-out problems cannot be used, or two of them have one id.
+    """
+    section = config.heldout
+    if section is None:
+        return [], []
+    planned = plan(section, steps=config.steps, temperature=config.actors.temperature)
+    size = max(evaluation.size for evaluation in planned)
+    source_name, options, setting = section.source, section.source_options, "heldout.source"
+    if source_name is None:
+        source_name, setting = config.prompts.source, "prompts.source"
+        options = options or config.prompts.source_options
+    source = load_source(
+        source_name,
+        options=options,
+        seed=config.seed,
+        split="heldout",
+        heldout_size=size,
+        setting=setting,
+    )
+    with _source_failures_named("held-out problems: "):
+        problems = without_heldout(source, frozenset()).next(size)
+    name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]
+    if times > 1:
+        raise InputError(
+            f"held-out problems: {source_name!r} gives the prompt_id {name!r} to {times} of them, "
+            "but each must have its own: their samples are told apart by it"
+        )
+    return planned, problems
+
+
+def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt]) -> list[Prompt]:
+    """Return the held-out problems that a resumed run began with; of a new run the present ones.
+
+    Raises:
+        InputError: Its sources give others now, and prompts.on_change refuses that.
+    """
+    before, now = of_prompts(recorded), of_prompts(problems[: len(recorded)])
+    if before == now:
+        return problems
+    own = config.heldout and config.heldout.source
+    setting, name = ("heldout", own) if own else ("prompts", config.prompts.source)
+    if config.prompts.on_change == "refuse":
+        raise InputError(
+            f"{setting}.source = {name!r}: the held-out problems are not those that the run began "
+            f"with ({before} before, {now} now), so that it could train what it is scored on. Put "
+            "them back, or keep those of its ledger and train neither: "
+            '--set prompts.on_change="new_epoch"'
+        )
+    return recorded
+
+
+def _within(actors: ActorsConfig, path: str, max_tokens: int) -> Callable[[Prompt], bool]:
+    """Return a predicate: a rollout begins with at most `max_tokens` tokens."""
+    renderer = Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options)
+    begin = shipped_opening(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
+    return shorter(renderer, max_tokens, begin or opening)
+
+
+@contextmanager
+def _source_failures_named(prefix: str = "") -> Iterator[None]:
+    """Report what a source does wrong as bad input."""
+    try:
+        yield
+    except SourceFailed as error:
+        raise InputError(f"{prefix}{error}") from error
