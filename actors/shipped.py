@@ -9,6 +9,19 @@ from types import NoneType
 
 from headway.registry import Entry, Registry
 
+GYM = "reasoning_gym"
+"""Library whose reward scores the problems of its own source alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTraits:
+    """Properties of a prompt source."""
+
+    endless: bool = False
+    """It always draws new problems, and never comes back to one."""
+    library: str | None = ""
+    """Library whose problems it has; "": perhaps those of any, None: of none."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewardTraits:
@@ -21,19 +34,29 @@ class RewardTraits:
     verifier: bool = False
     """It reads completions with more than plain string work, in the sandbox: a function of prompt,
     answer and metadata that returns a function of the completion."""
+    library: str | None = None
+    """Library whose problems alone it scores; None: those of any source."""
 
 
 SOURCES = Registry(
     "prompt source",
     "module:Class",
-    NoneType,
-    Entry("files", "actors.sources.files:file_source"),
-    Entry("datasets:NAME", "actors.sources.hub_dataset:dataset_source"),
-    Entry("mixture", "actors.sources.mixture:Mixture"),
-    Entry("lettered_chain_sum", "actors.sources.lettered_chain_sum:LetteredChainSum"),
-    Entry("tiny:TASK", "actors.sources.tiny_task:TinyTask"),
-    Entry("reasoning_gym:TASK", "actors.sources.reasoning_gym:ReasoningGymSource"),
-    Entry("verifiers:ID", "actors.sources.verifiers_source:verifiers_source"),
+    SourceTraits,
+    Entry("files", "actors.sources.files:file_source", SourceTraits(library=None)),
+    Entry("datasets:NAME", "actors.sources.hub_dataset:dataset_source", SourceTraits()),
+    Entry("mixture", "actors.sources.mixture:Mixture", SourceTraits()),
+    Entry(
+        "lettered_chain_sum",
+        "actors.sources.lettered_chain_sum:LetteredChainSum",
+        SourceTraits(endless=True, library=None),
+    ),
+    Entry("tiny:TASK", "actors.sources.tiny_task:TinyTask", SourceTraits()),
+    Entry(
+        "reasoning_gym:TASK",
+        "actors.sources.reasoning_gym:ReasoningGymSource",
+        SourceTraits(endless=True, library=GYM),
+    ),
+    Entry("verifiers:ID", "actors.sources.verifiers_source:verifiers_source", SourceTraits()),
 )
 
 ENVIRONMENTS = Registry(
@@ -71,7 +94,7 @@ REWARDS = Registry(
     Entry("json_schema", "actors.rewards.patterns:json_schema", _VERIFIER),
     Entry("similarity", "actors.rewards.answers:similarity", _ANSWER_VERIFIER),
     Entry("math_verify", "actors.rewards.libraries:math_verify", _ANSWER_VERIFIER),
-    Entry("reasoning_gym", "actors.rewards.libraries:reasoning_gym", _VERIFIER),
+    Entry(GYM, "actors.rewards.libraries:reasoning_gym", RewardTraits(verifier=True, library=GYM)),
     Entry("code", "actors.rewards.code:code", RewardTraits()),
     Entry("reward_model", "actors.rewards.learned:LearnedReward", RewardTraits()),
     Entry("llm_judge", "actors.rewards.llm_judge:LlmJudge", RewardTraits()),

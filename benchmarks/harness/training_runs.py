@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import ValidationError
-
 from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.provenance import environment, reserve
 from benchmarks.harness.study import Options, Record, option
@@ -81,11 +79,10 @@ def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
     Raises:
         InputError: The changes do not go together.
     """
-    changed = base.updated(**changes).model_copy(update={"name": name})
     try:
-        return RunConfig.model_validate(changed.model_dump())
-    except ValidationError as error:
-        raise InputError(f"{name}: {error.errors()[0]['msg']}") from None
+        return base.updated(name=name, **changes)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
 class TrainingRuns:

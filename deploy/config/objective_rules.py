@@ -57,6 +57,36 @@ def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> Non
         )
 
 
+def check_batch(config: "RunConfig") -> None:
+    """Refuse groups and batches that are too small for what the advantage compares.
+
+    Raises:
+        InputError: Names the sizes, and what would do.
+    """
+    traits, prompts = config.learner.traits.advantage, config.prompts
+    name, options = config.learner.advantage, config.learner.advantage_options
+    if traits is None:
+        return
+    if traits.set_size is not None:
+        option, default = traits.set_size
+        size = options.get(option, default)
+        if isinstance(size, int) and size >= prompts.group_size:
+            raise InputError(
+                f"learner.advantage_options.{option} = {size} must be below prompts.group_size = "
+                f"{prompts.group_size}: the whole group is a single set, which says nothing of one "
+                "rollout"
+            )
+    if traits.lone_rollout_with is not None:
+        option, value = traits.lone_rollout_with
+        alone = prompts.groups_per_batch * prompts.group_size < 2
+        if alone and options.get(option) != value:
+            raise InputError(
+                f"learner.advantage = {name!r} compares the rollouts of a batch, so "
+                "prompts.groups_per_batch times group_size must be at least 2, not 1; or set "
+                f'learner.advantage_options = {{ {option} = "{value}" }}'
+            )
+
+
 def _check_staleness(config: "RunConfig", traits: ObjectiveTraits) -> None:
     stale, learner = config.queues.max_staleness, config.learner
     if stale == 0 or config.queues.allow_uncorrected or corrects_off_policyness(learner, traits):

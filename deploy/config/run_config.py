@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsConfig
-from actors.shipped import REWARDS
 from deploy.config.deploy_config import DeployConfig
-from deploy.config.objective_rules import check_against_objective
+from deploy.config.messages import explain
+from deploy.config.objective_rules import check_against_objective, check_batch
+from deploy.config.source_rules import check_source
 from deploy.config.weight_transport_rules import check_transport
+from headway.errors import InputError
 from headway.recipe_section import ResumeRule, Section
 from learner.config.learner import LearnerConfig, ModelConfig
 from learner.config.supervised import RewardTrainingConfig, SftConfig
@@ -64,6 +66,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _objective_and_batches_fit(self) -> Self:
         check_against_objective(self, self.learner.traits)
+        check_batch(self)
         minibatches, groups = self.learner.minibatches, self.prompts.groups_per_batch
         if minibatches > groups:
             raise ValueError(
@@ -110,21 +113,6 @@ class RunConfig(Section):
                 f"learner.critic.pretrain_batches = {critic.pretrain_batches} must be below steps "
                 f"= {self.steps}: all batches would train the critic alone"
             )
-        source, cap = self.prompts.source, self.prompts.pass_rate_cap
-        kind = source.partition(":")[0]
-        if cap is not None and kind in ("lettered_chain_sum", "reasoning_gym"):
-            raise ValueError(
-                f"prompts.pass_rate_cap = {cap} has no effect with prompts.source = {source!r}, "
-                'which always draws new problems; it is for "files", and for sources of your own '
-                "that come back to theirs"
-            )
-        if "reasoning_gym" in self.actors.reward and kind in ("files", "lettered_chain_sum"):
-            fitting = ", ".join(name for name in REWARDS if name != "reasoning_gym")
-            raise ValueError(
-                f'actors.reward = ["reasoning_gym"] scores problems of reasoning_gym:TASK alone, '
-                f"and prompts.source = {source!r}; set actors.reward to one or more "
-                f'of {fitting}, or to your own "module:function"'
-            )
         named = self.actors.reward_model.paths or self.reward_model
         if self.actors.asks_reward_models and not named:
             raise ValueError(
@@ -132,21 +120,11 @@ class RunConfig(Section):
                 "folders in actors.reward_model.paths, or add a [reward_model] section, from which "
                 "`headway reward-model` trains them"
             )
-        name, size = self.learner.advantage, self.prompts.group_size
-        sets = self.learner.advantage_options.get("k", 4)
-        if name == "pass_at_k" and isinstance(sets, int) and sets >= size:
-            raise ValueError(
-                f"learner.advantage_options.k = {sets} must be below prompts.group_size = {size}: "
-                "the whole group is a single set, which says nothing of one rollout"
-            )
-        batch = self.prompts.groups_per_batch * self.prompts.group_size
-        running = self.learner.advantage_options.get("baseline") == "ema"
-        if name == "reinforce" and not running and batch < 2:
-            raise ValueError(
-                'learner.advantage = "reinforce" compares the rollouts of a batch, so '
-                "prompts.groups_per_batch times group_size must be at least 2, not 1; or set "
-                'learner.advantage_options = { baseline = "ema" }'
-            )
+        return self
+
+    @model_validator(mode="after")
+    def _source_fits(self) -> Self:
+        check_source(self.prompts, self.actors)
         return self
 
     @model_validator(mode="after")
@@ -178,18 +156,31 @@ class RunConfig(Section):
             limit = bound if limit is None else min(limit, bound)
         return self.learner.model_copy(update={"fixed_length": length, "max_token_lag": limit})
 
+    def window(self, engines: int) -> int:
+        """Return `queues.window`; by default the one that a number of engines needs."""
+        batch = self.prompts.groups_per_batch
+        held = engines * (self.actors.max_concurrent_rollouts // self.rollouts_per_group)
+        return self.queues.window or batch + max(batch, held) + (batch + 3) // 4
+
     @property
     def flow(self) -> QueuesConfig:
         """The section `[queues]` with the window filled in."""
-        batch, actors = self.prompts.groups_per_batch, self.actors
-        held = actors.count * (actors.max_concurrent_rollouts // self.rollouts_per_group)
-        window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
-        return self.queues.model_copy(update={"window": window})
+        return self.queues.model_copy(update={"window": self.window(self.actors.count)})
 
-    def updated(self, **sections: Mapping[str, Any]) -> "RunConfig":
-        """Return a copy with other values of keys of some sections, which are not validated."""
-        copies = {name: getattr(self, name).model_copy(update=sections[name]) for name in sections}
-        return self.model_copy(update=copies)
+    def updated(self, **changes: Any) -> "RunConfig":
+        """Return a copy with other values of keys, validated; a section is a mapping of its keys.
+
+        Raises:
+            InputError: The changes do not go together; has one line for each problem.
+        """
+        document = self.model_dump(exclude_unset=True)
+        for key, value in changes.items():
+            section = isinstance(value, Mapping)
+            document[key] = {**(document.get(key) or {}), **value} if section else value
+        try:
+            return type(self).model_validate(document)
+        except ValidationError as error:
+            raise InputError("\n".join(explain(error, type(self)))) from None
 
     def with_model_names(self) -> "RunConfig":
         """Return the recipe with the names of its warm start and of its reward models filled in.

@@ -283,10 +283,8 @@ class ActorFleet:
         others = engines != config.actors.count
         if not others and not self._resized:
             return
-        window = config.updated(actors={"count": engines}).flow.window
-        assert window is not None, "`flow` fills it in"
         with suppress(HeadwayError):  # others notice that one is lost
-            await self._broker.resize(window)
+            await self._broker.resize(config.window(engines))
             await self._broadcaster.resize(engines)
             self._resized = others
 

@@ -3,7 +3,9 @@
 from collections import deque
 from collections.abc import Mapping
 
-ENDED = ("ready", "taken", "trained", "dropped", "failed")
+from queues.state.groups import State
+
+ENDED = (State.READY, State.TAKEN, State.TRAINED, State.DROPPED, State.FAILED)
 """States of train groups that have a result, or will have none."""
 
 
@@ -20,7 +22,7 @@ class FailureBudget:
 
         `depth` counts the train groups of the run by state.
         """
-        ended, failed = sum(depth.get(state, 0) for state in ENDED), depth["failed"]
+        ended, failed = sum(depth.get(state, 0) for state in ENDED), depth[State.FAILED]
         self._counts.append((ended, failed))
         while len(self._counts) > 1 and self._counts[1][0] <= ended - self._window:
             self._counts.popleft()

@@ -185,7 +185,9 @@ async def _by_processes(
     from queues.ray_broker import BrokerClient
     from weight_sync.ray_broadcaster import create_broadcaster
 
-    learner_only = config.updated(actors={"cpus": 0.0, "gpus": 0.0})
+    sync = config.weight_sync.model_copy(update={"transport": "shared_memory", "folder": None})
+    actors = config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})
+    learner_only = config.model_copy(update={"actors": actors})
     with (
         tempfile.TemporaryDirectory(prefix="headway-replay-") as scratch,
         cluster(learner_only, Path(scratch)),
@@ -196,9 +198,7 @@ async def _by_processes(
                 spec,
                 config=spec.config.model_copy(update={"checkpoint_every": plan.end + 1}),
                 checkpoints=f"{scratch}/checkpoints",
-                weight_sync=config.weight_sync.model_copy(
-                    update={"transport": "shared_memory", "folder": None}
-                ),
+                weight_sync=sync,
             )
         )
         await named("learner", group.start())

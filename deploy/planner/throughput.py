@@ -113,9 +113,9 @@ def setting_of(
     config: RunConfig, *, staleness: int, actors: int, steps: int, beyond: int = 0
 ) -> Setting:
     """Return the setting of a recipe with another bound, other actors and other steps."""
-    shaped = config.updated(actors={"count": actors}, queues={"max_staleness": staleness})
+    window = {"max_staleness": staleness, "window": config.window(actors)}
     return Setting(
-        queues=shaped.flow,
+        queues=config.queues.model_copy(update=window),
         spec=RunSpec(
             groups_per_batch=config.prompts.groups_per_batch,
             group_size=config.prompts.group_size,

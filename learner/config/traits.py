@@ -69,6 +69,10 @@ class AdvantageTraits:
     """Reason why a group of equal rewards has a gradient although `relative`; None: it has none."""
     ties_teach_with: Mapping[str, str] = field(default_factory=dict)
     """Option → the same reason, where the option is given."""
+    set_size: tuple[str, int] | None = None
+    """Option with the size of the sets in a group that it compares, and its default."""
+    lone_rollout_with: tuple[str, str] | None = None
+    """Option and value without which a batch of one rollout teaches nothing; None: not so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,11 @@ ESTIMATORS = Registry(
     "advantage",
     "module:function",
     AdvantageTraits,
-    Entry("reinforce", "learner.advantages.reinforce:reinforce", _BATCH),
+    Entry(
+        "reinforce",
+        "learner.advantages.reinforce:reinforce",
+        replace(_BATCH, lone_rollout_with=("baseline", "ema")),
+    ),
     Entry("rloo", "learner.advantages.centred:rloo", _GROUP),
     Entry("grpo", "learner.advantages.grpo:grpo", replace(_OF_TOKENS, relative=True)),
     Entry("dr_grpo", "learner.advantages.centred:dr_grpo", _GROUP),
@@ -119,7 +127,11 @@ ESTIMATORS = Registry(
         ),
     ),
     Entry("maxrl", "learner.advantages.maxrl:maxrl", _OF_TASK),
-    Entry("pass_at_k", "learner.advantages.pass_at_k:pass_at_k", _OF_TASK),
+    Entry(
+        "pass_at_k",
+        "learner.advantages.pass_at_k:pass_at_k",
+        replace(_OF_TASK, set_size=("k", 4)),
+    ),
     Entry(
         "best_of_n",
         "learner.advantages.best:best_of_n",
