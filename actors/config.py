@@ -254,29 +254,33 @@ class ActorsConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _may_grow(self) -> Self:
+    def _counts_are_ordered(self) -> Self:
         if self.max_count is not None and self.max_count < self.count:
             raise ValueError(
                 f"actors.max_count = {self.max_count} must be at least actors.count = {self.count}"
-            )
-        if self.max_count is not None and self.cores is not None:
-            raise ValueError(
-                f"actors.cores has {len(self.cores)} entries, and actors.max_count = "
-                f"{self.max_count} adds actors that it has none for; leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.cores is not None and len(self.cores) != self.count:
-            raise ValueError(
-                f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
-                "give one list of cores per actor"
             )
         if self.min_count is not None and self.min_count > self.count:
             raise ValueError(
                 f"actors.min_count = {self.min_count} must be at most actors.count = {self.count}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _every_actor_has_cores(self) -> Self:
+        if self.cores is not None and self.max_count is not None:
+            raise ValueError(
+                f"actors.cores has {len(self.cores)} entries, and actors.max_count = "
+                f"{self.max_count} adds actors that it has none for; leave one of them out"
+            )
+        if self.cores is not None and len(self.cores) != self.count:
+            raise ValueError(
+                f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
+                "give one list of cores per actor"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_are_one_a_worker_or_a_share(self) -> Self:
         shares = 0 < self.gpus < 1 and self.tensor_parallel_size == 1
         if self.gpus > 0 and self.gpus != self.tensor_parallel_size and not shares:
             raise ValueError(
@@ -289,19 +293,32 @@ class ActorsConfig(Section):
                 f"actors.gpu_memory_utilization = {self.gpu_memory_share:g} must be at most "
                 f"actors.gpus = {self.gpus:g}: the rest of the GPU belongs to others"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_prompt_has_space(self) -> Self:
         if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
             raise ValueError(
                 f"actors.max_model_len = {self.max_model_len} must exceed actors.max_new_tokens = "
                 f"{self.max_new_tokens}: the prompt needs space too"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _penalty_lies_within_the_length(self) -> Self:
         buffer = self.overlong.tokens(self.max_new_tokens) if self.overlong else 0
         if buffer > self.max_new_tokens:
             raise ValueError(
                 f"actors.overlong.buffer = {buffer} must be at most "
                 f"actors.max_new_tokens = {self.max_new_tokens}: it is the end of that length"
             )
-        for engine in ("scripted", "vllm"):
-            if getattr(self, f"{engine}_options") and self.engine != engine:
+        return self
+
+    @model_validator(mode="after")
+    def _options_are_of_the_engine(self) -> Self:
+        options = {"scripted": self.scripted_options, "vllm": self.vllm_options}
+        for engine, given in options.items():
+            if given and self.engine != engine:
                 raise ValueError(
                     f'actors.{engine}_options has no effect with actors.engine = "{self.engine}"'
                 )

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -78,6 +78,22 @@ class BenchCommand(Command):
         """Print the help."""
         super().format_help(ctx, formatter)
         typer.echo(describe())
+
+
+def bench(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of the names below.",
+            autocompletion=lambda incomplete: [n for n in BENCHMARKS if n.startswith(incomplete)],
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its own arguments; `--help` lists them.")
+    ] = None,
+) -> None:
+    """Run a benchmark of a checkout; `headway bench NAME --help` describes it."""
+    start(name, arguments or [])
 
 
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:

@@ -1,13 +1,14 @@
-"""Commands about recipes: check one, plan one, list the presets."""
+"""Commands about recipes: check one, plan one, try one, list the presets."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deploy.cli.options import Overrides, Recipe, RunsDir, load
-from deploy.runtime.safe_console import SafeConsole
+from deploy.cli.options import Overrides, Recipe, RunsDir, load, next_command
+from deploy.runtime.safe_console import SafeConsole, echo
 from deploy.runtime.signals import deferred
 
 
@@ -18,12 +19,16 @@ def validate(
     strict: Annotated[
         bool, typer.Option("--strict", help="Import rewards and sources; check their options.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every key, with the defaults.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every key as JSON.")] = False,
 ) -> None:
-    """Check a recipe and print it as TOML with every default filled in.
+    """Check a recipe and print it as TOML: the keys that differ from the defaults.
 
-    The memory that it needs is printed to standard error, unless its model is a [model.tiny]; a
-    recipe that cannot fit is refused.
+    That is a recipe to start from: `headway validate demo > mine.toml`. The memory that it needs is
+    printed to standard error, unless its model is a [model.tiny]; a recipe that cannot fit is
+    refused.
     """
     config = load(recipe, overrides)
     if strict:
@@ -34,12 +39,16 @@ def validate(
         from deploy.preflight.memory import check_memory
 
         check_memory(config, SafeConsole(stderr=True))
+    from deploy.config.loader import short_text
     from deploy.config.objective_rules import hardly_trains
     from deploy.config.recipe_text import recipe_text
 
     for note in hardly_trains(config):
         typer.echo(f"note: {note}", err=True)
-    typer.echo(config.model_dump_json(indent=2) if as_json else recipe_text(config), nl=as_json)
+    if as_json:
+        typer.echo(config.model_dump_json(indent=2))
+    else:
+        typer.echo(recipe_text(config) if everything else short_text(config), nl=False)
 
 
 def plan(
@@ -100,6 +109,23 @@ def plan(
         typer.echo(json.dumps({**document, "memory": memory and memory.to_dict()}))
     else:
         throughput.show(document, SafeConsole())
+
+
+def try_recipe(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts to try, once each.")] = 3,
+) -> None:
+    """Play a few episodes with the model of a recipe and print them; trains nothing."""
+    config = load(recipe, overrides)
+    with deferred():
+        from deploy.offline.try_recipe import before_warm_start, try_recipe
+        from deploy.preflight.inputs import load_inputs
+    made = config.sft is None or config.warm_start.exists()
+    with nullcontext(config) if made else before_warm_start(config, echo) as tried:
+        try_recipe(tried, load_inputs(tried), prompts, echo)
+    echo(next_command("run" if made else "sft", recipe, overrides))
 
 
 def presets(

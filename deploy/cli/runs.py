@@ -1,59 +1,12 @@
-"""The commands that show runs, `ls`, `logs` and `rollouts`, and those that mend them."""
+"""Commands that change a run or make something of it: its actors, its files, a copy, a replay."""
 
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from deploy.cli.options import RunName, RunsDir
-from deploy.runtime.safe_console import SafeConsole, echo
-
-
-def ls(runs_dir: RunsDir = Path("runs")) -> None:
-    """List the runs of a folder, the newest first."""
-    from deploy.report.tables import show_runs
-    from deploy.storage.run_directory import RunDirectory
-
-    if runs := RunDirectory.all(runs_dir):
-        show_runs(runs, SafeConsole())
-    else:
-        echo(f"no runs in {runs_dir}")
-
-
-def logs(
-    run: RunName,
-    process: Annotated[
-        str | None, typer.Argument(help="Its name, such as driver or actor-0; default: list them.")
-    ] = None,
-    runs_dir: RunsDir = Path("runs"),
-    *,
-    lines: Annotated[int, typer.Option(min=1, help="Newest lines of each file.")] = 200,
-) -> None:
-    """Print the output of a process of a run, live or ended, or list what there is."""
-    from deploy.cluster.worker_logs import logs_of, newest_lines
-    from deploy.storage.run_directory import RunDirectory
-    from headway.errors import InputError
-    from headway.nearest_name import nearest
-
-    directory = RunDirectory.open(run, runs_dir)
-    files = logs_of(directory)
-    if not files:
-        raise InputError(f"run {run!r} has no output yet, in {directory.logs} or with Ray")
-    if process is None:
-        for name, file in files:
-            echo(f"{file.stat().st_size:10,} bytes  {name:22} {file}")
-        return
-    chosen = [(name, file) for name, file in files if process in (name, Path(name).stem)]
-    if not chosen:
-        names = [*dict.fromkeys(Path(name).stem for name, _ in files)]
-        raise InputError(
-            f"run {run!r} has no output of {process!r}; there is {', '.join(names)}"
-            f"{nearest(process, names)}"
-        )
-    for name, file in chosen:
-        echo(f"== {name}: {file}")
-        echo(newest_lines(file, lines))
+from deploy.runtime.safe_console import echo
 
 
 def scale(
@@ -73,33 +26,6 @@ def scale(
         f"actors.count: {answer['before']} → {actors}; actors that join load the model first, and "
         f"those that leave hand over what they sample; watch them by `headway top {run}`"
     )
-
-
-def rollouts(
-    run: RunName,
-    runs_dir: RunsDir = Path("runs"),
-    *,
-    version: Annotated[
-        int | None, typer.Option(help="Version that they were trained at; default: the newest.")
-    ] = None,
-    sort: Annotated[
-        Literal["reward", "length"] | None, typer.Option(help="Show the highest first.")
-    ] = None,
-    lowest: Annotated[
-        bool, typer.Option("--lowest", help="Show the lowest first, of rewards by default.")
-    ] = False,
-    count: Annotated[int, typer.Option(min=1, help="Rollouts to print.")] = 3,
-) -> None:
-    """Print rollouts of a trained batch with prompts, rewards and lag, as text."""
-    from deploy.observability.samples import heading, text_of
-    from deploy.offline.rollouts import read_samples
-    from deploy.storage.run_directory import RunDirectory
-
-    samples = read_samples(RunDirectory.open(run, runs_dir), version)
-    if sort or lowest:
-        samples.sort(key=attrgetter("tokens" if sort == "length" else "reward"), reverse=not lowest)
-    for sample in samples[:count]:
-        echo(f"── {heading(sample)}\n{text_of(sample)}\n")
 
 
 def requeue(
@@ -140,3 +66,45 @@ def salvage(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     directory = RunDirectory.open(run, runs_dir, without_recipe=True)
     take_back(directory, echo)
     echo(f"go on with: headway resume {directory.path}")
+
+
+def export(
+    run: RunName,
+    to: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The adapter alone, for PEFT, not merged.")
+    ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name of an adapter's model, if it was moved."),
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Copy the newest checkpoint's model and tokenizer into a folder for transformers.
+
+    An adapter is merged into its model, in the dtype that it was trained in.
+    """
+    from deploy.offline.export import export_model
+    from deploy.storage.run_directory import RunDirectory
+    from learner.config.lora import stored_form
+
+    exported = export_model(RunDirectory.open(run, runs_dir), to, adapter=adapter, base=base)
+    of = f", an adapter of {stored_form(to)[1]}" if adapter else ""
+    typer.echo(f"version {exported} in {to}{of}")
+
+
+def replay(
+    run: RunName,
+    steps: Annotated[str, typer.Option(metavar="A:B", help="Batches A to B−1.")],
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Train recorded batches of a run again and compare the weights; exit code 1 if they differ."""
+    from deploy.offline import replay
+    from deploy.runtime.console import Terminal
+    from deploy.storage.run_directory import RunDirectory
+
+    batches = replay.parse_steps(steps)
+    directory = RunDirectory.open(run, runs_dir)
+    terminal = Terminal()
+    if not replay.replay(directory, batches, terminal, terminal.console):
+        raise typer.Exit(1)

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deploy.config.devices import for_this_machine
 from deploy.config.messages import explain
 from deploy.config.presets import on_demo, preset_names, with_preset
+from deploy.config.recipe_text import Keys, recipe_text
 from deploy.config.run_config import RunConfig
 from headway.clean_text import PASSWORD, without_known_secrets, without_secrets
 from headway.errors import InputError
@@ -31,7 +33,29 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         InputError: The recipe is not valid; has one line for each problem.
     """
-    document = _with_critic(with_preset(read_recipe(recipe, overrides)))
+    return _completed(read_recipe(recipe, overrides), recipe)
+
+
+def short_text(config: RunConfig) -> str:
+    """Return a recipe for this machine as TOML, with the keys that differ from the defaults.
+
+    Read again and completed for this machine, it is the same recipe: a preset, or a section that
+    another completes, may need keys that have their default value too.
+    """
+    for keys in (Keys.DIFFERING, Keys.SET):
+        text = recipe_text(config, keys)
+        try:
+            read = for_this_machine(_completed(tomllib.loads(text), config.name))
+        except InputError:
+            continue
+        if read == config:
+            return text
+    return recipe_text(config)
+
+
+def _completed(document: dict[str, Any], recipe: str) -> RunConfig:
+    """Complete and validate the document of a recipe; `recipe` names it in messages."""
+    document = _with_critic(with_preset(document))
     for section in (document, document.get("learner")):
         _fill_in_adapters(section)
     if secrets := [*_secrets(document)]:

@@ -3,21 +3,31 @@
 import json
 import re
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from deploy.config.run_config import RunConfig
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def recipe_text(config: RunConfig) -> str:
-    """Return a recipe as TOML with every default filled in; `load_recipe` reads the same recipe.
+class Keys(Enum):
+    """The keys of a recipe that its text has; those without a default always are."""
 
-    TOML has no null: keys without a value are comments.
-    """
-    return "\n".join(_section(config, "")).lstrip("\n") + "\n"
+    ALL = "all"
+    """Every key; one without a value, since TOML has no null, as a comment."""
+    SET = "set"
+    """Those that are set, by a recipe or for this machine, and those that differ."""
+    DIFFERING = "differing"
+    """Those whose value is not the default."""
+
+
+def recipe_text(config: RunConfig, keys: Keys = Keys.ALL) -> str:
+    """Return a recipe as TOML; with all keys, `load_recipe` reads the same recipe."""
+    return "\n".join(_section(config, "", keys)).lstrip("\n") + "\n"
 
 
 def toml_value(value: Any) -> str:
@@ -36,19 +46,34 @@ def toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
-def _section(section: BaseModel, name: str) -> Iterator[str]:
-    """Yield the lines of a section: its own keys first, then the sections in it."""
+def _section(section: BaseModel, name: str, keys: Keys, *, given: bool = True) -> Iterator[str]:
+    """Yield the lines of a section: its own keys first, then the sections in it.
+
+    Without keys to write it has a heading only where it is `given` and none of those in it are.
+    """
     values = section.model_dump(mode="json", exclude_none=True)
     inner = {key: value for key, value in section if isinstance(value, BaseModel)}
-    if name:
-        yield f"\n[{name}]"
-    for key in type(section).model_fields:
+    own = []
+    for key, field in type(section).model_fields.items():
         if key not in values:
-            yield f"# {key} is not set"
-        elif key not in inner:
-            yield f"{key} = {toml_value(values[key])}"
+            own += [f"# {key} is not set"] if keys is Keys.ALL else []
+        elif key not in inner and _is_written(section, key, field, keys):
+            own.append(f"{key} = {toml_value(values[key])}")
+    if name and (own or (given and not inner) or keys is Keys.ALL):
+        yield f"\n[{name}]"
+    yield from own
     for key, value in inner.items():
-        yield from _section(value, f"{name}.{key}" if name else key)
+        default = type(section).model_fields[key].default
+        below = f"{name}.{key}" if name else key
+        yield from _section(value, below, keys, given=not isinstance(default, BaseModel))
+
+
+def _is_written(section: BaseModel, key: str, field: FieldInfo, keys: Keys) -> bool:
+    if keys is Keys.ALL or field.is_required():
+        return True
+    if keys is Keys.SET and key in section.model_fields_set:
+        return True
+    return bool(getattr(section, key) != field.get_default(call_default_factory=True))
 
 
 def _key(name: str) -> str:
