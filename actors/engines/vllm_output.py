@@ -17,7 +17,7 @@ STREAMS = (1, 2)
 CAUSE = re.compile(r"\b((?:[\w.]*Error|[\w.]*Exception): \S.*)$", re.MULTILINE)
 """The last line of a traceback."""
 FATAL = "EngineCore encountered a fatal error"
-"""What vLLM prints before the traceback that ends an engine."""
+"""Text that vLLM prints before the traceback that ends an engine."""
 LAST_BYTES = 2**20
 """End of the output that is searched for it."""
 GIB = r"([\d.]+)"
@@ -65,7 +65,7 @@ def captured(log: Path | None) -> Iterator[Callable[[], str]]:
 
 def died() -> str:
     """Return that the engine is gone, with its last words where this process prints to files."""
-    said = "a process of the vLLM engine is gone"
+    message = "a process of the vLLM engine is gone"
     for stream in STREAMS:
         if stat.S_ISREG(os.fstat(stream).st_mode):
             with open(f"/proc/self/fd/{stream}", "rb") as file:
@@ -73,8 +73,8 @@ def died() -> str:
                 text = file.read().decode(errors="replace")
             _, fatal, after = text.rpartition(FATAL)
             if fatal and (cause := cause_in(after)):
-                return f"{said}: {cause}"
-    return said
+                return f"{message}: {cause}"
+    return message
 
 
 def log_to(log: Path) -> None:

@@ -89,7 +89,7 @@ class LlmJudge(Section):
     """Environment variable with the key, where the server wants one."""
 
     _pattern: Any = PrivateAttr()
-    """Of the library regex, whose searches can be limited in time."""
+    """A pattern of the library regex, whose searches can be limited in time."""
     _slots: asyncio.Semaphore = PrivateAttr()
     _calls: int = PrivateAttr()
     _connection: dict[str, Any] = PrivateAttr()

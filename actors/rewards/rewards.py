@@ -8,8 +8,9 @@ another process would cost many times their own work.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from actors.errors import RewardFailed, RewardModelLost
@@ -80,43 +81,21 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """A reward that is called in a process of its own."""
+    """A reward that is called in a process of its own, or a verifier in a sandboxed one."""
 
-    name: str
-    options: Mapping[str, Any]
-    """Its keyword-only arguments."""
-    pool: RewardPool
-    timeout: float
-    """Deadline in seconds."""
-    coroutine: bool
-    """True if many calls may wait in one process."""
-
-    async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """See `Inline.parts`."""
-        reward = (self.name, dict(self.options))
-        return await self.pool.call(
-            reward, arguments, timeout=self.timeout, coroutine=self.coroutine
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Sandboxed:
-    """A verifier, which reads each completion in a sandboxed process."""
-
-    name: str
-    options: Mapping[str, Any]
-    """Its keyword-only arguments."""
-    pool: RewardPool
+    reward: tuple[str, dict[str, Any]]
+    """Its name and keyword-only arguments."""
+    call: Callable[..., Awaitable[dict[str, float]]]
+    """`RewardPool.call` or `RewardPool.verify`."""
     timeout: float
     """Deadline in seconds."""
 
     async def parts(self, arguments: Arguments) -> dict[str, float]:
         """See `Inline.parts`."""
-        reward = (self.name, dict(self.options))
-        return await self.pool.verify(reward, arguments, timeout=self.timeout)
+        return await self.call(self.reward, arguments, timeout=self.timeout)
 
 
-Reward = Inline | Isolated | Sandboxed
+Reward = Inline | Isolated
 
 
 class Rewards:
@@ -196,9 +175,8 @@ def load_rewards(
         function, traits = find_reward(name, chosen), REWARDS.load(name).traits
         if traits.inline:
             return Inline(name, function, timeout)
-        if traits.verifier:
-            return Sandboxed(name, chosen, pool, timeout)
-        return Isolated(name, chosen, pool, timeout, is_coroutine(function))
+        call = partial(pool.call, coroutine=is_coroutine(function))
+        return Isolated((name, dict(chosen)), pool.verify if traits.verifier else call, timeout)
 
     return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
 

@@ -7,12 +7,10 @@ verifier failed, or whose memory has grown, the process ends, so that nothing a 
 next one.
 """
 
-import ctypes
 import gc
 import json
 import os
 import resource
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
@@ -20,7 +18,8 @@ from typing import Any, NoReturn
 
 from actors.errors import RewardFailed
 from actors.rewards.find_reward import RewardFunction
-from actors.rewards.process_main import PR_SET_PDEATHSIG
+from actors.rewards.server import write_line
+from actors.sandbox.linux import end_with_parent
 from actors.sandbox.system_calls import install
 from headway.user_code import describe_error
 
@@ -47,11 +46,12 @@ def run_child(
 ) -> NoReturn:
     """Serve calls from one pipe until it is closed or a call has spent the process."""
     try:
-        os.dup2(0, 2)  # the null device
+        for stream in (1, 2):
+            os.dup2(0, stream)  # the null device
         os.dup2(calls, 3)
         os.dup2(answers, 4)
         os.closerange(5, 1 << 16)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         gc.enable()  # what the parent loaded is frozen
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         install(program)
@@ -67,7 +67,7 @@ def run_child(
             result = _score(json.loads(line), rewards, imports)
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > memory / 2
             spent = seen[0] or grown or "score" not in result
-            _write(4, json.dumps({**result, "spent": spent}).encode() + b"\n")
+            write_line(4, {**result, "spent": spent})
             if spent:
                 break
     finally:
@@ -89,7 +89,7 @@ def _score(
     try:
         prompt, completion, answer, metadata = message["arguments"]
         verify = rewards[json.dumps(message["call"])](prompt, answer, metadata)
-        _write(4, READY)
+        os.write(4, READY)
         result = {"score": verify(completion)}
     except RewardFailed as error:
         result = {"error": str(error), "failed": True}
@@ -98,8 +98,3 @@ def _score(
     if imports.names:
         result["import"] = imports.names
     return result
-
-
-def _write(descriptor: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]

@@ -1,4 +1,4 @@
-"""Parsers of other libraries that execute text, made to compute plain expressions instead.
+"""Interpreter of plain expressions, and its place in libraries whose parsers execute text.
 
 sympy's parser turns text into Python code and evaluates it, and reasoning-gym calls `eval` on some
 answers. Here such code is never executed: its syntax tree is interpreted, and may have literals,
@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -60,6 +61,8 @@ Union Intersection Heaviside DiracDelta polylog expint uppergamma lowergamma fre
 elliptic_k elliptic_e elliptic_f besselj bessely besseli besselk Integral Derivative Sum Product
 """
 CONSTANTS = "pi E I oo zoo nan EulerGamma GoldenRatio Catalan"
+IMPORT = "from sympy import *"
+"""The one text that sympy's parser executes besides expressions."""
 
 
 class Refused(ValueError):
@@ -127,20 +130,36 @@ def guard_sympy() -> None:
         from sympy.parsing import sympy_parser
     except ImportError:
         return
+    _stand_in_for_builtins(sympy_parser, _sympy_names)
 
-    def namespace(_: str, names: dict[str, Any]) -> None:
-        names.update(_namespace())
 
-    def eval_expr(code: str | ast.AST, local_dict: Any, global_dict: Any) -> Any:
-        return evaluate(code, {**_namespace(), **_expressions(local_dict)})
+def guard_eval(package: str) -> None:
+    """Let the loaded modules of a package compute by `evaluate` what they would `eval`."""
+    for name, module in list(sys.modules.items()):
+        if name == package or name.startswith(f"{package}."):
+            _stand_in_for_builtins(module, dict)
 
-    vars(sympy_parser).update(
-        exec=namespace, compile=lambda tree, *_: tree, eval=_refuse, eval_expr=eval_expr
-    )
+
+def _stand_in_for_builtins(module: ModuleType, names: Callable[[], Mapping[str, Any]]) -> None:
+    """Give a module globals that hide the builtins `eval`, `exec` and `compile`.
+
+    Libraries parse where no parser can be handed to them, so that the builtins are the one seam.
+    `exec` runs only the import of sympy's names, as `names`; `compile` leaves a syntax tree.
+    """
+
+    def interpret(code: str | ast.AST, _: Any = None, variables: Any = None) -> Any:
+        return evaluate(code, {**names(), **_expressions(variables or {})})
+
+    def import_names(code: str, namespace: dict[str, Any] | None = None, *_: Any) -> None:
+        if code != IMPORT or namespace is None:
+            raise Refused("no code is executed here")
+        namespace.update(names())
+
+    vars(module).update(eval=interpret, exec=import_names, compile=lambda tree, *_: tree)
 
 
 @cache
-def _namespace() -> Mapping[str, Any]:
+def _sympy_names() -> Mapping[str, Any]:
     """Return the functions and constants of sympy that an expression may name."""
     import sympy
 
@@ -148,24 +167,12 @@ def _namespace() -> Mapping[str, Any]:
     return {**names, "max": sympy.Max, "min": sympy.Min, "abs": abs, "True": True, "False": False}
 
 
-def _expressions(local_dict: Mapping[str, Any]) -> dict[str, Any]:
+def _expressions(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the names that stand for expressions and for functions without a definition."""
+    if not variables:
+        return {}
     from sympy import Basic
     from sympy.core.function import UndefinedFunction
 
     kinds = (Basic, UndefinedFunction)
-    return {name: value for name, value in local_dict.items() if isinstance(value, kinds)}
-
-
-def guard_eval(package: str) -> None:
-    """Let the loaded modules of a package compute by `evaluate` what they would `eval`.
-
-    `exec` always raises there.
-    """
-    for name, module in list(sys.modules.items()):
-        if name == package or name.startswith(f"{package}."):
-            vars(module).update(eval=lambda code, *_: evaluate(code), exec=_refuse)
-
-
-def _refuse(*_: Any) -> None:
-    raise Refused("no code is executed here")
+    return {name: value for name, value in variables.items() if isinstance(value, kinds)}

@@ -2,30 +2,20 @@
 
 import asyncio
 import random
-import shutil
 from functools import partial
 
 import pytest
+from sandboxes import needs_sandbox
 
 from actors.errors import RewardFailed
 from actors.rewards import RewardPool, check_scorable, load_rewards
 from actors.rewards.code import code, read_tests
-from actors.sandbox import check_sandbox, sandbox
+from actors.sandbox import sandbox
 from headway.errors import InputError
 from queues.records import Prompt
 
-try:
-    check_sandbox()
-    MISSING = ""
-except InputError as error:
-    MISSING = str(error)
-needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-
 ADD = ["assert add(1, 2) == 3", {"call": "add(-1, 1)", "result": 0}]
-GREET = [
-    {"stdin": "Ada\n", "stdout": "hello Ada\n"},
-    {"stdin": "Bob\n", "stdout": "hello Bob"},
-]
+GREET = [{"stdin": "Ada\n", "stdout": "hello Ada\n"}, {"stdin": "Bob\n", "stdout": "hello Bob"}]
 
 
 def score(completion, tests, **options):
@@ -88,12 +78,9 @@ def test_time_is_for_all_tests_together():
 
 
 @needs_sandbox
-def test_sandboxes_that_are_slow_to_start_cost_a_program_nothing(monkeypatch, tmp_path):
-    text, step = sandbox.LAUNCHER.read_text(), "        unshare(root=root)"
-    assert step in text
-    (tmp_path / "launcher.py").write_text(text.replace(step, f"        time.sleep(2)\n{step}"))
-    shutil.copy(sandbox.LAUNCHER.with_name("system_calls.py"), tmp_path)
-    monkeypatch.setattr(sandbox, "LAUNCHER", tmp_path / "launcher.py")
+def test_sandboxes_that_are_slow_to_start_cost_a_program_nothing(change_launcher, monkeypatch):
+    step = "        linux.unshare(NAMESPACES)"
+    change_launcher(step, f"        time.sleep(2)\n{step}")
     assert score("print('hello', input())", GREET, seconds=2.0) == 1.0
     impatient = partial(sandbox.Sandbox, start_seconds=0.5)
     monkeypatch.setattr("actors.rewards.code.Sandbox", impatient)
@@ -105,20 +92,9 @@ def test_sandboxes_that_are_slow_to_start_cost_a_program_nothing(monkeypatch, tm
 @pytest.mark.slow
 def test_malformed_programs_are_scored():
     pieces = [
-        "def ",
-        "(",
-        "\x00",
-        "\ud800",
-        "```",
-        "\n",
-        "\t",
-        "import os",
-        "7",
-        "'",
-        "∞",
-        ":",
+        "def ", "(", "\x00", "\ud800", "```", "\n", "\t", "import os", "7", "'", "∞", ":",
         "```python\n",
-    ]
+    ]  # fmt: skip
     random_ = random.Random(3)
     for _ in range(100):
         text = "".join(random_.choices(pieces, k=random_.randrange(1, 20)))
@@ -126,8 +102,8 @@ def test_malformed_programs_are_scored():
 
 
 def test_literals_of_tests_become_what_the_sandbox_answers():
-    (found,) = read_tests(["assert f(1) == {1: (2, {4, 3}), None: [True, 0.5, 'a']}"])
-    assert found == ("f(1)", {"1": [2, [3, 4]], "null": [True, 0.5, "a"]})
+    (result,) = read_tests(["assert f(1) == {1: (2, {4, 3}), None: [True, 0.5, 'a']}"])
+    assert result == ("f(1)", {"1": [2, [3, 4]], "null": [True, 0.5, "a"]})
 
 
 @pytest.mark.parametrize(
@@ -175,8 +151,8 @@ def test_it_is_one_reward_among_others_and_fails_like_them():
         ["code", "tags"], pool=pool, code_execution="sandbox", options={"code": {"score": "share"}}
     )
     prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"tests": ADD})
-    found = asyncio.run(rewards.score(prompt, "def add(a, b): return a + b"))
-    assert found == (1.0, {"code": 1.0, "tags": 0.0})
+    result = asyncio.run(rewards.score(prompt, "def add(a, b): return a + b"))
+    assert result == (1.0, {"code": 1.0, "tags": 0.0})
     with pytest.raises(RewardFailed, match="must be a list"):
         asyncio.run(rewards.score(Prompt(prompt_id="b/0/0", text="?"), "pass"))
     pool.close()

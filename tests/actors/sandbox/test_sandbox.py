@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sandboxes import needs_sandbox
 
 from actors.sandbox import Sandbox, check_sandbox
 from actors.sandbox import sandbox as module
@@ -24,11 +25,11 @@ import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 def held(attack, *errors):
     try:
-        found = attack()
+        result = attack()
     except (errors or (OSError,)) as error:
         print("HELD", type(error).__name__)
     else:
-        print("ESCAPED", found)
+        print("ESCAPED", result)
 def call(number, *arguments):
     if libc.syscall(number, *arguments) < 0:
         raise OSError(ctypes.get_errno(), "")
@@ -103,22 +104,15 @@ STUBBORN = {
     "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
 }
 
-try:
-    check_sandbox()
-    MISSING = ""
-except InputError as error:
-    MISSING = str(error)
-needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-
 
 def processes_of(user_floor=0x60000000):
     """Return the processes that still run as a user of a sandbox."""
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError):  # it has just ended
             if path.stat().st_uid >= user_floor:
-                found.append(path.name)
-    return found
+                result.append(path.name)
+    return result
 
 
 def wait_for_end(processes):
@@ -183,7 +177,7 @@ def test_init_outlives_every_signal_of_the_program(number):
 @needs_sandbox
 def test_an_end_of_init_is_an_end_of_the_program(change_launcher):
     change_launcher(
-        "            ended, how = os.wait()", "            os.wait()\n            os._exit(7)"
+        "        code = linux.wait_as_init(child)", "        os.wait()\n        os._exit(7)"
     )
     outcome = Sandbox(seconds=30).run("print(1)")
     assert (outcome.ended, outcome.code) == ("signal", signal.SIGKILL)
@@ -292,7 +286,7 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
     python = shutil.which("python3", path="/usr/bin")
     if python is None:
         pytest.skip("no interpreter that everybody may run")
-    for name in ("launcher.py", "system_calls.py"):
+    for name in ("launcher.py", "linux.py", "system_calls.py"):
         shutil.copy(module.LAUNCHER.with_name(name), tmp_path)
     driver = (
         "import json, os, subprocess, sys\n"
@@ -323,25 +317,14 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
     assert started["at"] < ended["at"]
 
 
-@pytest.fixture
-def change_launcher(monkeypatch, tmp_path):
-    """Return a function that replaces a text of the launcher."""
-
-    def change(old, new):
-        text = module.LAUNCHER.read_text()
-        assert text.count(old) == 1
-        (tmp_path / "launcher.py").write_text(text.replace(old, new))
-        shutil.copy(module.LAUNCHER.with_name("system_calls.py"), tmp_path)
-        monkeypatch.setattr(module, "LAUNCHER", tmp_path / "launcher.py")
-
-    return change
-
-
 @needs_sandbox
 @pytest.mark.parametrize(
     ("step", "slow"),
     [
-        ("        unshare(root=root)", "        time.sleep(3)\n        unshare(root=root)"),
+        (
+            "        linux.unshare(NAMESPACES)",
+            "        time.sleep(3)\n        linux.unshare(NAMESPACES)",
+        ),
         ("        os.waitpid(child, 0)", "        os.waitpid(child, 0)\n        time.sleep(3)"),
     ],
     ids=["start", "end"],
@@ -355,7 +338,7 @@ def test_a_slow_sandbox_takes_no_time_of_the_program(change_launcher, step, slow
 
 @needs_sandbox
 def test_a_program_that_was_not_started_in_time_is_an_error_and_not_a_timeout(change_launcher):
-    change_launcher("        unshare(root=root)", "        time.sleep(600)")
+    change_launcher("        linux.unshare(NAMESPACES)", "        time.sleep(600)")
     with pytest.raises(InputError, match=r"did not start a program within 0\.5 s"):
         Sandbox(seconds=600, start_seconds=0.5).run("print('done')")
 
@@ -368,7 +351,7 @@ def test_a_program_that_is_stopped_is_told_its_own_time():
 
 
 def test_nothing_runs_where_a_wall_is_missing(change_launcher):
-    change_launcher("def unshare(", "def old(")
+    change_launcher("linux.unshare(NAMESPACES)", "linux.absent(NAMESPACES)")
     with pytest.raises(InputError, match="no program is run") as caught:
         Sandbox(seconds=30).run("print('ran')")
     assert caught.value.exit_code == 2

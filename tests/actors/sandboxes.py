@@ -1,0 +1,13 @@
+"""Mark of tests that need the sandbox of programs, which not every machine has."""
+
+import pytest
+
+from actors.sandbox import check_sandbox
+from headway.errors import InputError
+
+try:
+    check_sandbox()
+    MISSING = ""
+except InputError as error:
+    MISSING = str(error)
+needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
