@@ -116,11 +116,11 @@ class Bench:
             return await asyncio.gather(*requests), await self.generate("late")
 
         done, late = self.run(interrupted())
-        assert {one.finish_reason for one in (*done, late)} == {FinishReason.ABORTED}
+        assert {request.finish_reason for request in (*done, late)} == {FinishReason.ABORTED}
         assert late.token_ids == late.logprobs == late.versions == []
-        for one in done:
-            assert len(one.token_ids) == len(one.logprobs) == len(one.versions) < 400
-        assert {version for one in done for version in one.versions} == {self.version}
+        for request in done:
+            assert len(request.token_ids) == len(request.logprobs) == len(request.versions) < 400
+        assert {version for request in done for version in request.versions} == {self.version}
 
 
 @contextlib.contextmanager

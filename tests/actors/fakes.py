@@ -1,17 +1,19 @@
 """Engines and brokers of a few lines, for what the real ones cannot be made to do."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from characters import character_tokenizer
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import Generation
+from actors.engines.protocol import EngineSpec, Generation
 from actors.environments.load_environment import load_environment
 from actors.rewards import RewardPool, load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
+from weight_sync.config import WeightSyncConfig
 
 EOS = 1
 POOL = RewardPool()
@@ -32,6 +34,18 @@ def lease(
         start_version=start,
         deadline_version=start + 2,
         greedy_baseline=greedy_baseline,
+    )
+
+
+def engine_spec(model_path="model", *, version=None, weight_sync=None, **settings) -> EngineSpec:
+    """Return the description of an engine with these settings of `ActorsConfig`."""
+    return EngineSpec(
+        index=0,
+        config=ActorsConfig(**settings),
+        weight_sync=weight_sync or WeightSyncConfig(),
+        model_path=str(model_path),
+        seed=0,
+        initial_version=version,
     )
 
 
@@ -170,3 +184,14 @@ class Desk:
 
     async def fail(self, engine_id, group_id, attempt, *, reason, error):
         await self.note("fail", group_id, attempt, reason, error)
+
+
+@asynccontextmanager
+async def working(worker):
+    """Run a worker and stop it at the end; it has to leave in time."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.run(stop))
+    yield task
+    stop.set()
+    async with asyncio.timeout(10):
+        await task

@@ -49,6 +49,7 @@ class FakeScorer:
         if foreign:
             raise PromptRefused(f"no token for {foreign.pop()!r}")
         if len(prompt + completion) > CONTEXT:
-            raise PromptRefused(f"{len(prompt + completion) + 1} tokens, at most {CONTEXT}")
+            length = len(prompt + completion) + 1
+            raise PromptRefused(f"{length} tokens, must have at most {CONTEXT}")
         await asyncio.sleep(0)
         return sum(place * ord(letter) for place, letter in enumerate(prompt + completion)) / 100

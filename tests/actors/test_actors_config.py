@@ -5,15 +5,14 @@ import sys
 import types
 
 import pytest
+from fakes import engine_spec
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
-from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import plain_arguments
 from actors.environments.load_environment import load_environment
 from actors.sources.load_source import load_source
 from headway.errors import InputError
-from weight_sync.config import WeightSyncConfig
 
 
 @pytest.mark.parametrize(
@@ -99,16 +98,7 @@ def test_the_settings_load_no_heavy_library():
 
 def test_the_workers_of_an_engine_are_its_own_processes_also_in_a_placement_group():
     alone, two = (
-        plain_arguments(
-            EngineSpec(
-                index=0,
-                config=ActorsConfig(dtype="float32", tensor_parallel_size=workers),
-                weight_sync=WeightSyncConfig(),
-                model_path="model",
-                seed=0,
-            ),
-            max_model_len=8,
-        )
+        plain_arguments(engine_spec(dtype="float32", tensor_parallel_size=workers), 8)
         for workers in (1, 2)
     )
     assert "distributed_executor_backend" not in alone

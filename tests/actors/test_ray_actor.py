@@ -56,22 +56,26 @@ def test_a_folder_that_is_no_model_is_an_input_error(tmp_path, monkeypatch, read
         read(str(tmp_path))
 
 
+def spec(folder, broker, broadcaster, *, size=2, heartbeat=60.0, **settings):
+    return ActorSpec(
+        index=0,
+        config=ActorsConfig(
+            **{"engine": "scripted", "reward": ["user_module:length"], "cpus": 0, **settings}
+        ),
+        weight_sync=WeightSyncConfig(),
+        model_path=str(folder),
+        seed=0,
+        group_size=size,
+        heartbeat_seconds=heartbeat,
+        broker=broker,
+        broadcaster=broadcaster,
+    )
+
+
 def build(folder, work, broadcaster, *, changes=None, **scripted):
     """Make an actor in this process, without Ray."""
-    settings = {"engine": "scripted", "reward": ["user_module:length"], **(changes or {})}
-    return RolloutActor(
-        ActorSpec(
-            index=0,
-            config=ActorsConfig(scripted_options=scripted, **settings),
-            weight_sync=WeightSyncConfig(),
-            model_path=folder,
-            seed=0,
-            group_size=2,
-            heartbeat_seconds=60.0,
-            broker=work,
-            broadcaster=broadcaster,
-        )
-    )
+    settings = {"scripted_options": scripted, **(changes or {})}
+    return RolloutActor(spec(folder, work, broadcaster, **settings))
 
 
 @contextlib.contextmanager
@@ -87,124 +91,96 @@ def published(broadcaster):
         yield
 
 
-def test_an_actor_whose_broker_leaves_while_a_version_arrives_ends_without_an_error(folder):
-    async def scenario():
-        desk, broadcaster = Desk(), Broadcaster(1.0, 1)
-        desk.errors["serving"] = QueueClosed("the run is over")
-        actor = build(folder, desk, broadcaster)
-        await actor.start()
-        with published(broadcaster):
-            await asyncio.wait_for(actor.run(), 10)
-        assert desk.events == [("serving", 0)]
-
-    asyncio.run(scenario())
+async def test_an_actor_whose_broker_leaves_while_a_version_arrives_ends_without_an_error(folder):
+    desk, broadcaster = Desk(), Broadcaster(1.0, 1)
+    desk.errors["serving"] = QueueClosed("the run is over")
+    actor = build(folder, desk, broadcaster)
+    await actor.start()
+    with published(broadcaster):
+        await asyncio.wait_for(actor.run(), 10)
+    assert desk.events == [("serving", 0)]
 
 
-def test_an_actor_whose_engine_dies_ends_with_that_error(folder):
-    async def scenario():
-        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
-        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
-        await actor.start()
-        with published(broadcaster):
-            running = asyncio.create_task(actor.run())
-            await desk.until(lambda events: len(desk.of("lease")) > 1)
-            await actor.parts.engine.close()
-            with pytest.raises(EngineDied):
-                await asyncio.wait_for(running, 10)
-        assert desk.of("fail") == desk.of("put") == []
-
-    asyncio.run(scenario())
-
-
-def test_an_actor_leaves_when_it_is_told_to_and_can_still_be_asked(folder):
-    async def scenario():
-        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
-        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
-        await actor.start()
-        with published(broadcaster):
-            running = asyncio.create_task(actor.run())
-            await desk.until(lambda events: len(desk.of("lease")) > 1)
-            await actor.stop(5.0)
+async def test_an_actor_whose_engine_dies_ends_with_that_error(folder):
+    desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
+    actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
+    await actor.start()
+    with published(broadcaster):
+        running = asyncio.create_task(actor.run())
+        await desk.until(lambda events: len(desk.of("lease")) > 1)
+        await actor.parts.engine.close()
+        with pytest.raises(EngineDied):
             await asyncio.wait_for(running, 10)
-        return await actor.statistics()
+    assert desk.of("fail") == desk.of("put") == []
 
-    statistics = asyncio.run(scenario())
+
+async def test_an_actor_leaves_when_it_is_told_to_and_can_still_be_asked(folder):
+    desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
+    actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
+    await actor.start()
+    with published(broadcaster):
+        running = asyncio.create_task(actor.run())
+        await desk.until(lambda events: len(desk.of("lease")) > 1)
+        await actor.stop(5.0)
+        await asyncio.wait_for(running, 10)
+    statistics = await actor.statistics()
     assert statistics["version"] == 0
     assert statistics["groups"] == {"aborted": 1}
     assert statistics["running_rollouts"] == 0
 
 
 MISTAKES = {
+    "no such option": ({"scripted_options": {"speed": 3}}, "speed"),
     "no room for a group": ({"max_concurrent_rollouts": 1}, "max_concurrent_rollouts = 1"),
     "no environment": ({"environment": "user_module:World"}, "has no 'World'"),
-    "no reward": ({"reward": ["user_module:score"]}, "has no 'score'"),
     "no chat template": ({"chat_template": True}, "no chat template"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_the_user_got_wrong_is_said_by_start_as_an_input_error(folder, mistake):
+async def test_what_the_user_got_wrong_is_said_by_start_as_an_input_error(folder, mistake):
     changes, message = MISTAKES[mistake]
     actor = build(folder, Desk(), None, changes=changes)
     with pytest.raises(InputError, match=message):
-        asyncio.run(actor.start())
-
-
-def test_an_option_that_the_scripted_engine_lacks_is_an_input_error(folder):
-    actor = build(folder, Desk(), None, speed=3)
-    with pytest.raises(InputError, match="speed"):
-        asyncio.run(actor.start())
-
-
-def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
-    async def scenario():
-        desk = Desk(lease("g1"))
-        actor = build(folder, desk, Broadcaster(1.0, 1))
-        with pytest.raises(HeadwayError, match="must be started before"):
-            await actor.run()
-        before = await actor.statistics()
-        await actor.stop(5.0)
         await actor.start()
-        await asyncio.wait_for(actor.run(), 10)
-        assert desk.events == []
-        assert before["version"] is None
-        assert before.keys() == (await actor.statistics()).keys()
 
-    asyncio.run(scenario())
+
+async def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
+    desk = Desk(lease("g1"))
+    actor = build(folder, desk, Broadcaster(1.0, 1))
+    with pytest.raises(HeadwayError, match="must be started before"):
+        await actor.run()
+    before = await actor.statistics()
+    await actor.stop(5.0)
+    await actor.start()
+    await asyncio.wait_for(actor.run(), 10)
+    assert desk.events == []
+    assert before["version"] is None
+    assert before.keys() == (await actor.statistics()).keys()
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
+async def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
     actor = create_actor(
-        ActorSpec(
-            index=0,
-            config=ActorsConfig(engine="scripted", cpus=0),
-            weight_sync=WeightSyncConfig(),
-            model_path=str(tmp_path),
-            seed=0,
-            group_size=2,
-            heartbeat_seconds=1.0,
-            broker=None,
-            broadcaster=None,
-        ),
+        spec(tmp_path, None, None, reward=["exact_match"]),
         runtime_env={"env_vars": {"HF_HUB_OFFLINE": "1"}},
     )
 
-    async def scenario():
+    async with asyncio.timeout(120):
         before = await actor.statistics.remote()
         with pytest.raises(InputError, match="has no tokenizer"):
             await actor.start.remote()
         await actor.stop.remote(5.0)
-        return before, await actor.statistics.remote()
-
-    before, after = asyncio.run(asyncio.wait_for(scenario(), 120))
+    after = await actor.statistics.remote()
     assert before["engine_id"] == after["engine_id"] == "engine-0"
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
+async def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
+    tmp_path, folder
+):
     from queues.ray_broker import create_broker
     from weight_sync.ray_broadcaster import create_broadcaster
 
@@ -216,29 +192,16 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     )
     broadcaster = create_broadcaster(1.0, 1)
     actor = create_actor(
-        ActorSpec(
-            index=0,
-            config=ActorsConfig(
-                engine="scripted",
-                reward=["user_module:length"],
-                max_new_tokens=20,
-                cpus=0,
-                scripted_options={"median_length": 8.0, "vocabulary": 30},
-            ),
-            weight_sync=WeightSyncConfig(),
-            model_path=folder,
-            seed=0,
-            group_size=size,
-            heartbeat_seconds=1.0,
-            broker=broker,
-            broadcaster=broadcaster,
+        spec(
+            folder, broker, broadcaster, size=size, heartbeat=1.0, max_new_tokens=20,
+            scripted_options={"median_length": 8.0, "vocabulary": 30},
         ),
         runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
-    )
+    )  # fmt: skip
     transport = SharedMemoryTransport()
     publisher = StagedPublisher(transport, broadcaster.announce)
 
-    async def scenario():
+    async with asyncio.timeout(120):
         await actor.start.remote()
         before = await actor.statistics.remote()
         running = asyncio.ensure_future(actor.run.remote())
@@ -251,9 +214,7 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
             groups += [decode(payload) for payload in taken.payloads]
             await broker.ack(version, {})
         await running
-        return before, groups, await actor.statistics.remote(), await broker.accounting()
-
-    before, groups, after, accounts = asyncio.run(asyncio.wait_for(scenario(), 120))
+    after, accounts = await actor.statistics.remote(), await broker.accounting()
     publisher.close()
     assert before["version"] is None
     assert before["tokens_generated"] == 0

@@ -143,26 +143,19 @@ def raising(error, *, coroutine):
     ],
     ids=repr,
 )  # fmt: skip
-def test_whatever_user_code_raises_is_an_exception_of_the_call(error, coroutine):
-    async def outcome():
+async def test_whatever_user_code_raises_is_an_exception_of_the_call(error, coroutine):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
         async with asyncio.timeout(10):
-            try:
-                await call(raising(error, coroutine=coroutine))
-            except Exception as raised:  # noqa: BLE001
-                return repr(raised)
-
-    assert type(error).__name__ in asyncio.run(outcome())
+            await call(raising(error, coroutine=coroutine))
+    assert type(error).__name__ in repr(caught.value)
 
 
-def test_a_call_that_is_cancelled_is_cancelled():
-    async def cancelled():
-        task = asyncio.ensure_future(call(asyncio.Event().wait))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await call(asyncio.Event().wait)
-
-    asyncio.run(cancelled())
+async def test_a_call_that_is_cancelled_is_cancelled():
+    task = asyncio.ensure_future(call(asyncio.Event().wait))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await call(asyncio.Event().wait)

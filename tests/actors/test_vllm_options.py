@@ -7,14 +7,12 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from fakes import engine_spec
 
-from actors.config import ActorsConfig
-from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import plain_arguments
 from actors.vllm_options import PASSED_ON, REFUSED, SET_BY
 from deploy.config.loader import load_recipe
 from headway.errors import InputError
-from weight_sync.config import WeightSyncConfig
 
 
 def names_in_vllm():
@@ -29,17 +27,7 @@ def names_in_vllm():
 
 
 def arguments_of(initial_version=None, **options):
-    return plain_arguments(
-        EngineSpec(
-            index=0,
-            config=ActorsConfig(dtype="float32", **options),
-            weight_sync=WeightSyncConfig(),
-            model_path="model",
-            seed=0,
-            initial_version=initial_version,
-        ),
-        max_model_len=8,
-    )
+    return plain_arguments(engine_spec(version=initial_version, dtype="float32", **options), 8)
 
 
 def test_every_option_that_is_passed_on_or_set_by_a_key_is_one_of_vllm():

@@ -1,4 +1,4 @@
-"""What a user might name by a dotted path in a recipe: good ones and bad ones."""
+"""Functions and classes that a user might name by a path in a recipe: good ones and bad ones."""
 
 import asyncio
 import threading

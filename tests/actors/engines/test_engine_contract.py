@@ -1,4 +1,4 @@
-"""What every rollout engine promises, run against each implementation."""
+"""The contract of rollout engines, run against each implementation."""
 
 import asyncio
 import multiprocessing
@@ -8,16 +8,14 @@ import signal
 import pytest
 import torch
 from engine_bench import LONG_PROMPT, VOCABULARY, Bench, build_model, forward_logprobs, staged
+from fakes import engine_spec
 
-from actors.config import ActorsConfig
 from actors.engines.model_folder import load_tokenizer
-from actors.engines.protocol import EngineSpec
 from actors.engines.scripted import ScriptedEngine
 from actors.errors import EngineDied
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import load_stops
 from queues.records import FinishReason
-from weight_sync.config import WeightSyncConfig
 from weight_sync.errors import LoadFailed
 
 SLOTS = 4
@@ -47,14 +45,8 @@ def bench(request, model):
         from actors.engines.vllm import VllmEngine
 
         engine = VllmEngine(
-            EngineSpec(
-                index=0,
-                config=ActorsConfig(
-                    dtype="float32", max_concurrent_rollouts=SLOTS, kv_cache_gib=1, cores=("0",)
-                ),
-                weight_sync=WeightSyncConfig(),
-                model_path=str(folder),
-                seed=0,
+            engine_spec(
+                folder, dtype="float32", max_concurrent_rollouts=SLOTS, kv_cache_gib=1, cores=("0",)
             ),
             max_model_len=512,
         )
@@ -115,14 +107,7 @@ def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(benc
 def test_a_cpu_keeps_the_history_of_short_turns(model) -> None:
     from actors.engines.vllm_arguments import engine_arguments
 
-    spec = EngineSpec(
-        index=0,
-        config=ActorsConfig(),
-        weight_sync=WeightSyncConfig(),
-        model_path=str(model[0]),
-        seed=0,
-    )
-    assert engine_arguments(spec, 512)["block_size"] == 32
+    assert engine_arguments(engine_spec(model[0]), 512)["block_size"] == 32
 
 
 def test_what_is_prepared_is_served_when_it_is_loaded_and_not_before(bench: Bench) -> None:
@@ -219,15 +204,15 @@ def test_the_salt_of_a_request_names_the_version_that_prefilled_it(bench: Bench)
 
     before = bench.version
     done = bench.run(crossing())
-    assert all(one.cache_salt == str(one.versions[0]) for one in done)
-    assert all(len(one.token_ids) == 150 for one in done)
+    assert all(request.cache_salt == str(request.versions[0]) for request in done)
+    assert all(len(request.token_ids) == 150 for request in done)
     assert done[0].versions[0] == before
     if bench.real:
-        queued = [one for one in done if one.versions[0] > before]
+        queued = [request for request in done if request.versions[0] > before]
         assert len(queued) >= SLOTS
-        for one in queued:
-            expected = forward_logprobs(bench.model, one.token_ids, LONG_PROMPT)
-            torch.testing.assert_close(torch.tensor(one.logprobs), expected, atol=1e-3, rtol=0)
+        for request in queued:
+            expected = forward_logprobs(bench.model, request.token_ids, LONG_PROMPT)
+            torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-3, rtol=0)
 
 
 def test_a_cached_prompt_is_prefilled_anew_after_other_weights_of_the_same_version(
@@ -249,7 +234,7 @@ def test_a_cached_prompt_is_prefilled_anew_after_other_weights_of_the_same_versi
 
 
 def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None:
-    """What the old salt still finds shows that there was something to keep apart."""
+    """The state that the old salt still finds shows that there was something to keep apart."""
 
     async def again():
         old = await bench.generate("old", tokens=32, prompt=LONG_PROMPT)

@@ -1,4 +1,4 @@
-"""What an engine computes in where the recipe leaves it to the model folder."""
+"""The dtype of an engine where the recipe leaves it to the model folder."""
 
 import json
 import subprocess

@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 import torch
+from fakes import engine_spec
 from transformers import AutoModelForCausalLM
 
-from actors.config import ActorsConfig
-from actors.engines.protocol import EngineSpec, SamplingParameters
+from actors.engines.protocol import SamplingParameters
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
-from weight_sync.config import WeightSyncConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -38,18 +37,12 @@ def sampled(model_path, *, float32_head):
 
     async def generate():
         engine = VllmEngine(
-            EngineSpec(
-                index=0,
-                config=ActorsConfig(
-                    dtype="bfloat16", float32_head=float32_head, cores=("0",), kv_cache_gib=1
-                ),
-                weight_sync=WeightSyncConfig(),
-                model_path=model_path,
-                seed=0,
-                initial_version=0,
+            engine_spec(
+                model_path, version=0, dtype="bfloat16", float32_head=float32_head, cores=("0",),
+                kv_cache_gib=1,
             ),
             max_model_len=128,
-        )
+        )  # fmt: skip
         await engine.start()
         try:
             sampling = SamplingParameters(temperature=1.0, max_new_tokens=100)

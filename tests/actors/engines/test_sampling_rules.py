@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import engine_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig
 from actors.engines import sampling_rules
-from actors.engines.protocol import EngineSpec, SamplingParameters
+from actors.engines.protocol import SamplingParameters
 from actors.engines.sampling_rules import LOGITS_PROCESSORS, check_sampling
 from actors.engines.vllm_arguments import plain_arguments
 from headway.errors import InputError
 from learner.model.logprobs import LogprobOptions, chunked_logprobs
-from weight_sync.config import WeightSyncConfig
 
 MIRRORED = {"temperature", "top_p", "top_k"}
 """The learner divides by the temperature; top-p and top-k are refused by the objectives that would
@@ -121,14 +121,7 @@ def requested(vllm, monkeypatch, tiny_model):
 
 
 def spec(model_path, **settings):
-    return EngineSpec(
-        index=0,
-        config=ActorsConfig(kv_cache_gib=1, **settings),
-        weight_sync=WeightSyncConfig(),
-        model_path=model_path,
-        seed=0,
-        initial_version=0,
-    )
+    return engine_spec(model_path, version=0, kv_cache_gib=1, **settings)
 
 
 @pytest.mark.vllm
@@ -248,7 +241,7 @@ def test_the_model_folders_defaults_for_sampling_are_not_taken(vllm, tiny_model,
 def test_vllm_has_no_logits_processors_of_its_own_but_those_that_are_known(vllm):
     from vllm.v1.sample import logits_processor
 
-    names = {each.__name__ for each in logits_processor.BUILTIN_LOGITS_PROCESSORS}
+    names = {processor.__name__ for processor in logits_processor.BUILTIN_LOGITS_PROCESSORS}
     assert names == {
         "MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor",
     }  # fmt: skip
@@ -268,14 +261,14 @@ MASKING = {
 def test_models_that_mask_logits_in_vllm_are_known(vllm):
     folder = Path(vllm.__file__).parent / "model_executor" / "models"
     masks = re.compile(r"def compute_logits\((?:(?!\n    def )[\s\S])*?(?:[\"']-?inf|torch\.inf)")
-    found = {}
+    masking = {}
     for file in folder.glob("*.py"):
         text = file.read_text()
         if masks.search(text) or "suppress_token" in text or "step_allowed" in text:
-            found[file.stem] = text
-    assert found.keys() <= MASKING.keys(), "a new vLLM: how are these kept out?"
+            masking[file.stem] = text
+    assert masking.keys() <= MASKING.keys(), "a new vLLM: how are these kept out?"
     for name in sampling_rules.OWN_SAMPLING:
-        assert any(f"class {name}" in text for text in found.values()), name
+        assert any(f"class {name}" in text for text in masking.values()), name
 
 
 def copied(model, folder, generation=None, **config):

@@ -1,4 +1,4 @@
-"""What an engine takes of its machine, and what is said of one that did not start."""
+"""Memory that an engine takes of its machine, and messages about one that did not start."""
 
 import asyncio
 import errno
@@ -7,18 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from fakes import engine_spec
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import EngineSpec
 from actors.engines.vllm import VllmEngine
 from actors.engines.vllm_arguments import CPU_BLOCK_TOKENS, kv_cache_bytes
 from actors.engines.vllm_output import captured, cause_in, memory_problem
 from actors.errors import EngineDied
 from headway.errors import InputError
-from weight_sync.config import WeightSyncConfig
 
 TOKEN = 2 * 4 * 2 * 16 * 4
 """Bytes of a token: keys and values, 4 layers, 2 heads of 16 numbers in float32."""
@@ -34,13 +34,7 @@ def spec(tmp_path):
     description = {"model_type": "qwen3", "dtype": "float32", **sizes}
     (tmp_path / "config.json").write_text(json.dumps(description))
 
-    def describe(**settings):
-        return EngineSpec(
-            index=0, config=ActorsConfig(**settings), weight_sync=WeightSyncConfig(),
-            model_path=str(tmp_path), seed=0,
-        )  # fmt: skip
-
-    return describe
+    return partial(engine_spec, tmp_path)
 
 
 def test_a_cache_holds_all_rollouts_at_their_full_length(spec):

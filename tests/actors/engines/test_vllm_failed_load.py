@@ -5,11 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import engine_spec
 
-from actors.config import ActorsConfig
-from actors.engines.protocol import EngineSpec
 from actors.engines.vllm import VllmEngine
-from weight_sync.config import WeightSyncConfig
 from weight_sync.errors import LoadFailed
 
 pytestmark = pytest.mark.vllm
@@ -71,17 +69,10 @@ class Workers:
 
 @pytest.mark.parametrize("method", ["update", "finish"])
 def test_a_load_follows_one_that_failed_on_one_of_two_workers(method: str) -> None:
-    spec = EngineSpec(
-        index=0,
-        config=ActorsConfig(reward=["reasoning_gym"]),
-        weight_sync=WeightSyncConfig(),
-        model_path="",
-        seed=0,
-    )
     staged: Any = SimpleNamespace(manifest=SimpleNamespace(to_json=lambda: "{}", version=1))
 
     async def run() -> None:
-        engine = VllmEngine(spec, max_model_len=64)
+        engine = VllmEngine(engine_spec(""), max_model_len=64)
         engine._engine = workers = Workers()
         workers.fails[method] = True
         for _ in range(2):

@@ -1,13 +1,13 @@
-"""What vLLM does with running requests when their weights change, mode by mode."""
+"""Running requests of vLLM when their weights change, mode by mode."""
 
 import asyncio
 
 import pytest
 import torch
 from engine_bench import PROMPT, Bench, build_model, forward_logprobs, staged
+from fakes import engine_spec
 
-from actors.config import ActorsConfig
-from actors.engines.protocol import EngineSpec, SamplingParameters
+from actors.engines.protocol import SamplingParameters
 from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
@@ -25,17 +25,12 @@ def start(tmp_path, monkeypatch):
 
         model = build_model(tmp_path)
         engine = VllmEngine(
-            EngineSpec(
-                index=0,
-                config=ActorsConfig(
-                    dtype="float32", max_concurrent_rollouts=64, kv_cache_gib=1, cores=("0",)
-                ),
-                weight_sync=WeightSyncConfig(**options),
-                model_path=str(tmp_path),
-                seed=0,
+            engine_spec(
+                tmp_path, weight_sync=WeightSyncConfig(**options), dtype="float32",
+                max_concurrent_rollouts=64, kv_cache_gib=1, cores=("0",),
             ),
             max_model_len=512,
-        )
+        )  # fmt: skip
         benches.append(Bench(engine, model, real=True))
         return benches[0]
 

@@ -219,10 +219,10 @@ def test_a_conversation_goes_on_as_the_environment_says_and_keeps_every_token():
     for (_, earlier, *_), (_, later, *_) in zip(engine.requests, engine.requests[1:], strict=False):
         assert later[: len(earlier)] == earlier, "nothing that was in the context has changed"
     assert made.token_ids[: len(engine.requests[-1][1])] == engine.requests[-1][1]
-    told = [
+    shown = [
         token for token, version in zip(made.token_ids, made.versions, strict=True) if version < 0
     ]
-    assert "2=" in engine.tokenizer.decode(told).replace(" ", "")
+    assert "2=" in engine.tokenizer.decode(shown).replace(" ", "")
 
 
 def test_tools_are_told_of_called_and_what_they_say_comes_back():

@@ -35,10 +35,7 @@ BROKEN = {
     "constant scores": (lambda f: Scale(0.0, 0.0).write(f), "std above 0"),
     "no padding": (without_padding, "name pad_token_id in its config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no *.safetensors file"),
-    "no tokenizer": (
-        lambda f: [p.unlink() for p in f.glob("tokenizer*")],
-        "has no tokenizer",
-    ),
+    "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer"),
 }
 
 
@@ -80,8 +77,7 @@ def test_a_text_is_closed_unless_it_fills_the_context(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("new", "longest", "fits"),
-    [(43, 99, True), (44, 99, False), (99, 47, True), (99, 48, False)],
+    ("new", "longest", "fits"), [(43, 99, True), (44, 99, False), (99, 47, True), (99, 48, False)]
 )
 def test_the_longest_rollout_has_room_in_the_context(tmp_path, new, longest, fits):
     path = build_classifier(tmp_path)

@@ -96,17 +96,7 @@ CUT = ("<think> Okay, there are 3 ", "length")
 
 @pytest.mark.parametrize(
     "reply",
-    [
-        "7",
-        " 7.0\n",
-        "Score: 7.",
-        "**7**",
-        "7/10",
-        "7 / 10.",
-        "7 out of 10",
-        "7 (out of 10)",
-        "so 7",
-    ],
+    ["7", " 7.0\n", "Score: 7.", "**7**", "7/10", "7 / 10.", "7 out of 10", "7 (out of 10)"],
 )
 def test_one_number_is_the_mark_however_the_largest_is_told(reply):
     with server(reply) as (url, _):
@@ -212,27 +202,21 @@ def test_attempts_count_against_the_budget():
 
 
 @pytest.mark.parametrize("heldout", [None, ["llm_judge"]])
-def test_training_and_heldout_rollouts_share_one_budget(heldout):
-    async def go(url):
-        options = {"url": url, "model": "m", "max_calls": 2}
+async def test_training_and_heldout_rollouts_share_one_budget(heldout):
+    expected = {"llm_judge"} if heldout else {"tags", "llm_judge"}
+    with server("7", "7") as (url, asked):
         config = ActorsConfig(
             engine="scripted",
             reward=["tags", "llm_judge"],
             heldout_reward=heldout,
-            reward_options={"llm_judge": options},
+            reward_options={"llm_judge": {"url": url, "model": "m", "max_calls": 2}},
         )
-        training, heldout_rewards = build_rewards(
-            config, pool=RewardPool(), reward_model_client=None
-        )
-        expected = {"llm_judge"} if heldout else {"tags", "llm_judge"}
+        training, evaluated = build_rewards(config, pool=RewardPool(), reward_model_client=None)
         assert (await training.score(PROMPT, "7")).parts.keys() == {"tags", "llm_judge"}
-        assert (await heldout_rewards.score(PROMPT, "7")).parts.keys() == expected
-        for rewards in (training, heldout_rewards):
+        assert (await evaluated.score(PROMPT, "7")).parts.keys() == expected
+        for rewards in (training, evaluated):
             with pytest.raises(RewardFailed, match="all 2 calls of this actor are used up"):
                 await rewards.score(PROMPT, "7")
-
-    with server("7", "7") as (url, asked):
-        asyncio.run(go(url))
     assert len(asked) == 2
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from fakes import POOL
 
 from actors.errors import RewardFailed
 from actors.rewards import RewardPool, load_rewards
@@ -19,6 +20,7 @@ SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
 
 @pytest.fixture
 def pool():
+    POOL.close()  # its processes would be counted too
     pool = RewardPool(processes=2, memory_gib=0.5)
     yield pool
     pool.close()
@@ -38,13 +40,13 @@ async def warmed(name, pool, **options):
 def running(argument):
     """Return the living processes below this one, or outside its tree, with an argument."""
     mine = os.getpid() if argument.startswith("actors.") else None
-    found = []
+    result = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             ours = mine is None or mine in [parent.pid for parent in process.parents()]
             if ours and argument in process.cmdline() and process.status() != "zombie":
-                found.append(process)
-    return found
+                result.append(process)
+    return result
 
 
 def wait_until_gone(argument):
@@ -69,17 +71,14 @@ def wait_until_gone(argument):
         ("closes_the_channel", r"ended its process \(exit code 1\)"),
     ],
 )
-def test_what_a_reward_does_wrong_fails_it_with_the_reason_and_the_next_is_scored(
+async def test_what_a_reward_does_wrong_fails_it_with_the_reason_and_the_next_is_scored(
     pool, name, message
 ):
-    async def both():
-        bad = rewards(f"hostile_rewards:{name}", pool, timeout=0.3)
-        with pytest.raises(RewardFailed, match=message) as caught:
-            await bad.score(SUM, "7")
-        assert f"reward 'hostile_rewards:{name}' of prompt 'sums/0/1' " in str(caught.value)
-        return (await rewards("hostile_rewards:fine", pool).score(SUM, "7")).total
-
-    assert asyncio.run(both()) == 1.0
+    bad = rewards(f"hostile_rewards:{name}", pool, timeout=0.3)
+    with pytest.raises(RewardFailed, match=message) as caught:
+        await bad.score(SUM, "7")
+    assert f"reward 'hostile_rewards:{name}' of prompt 'sums/0/1' " in str(caught.value)
+    assert (await rewards("hostile_rewards:fine", pool).score(SUM, "7")).total == 1.0
 
 
 @pytest.mark.parametrize("reward", ["call", "coroutine", "verify"])
@@ -111,57 +110,45 @@ def test_a_process_that_cannot_be_started_fails_the_reward_and_the_next_call_sta
 
 
 @pytest.mark.parametrize("name", ["sleeps", "loops_in_c"])
-def test_hung_rewards_delay_others_by_less_than_their_own_limit(pool, name):
+async def test_hung_rewards_delay_others_by_less_than_their_own_limit(pool, name):
     limit = 60.0
 
-    async def scenario():
-        fine = await warmed("hostile_rewards:fine", pool)
-        stuck = rewards(f"hostile_rewards:{name}", pool, timeout=limit)
-        hung = [asyncio.create_task(stuck.score(SUM, "7")) for _ in range(4)]
-        await asyncio.sleep(0)
-        began = time.monotonic()
-        await asyncio.gather(*(fine.score(SUM, "7") for _ in range(20)))
-        took = time.monotonic() - began
-        assert not any(task.done() for task in hung)
-        pool.close()
-        failed = await asyncio.gather(*hung, return_exceptions=True)
-        assert all(isinstance(error, RewardFailed) for error in failed)
-        return took
-
-    assert asyncio.run(scenario()) < limit / 2
+    fine = await warmed("hostile_rewards:fine", pool)
+    stuck = rewards(f"hostile_rewards:{name}", pool, timeout=limit)
+    hung = [asyncio.create_task(stuck.score(SUM, "7")) for _ in range(4)]
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    await asyncio.gather(*(fine.score(SUM, "7") for _ in range(20)))
+    took = time.monotonic() - began
+    assert not any(task.done() for task in hung)
+    pool.close()
+    failed = await asyncio.gather(*hung, return_exceptions=True)
+    assert all(isinstance(error, RewardFailed) for error in failed)
+    assert took < limit / 2
 
 
-def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool):
-    async def scenario():
-        both = rewards("hostile_rewards:blocks", pool, timeout=2.0)
-        completions = ["a", "b", "block", "c", "d"]
-        return await asyncio.gather(
-            *(both.score(SUM, text) for text in completions), return_exceptions=True
-        )
-
-    one, two, blocked, three, four = asyncio.run(scenario())
+async def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool):
+    both = rewards("hostile_rewards:blocks", pool, timeout=2.0)
+    completions = ["a", "b", "block", "c", "d"]
+    one, two, blocked, three, four = await asyncio.gather(
+        *(both.score(SUM, text) for text in completions), return_exceptions=True
+    )
     assert [score.total for score in (one, two, three, four)] == [1.0] * 4
     assert isinstance(blocked, RewardFailed)
     assert "took longer than 2 s" in str(blocked)
 
 
-def test_coroutines_wait_side_by_side_in_one_process(pool):
-    async def scenario():
-        waits = await warmed("hostile_rewards:waits", pool)
-        began = time.monotonic()
-        await asyncio.gather(*(waits.score(SUM, "7") for _ in range(100)))
-        return time.monotonic() - began
-
-    assert asyncio.run(scenario()) < 100 * 0.2 / 4
+async def test_coroutines_wait_side_by_side_in_one_process(pool):
+    waits = await warmed("hostile_rewards:waits", pool)
+    began = time.monotonic()
+    await asyncio.gather(*(waits.score(SUM, "7") for _ in range(100)))
+    assert (time.monotonic() - began) < 100 * 0.2 / 4
     assert len(pool.alive) == 1
 
 
-def test_a_process_that_leaks_is_replaced_before_a_rollout_fails(pool):
-    async def scenario():
-        leaks = rewards("hostile_rewards:leaks", pool)
-        return [(await leaks.score(SUM, "7")).total for _ in range(40)]
-
-    assert len(set(asyncio.run(scenario()))) >= 2
+async def test_a_process_that_leaks_is_replaced_before_a_rollout_fails(pool):
+    leaks = rewards("hostile_rewards:leaks", pool)
+    assert len({(await leaks.score(SUM, "7")).total for _ in range(40)}) >= 2
 
 
 def test_what_a_reward_prints_is_not_taken_for_its_answer(pool):
@@ -189,18 +176,15 @@ def test_processes_end_with_their_pool_and_take_along_what_they_started(pool):
     wait_until_gone("actors.rewards.process_main")
 
 
-def test_a_caller_that_gives_up_leaves_a_pool_that_works(pool):
-    async def scenario():
-        stuck = rewards("hostile_rewards:sleeps", pool, timeout=0.5)
-        for _ in range(3):
-            task = asyncio.create_task(stuck.score(SUM, "7"))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        return (await rewards("hostile_rewards:fine", pool).score(SUM, "7")).total
-
-    assert asyncio.run(scenario()) == 1.0
+async def test_a_caller_that_gives_up_leaves_a_pool_that_works(pool):
+    stuck = rewards("hostile_rewards:sleeps", pool, timeout=0.5)
+    for _ in range(3):
+        task = asyncio.create_task(stuck.score(SUM, "7"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await rewards("hostile_rewards:fine", pool).score(SUM, "7")).total == 1.0
 
 
 def test_options_reach_a_reward_and_wrong_ones_are_input_errors(pool):
@@ -245,8 +229,8 @@ def test_rewards_see_no_secret_but_those_that_the_recipe_names(monkeypatch):
             named = rewards("hostile_rewards:variable", pool)
             assert asyncio.run(named.score(prompt, "7")).total == seen
             if not names:
-                found = asyncio.run(rewards("hostile_rewards:secrets", pool).score(prompt, "7"))
-                assert found.total == 0.0
+                result = asyncio.run(rewards("hostile_rewards:secrets", pool).score(prompt, "7"))
+                assert result.total == 0.0
         finally:
             pool.close()
 

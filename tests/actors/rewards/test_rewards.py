@@ -8,7 +8,6 @@ from fakes import POOL
 from actors.errors import RewardFailed
 from actors.rewards import load_rewards
 from actors.sources.load_source import load_source
-from headway.errors import InputError
 from queues.records import FinishReason, Prompt
 
 SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
@@ -17,26 +16,6 @@ SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
 def score(names, completion, *, prompt=SUM, reason=FinishReason.STOP):
     rewards = load_rewards(names, timeout=60.0, pool=POOL)
     return asyncio.run(rewards.score(prompt, completion, reason))
-
-
-@pytest.mark.parametrize(
-    ("name", "completion", "expected"),
-    [
-        ("exact_match", " 7\n", 1.0),
-        ("exact_match", "=7", 0.0),
-        ("last_answer", "b3+4=7", 1.0),
-        ("last_answer", "=4,=7 ", 1.0),
-        ("last_answer", "=7,=4", 0.0),
-        ("last_answer", "7", 0.0),
-        ("last_answer", "=", 0.0),
-        ("math_verify", "so it is $\\frac{14}{2}$", 1.0),
-        ("math_verify", "the answer is 7.0", 1.0),
-        ("math_verify", "8", 0.0),
-        ("math_verify", "", 0.0),
-    ],
-)
-def test_built_in_rewards_tell_right_from_wrong(name, completion, expected):
-    assert score([name], completion) == (expected, {name: expected})
 
 
 @pytest.mark.parametrize("name", ["exact_match", "last_answer"])
@@ -101,15 +80,12 @@ def test_an_answer_that_math_verify_cannot_read_is_a_failure_not_a_zero():
 
 
 @pytest.mark.parametrize("reward", ["user_module:hangs", "user_module:hangs_politely"])
-def test_a_reward_that_hangs_times_out_while_others_are_scored(reward):
-    async def both():
-        stuck = load_rewards([reward], timeout=0.05, pool=POOL)
-        fine = load_rewards(["user_module:length"], pool=POOL)
-        return await asyncio.gather(
-            stuck.score(SUM, "7"), fine.score(SUM, "seven"), return_exceptions=True
-        )
-
-    failed, scored = asyncio.run(both())
+async def test_a_reward_that_hangs_times_out_while_others_are_scored(reward):
+    stuck = load_rewards([reward], timeout=0.05, pool=POOL)
+    fine = load_rewards(["user_module:length"], pool=POOL)
+    failed, scored = await asyncio.gather(
+        stuck.score(SUM, "7"), fine.score(SUM, "seven"), return_exceptions=True
+    )
     assert isinstance(failed, RewardFailed)
     assert "took longer than 0.05 s" in str(failed)
     assert scored.total == 5.0
@@ -122,17 +98,3 @@ def test_a_plain_function_may_return_a_coroutine():
 def test_rewards_see_whether_the_policy_ended_the_completion():
     for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
         assert score(["user_module:reason"], "7", reason=reason).total == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("user_module:missing", "has no 'missing', only"),
-        ("missing_module:score", "cannot import missing_module"),
-        ("user_module:CONSTANT", "not a function"),
-        ("accuracy", "exact_match, last_answer, .*, math_verify, reasoning_gym"),
-    ],
-)
-def test_an_unknown_reward_is_an_input_error(name, message):
-    with pytest.raises(InputError, match=message):
-        load_rewards([name])

@@ -133,8 +133,8 @@ def test_tokens_of_tools_fill_the_context_and_not_the_budget_of_the_policy(
     sampled: int, injected: int, expected: float
 ) -> None:
     config = ActorsConfig(max_new_tokens=10, overlong=OverlongConfig(buffer=4))
-    found = shaping_parts(config, sampled, LENGTH, space=20, injected=injected)
-    assert found == {"overlong": expected}
+    parts = shaping_parts(config, sampled, LENGTH, space=20, injected=injected)
+    assert parts == {"overlong": expected}
 
 
 @pytest.mark.parametrize(

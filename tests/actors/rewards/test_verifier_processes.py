@@ -93,13 +93,13 @@ def test_what_a_library_imports_late_is_imported_outside_and_the_call_repeated(p
     assert verify(pool, "imports_late", "first", "again") == [1.0, 1.0]
 
 
-def test_many_texts_at_once_have_their_own_scores(pool):
-    async def all_at_once():
-        reward = ("hostile_verifiers:evaluates", {})
-        calls = [
-            pool.verify(reward, ["?", text, "7", {}], timeout=30.0)
-            for text in [*map(str, range(40)), *["exit()"] * 5]
-        ]
-        return [sum(parts.values()) for parts in await asyncio.gather(*calls)]
-
-    assert asyncio.run(all_at_once()) == [*map(float, range(40)), *[0.0] * 5]
+async def test_many_texts_at_once_have_their_own_scores(pool):
+    reward = ("hostile_verifiers:evaluates", {})
+    calls = [
+        pool.verify(reward, ["?", text, "7", {}], timeout=30.0)
+        for text in [*map(str, range(40)), *["exit()"] * 5]
+    ]
+    assert [sum(parts.values()) for parts in await asyncio.gather(*calls)] == [
+        *map(float, range(40)),
+        *[0.0] * 5,
+    ]

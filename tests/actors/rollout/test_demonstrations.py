@@ -160,7 +160,7 @@ def test_a_demonstration_ends_with_the_stop_that_a_rollout_waits_for(
 
 
 def test_a_turn_ends_with_the_token_that_the_template_ends_it_with():
-    """Of a chat model, eos may be another one; engines stop at both."""
+    """The eos of a chat model may be another token; engines stop at both."""
     tokenizer = real_tokenizer("gemma")
     turn, eos = tokenizer.convert_tokens_to_ids(["<end_of_turn>", "<eos>"])
     renderer = Renderer(tokenizer)

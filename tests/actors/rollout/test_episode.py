@@ -48,6 +48,7 @@ def test_a_rollout_keeps_what_the_engine_sampled_after_the_prompt():
     assert (rollout.sample_index, rollout.turns) == (1, 1)
     assert rollout.finish_reason is FinishReason.STOP
     assert (rollout.environment, rollout.engine_id) == ("single_turn", "engine-0")
+    assert rollout.turn_rewards == ()
     assert rollout.created_at <= rollout.finished_at
 
 
@@ -91,26 +92,23 @@ def test_what_the_environment_says_is_in_the_context_and_out_of_the_loss():
     assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0}
 
 
-def test_what_turns_earned_is_kept_though_it_adds_up_to_nothing():
-    rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Seesaw")
-    assert rollout.turn_rewards == ((5, 1.0), (15, -1.0))
-    assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
-    assert rollout.reward == 1.0
-
-
-def test_an_environment_that_gives_nothing_gives_a_zero():
-    rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Flat")
-    assert rollout.turn_rewards == ((5, 0.0), (15, 0.0))
-    assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
-    single = play(Recited("b=7"))
-    assert "environment" not in single.reward_parts
-    assert single.turn_rewards == ()
-
-
-def test_a_turn_without_a_reward_earns_nothing_and_is_not_among_those_that_have_one():
-    rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Unpaid")
-    assert rollout.turn_rewards == ((5, 0.5),)
-    assert rollout.reward_parts == {"environment": 0.5, "last_answer": 1.0}
+@pytest.mark.parametrize(
+    ("environment", "turn_rewards", "earned"),
+    [
+        ("Seesaw", ((5, 1.0), (15, -1.0)), 0.0),
+        ("Flat", ((5, 0.0), (15, 0.0)), 0.0),
+        ("Unpaid", ((5, 0.5),), 0.5),
+    ],
+)
+def test_what_turns_earned_is_kept_and_a_turn_without_a_reward_is_not_among_them(
+    environment, turn_rewards, earned
+):
+    rollout = play(
+        Recited("a", "b=2"), of=lease(answer="2"), environment=f"user_module:{environment}"
+    )
+    assert rollout.turn_rewards == turn_rewards
+    assert rollout.reward_parts == {"environment": earned, "last_answer": 1.0}
+    assert rollout.reward == 1.0 + earned
 
 
 def test_every_turn_is_salted_with_the_version_that_the_first_one_began_at():
@@ -119,55 +117,37 @@ def test_every_turn_is_salted_with_the_version_that_the_first_one_began_at():
     assert [salt for _, _, _, salt in engine.requests] == [None, "6", "6"]
 
 
-def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
-    sampling = SamplingParameters(temperature=1, max_new_tokens=4)
+ONE_TURN = [*ids("3+4=a"), EOS]
+TWO_TURNS = [*ONE_TURN, *ids("left 8b"), EOS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "turn_rewards", "finish_reason"),
+    [
+        ({"sampling": SamplingParameters(temperature=1, max_new_tokens=4)},
+         TWO_TURNS, ((5, 0.5), (13, 0.5)), FinishReason.LENGTH),
+        ({"max_turns": 2}, TWO_TURNS, ((5, 0.5), (13, 0.5)), FinishReason.LENGTH),
+        # Prompt, first message and what is said after it are 12 tokens.
+        ({"max_model_len": 12}, ONE_TURN, ((5, 0.5),), FinishReason.LENGTH),
+        ({"max_model_len": 13}, TWO_TURNS[:-1], ((5, 0.5), (12, 0.5)),
+         FinishReason.LENGTH),
+        ({"of": lease(answer="1")}, ONE_TURN, ((5, 0.5),), FinishReason.STOP),
+        ({"environment": "user_module:Verbose"}, ONE_TURN, ((5, 0.5),), FinishReason.LENGTH),
+    ],
+    ids=["no token left", "most turns", "no space", "space for one", "done", "too long a reply"],
+)  # fmt: skip
+def test_a_conversation_ends_when_it_is_done_or_has_no_turn_or_token_left(
+    settings, tokens, turn_rewards, finish_reason
+):
+    """The answer of the environment to the turn that ends it is not in it."""
     engine = Recited("a", "b", "c")
-    rollout = play(
-        engine, of=lease(answer="9"), sampling=sampling, environment="user_module:Countdown"
-    )
-    assert rollout.turns == 2
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
-    assert rollout.turn_rewards == ((5, 0.5), (13, 0.5))
-
-
-def test_a_conversation_is_cut_off_after_its_most_turns():
-    engine = Recited("a", "b", "c")
-    rollout = play(engine, of=lease(answer="9"), environment="user_module:Countdown", max_turns=2)
-    assert (rollout.turns, len(engine.requests)) == (2, 2)
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert rollout.reward_parts["environment"] == 1.0
-    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
-    assert rollout.loss_mask == [False] * 4 + [True] * 2 + [False] * 6 + [True] * 2
-    assert rollout.turn_rewards == ((5, 0.5), (13, 0.5))
-
-
-def test_what_is_said_in_the_turn_that_ends_a_conversation_is_not_in_it():
-    rollout = play(Recited("a"), of=lease(answer="1"), environment="user_module:Countdown")
-    assert rollout.token_ids == [*ids("3+4=a"), EOS]
-    assert rollout.finish_reason is FinishReason.STOP
-    assert rollout.turn_rewards == ((5, 0.5),)
-
-
-@pytest.mark.parametrize(("max_model_len", "turns"), [(12, 1), (13, 2)])
-def test_a_conversation_goes_on_where_one_token_can_be_sampled(max_model_len, turns):
-    """Prompt, first message and what is said after it are 12 tokens."""
-    engine, settings = Recited("a", "b"), {"environment": "user_module:Countdown"}
-    rollout = play(engine, of=lease(answer="9"), max_model_len=max_model_len, **settings)
-    assert rollout.turns == turns
-    assert rollout.token_ids == [*ids("3+4=a"), EOS, *(ids("left 8b") if turns == 2 else [])]
+    settings = {"of": lease(answer="9"), "environment": "user_module:Countdown", **settings}
+    rollout = play(engine, **settings)
+    assert rollout.token_ids == tokens
     assert rollout.loss_mask[-1]
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert rollout.reward_parts["environment"] == 0.5 * turns
-
-
-def test_what_is_longer_than_the_context_is_never_in_a_rollout():
-    rollout = play(Recited("b=7"), of=lease(answer="7"), environment="user_module:Verbose")
-    assert rollout.token_ids == [*ids("3+4=b=7"), EOS]
-    assert rollout.loss_mask == [False] * 4 + [True] * 4
-    assert rollout.turn_rewards == ((7, 0.5),)
-    assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)
-    assert rollout.reward_parts == {"environment": 0.5, "last_answer": 0.0}
+    assert rollout.turns == len(engine.requests) == len(turn_rewards)
+    assert (rollout.turn_rewards, rollout.finish_reason) == (turn_rewards, finish_reason)
+    assert rollout.reward_parts == {"environment": 0.5 * len(turn_rewards), "last_answer": 0.0}
 
 
 def test_an_environment_that_says_nothing_does_not_make_the_policy_repeat_itself():
@@ -176,41 +156,28 @@ def test_an_environment_that_says_nothing_does_not_make_the_policy_repeat_itself
     assert rollout.reward_parts["environment"] == 2.0
 
 
-def test_environments_that_block_or_wait_do_not_hold_up_others():
-    """Sixteen that wait for each other end only where all of them are asked at once."""
-    user_module.MEETING = threading.Barrier(16)
-    engine = Recited(*["a"] * 32)
-    runner = episodes(engine, SAMPLING, environment="user_module:Meeting")
-
-    async def play_all():
-        return await asyncio.gather(*(runner.run(lease(f"g{i}"), 0) for i in range(16)))
-
-    rollouts = asyncio.run(play_all())
-    assert [rollout.turns for rollout in rollouts] == [2] * 16
-
-
-def test_environments_that_block_while_they_are_built_do_not_hold_up_others():
-    """Four that wait for each other are built only where all of them are at once."""
-    user_module.MEETING = threading.Barrier(4)
-    runner = episodes(Recited(*["a"] * 4), SAMPLING, environment="user_module:BuiltTogether")
-
-    async def play_all():
-        return await asyncio.gather(*(runner.run(lease(f"g{i}", answer="1"), 0) for i in range(4)))
-
-    assert [rollout.turns for rollout in asyncio.run(play_all())] == [1] * 4
+@pytest.mark.parametrize(
+    ("environment", "turns", "count"), [("Meeting", 2, 16), ("BuiltTogether", 1, 4)]
+)
+async def test_environments_that_block_do_not_hold_up_others(environment, turns, count):
+    """They wait for each other, asked or built, and end only where all are called at once."""
+    user_module.MEETING = threading.Barrier(count)
+    runner = episodes(
+        Recited(*["a"] * turns * count), SAMPLING, environment=f"user_module:{environment}"
+    )
+    leases = [lease(f"g{i}", answer="1") for i in range(count)]
+    rollouts = await asyncio.gather(*(runner.run(of, 0) for of in leases))
+    assert [rollout.turns for rollout in rollouts] == [turns] * count
 
 
-def test_an_environment_that_is_never_built_fails_its_rollout_alone():
+async def test_an_environment_that_is_never_built_fails_its_rollout_alone():
     settings = {"environment": "user_module:Unbuilt", "environment_timeout_seconds": 0.05}
     stuck = episodes(Recited(), SAMPLING, **settings)
     other = episodes(Recited("b=7"), SAMPLING)
 
-    async def play_both():
-        return await asyncio.gather(
-            stuck.run(lease(), 0), other.run(lease("g2"), 0), return_exceptions=True
-        )
-
-    failure, rollout = asyncio.run(play_both())
+    failure, rollout = await asyncio.gather(
+        stuck.run(lease(), 0), other.run(lease("g2"), 0), return_exceptions=True
+    )
     assert isinstance(failure, EnvironmentFailed)
     assert str(failure) == (
         "environment 'user_module:Unbuilt' took longer than 0.05 s on prompt 'sums/0/1'"
@@ -254,8 +221,8 @@ def test_a_rollout_without_a_result_says_why(line, settings, kind, reason):
         play(Recited(line), **settings)
     assert type(caught.value) is kind
     assert caught.value.reason == reason
-    place = "request g1/1/1/1" if kind is RolloutFailed else "prompt 'sums/0/1'"
-    assert place in str(caught.value)
+    subject = "request g1/1/1/1" if kind is RolloutFailed else "prompt 'sums/0/1'"
+    assert subject in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [EngineDied("gone"), EngineStale("not yet")])
@@ -264,24 +231,16 @@ def test_an_engine_that_is_gone_is_not_the_fault_of_one_rollout(error):
         play(Recited(error))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("user_module:length", "missing: reset, step"), ("tool", "single_turn, tools")],
-)
-def test_an_environment_without_its_methods_is_an_input_error(name, message):
-    with pytest.raises(InputError, match=message):
-        load_environment(name)
-
-
-@pytest.mark.parametrize("name", ["single_turn", "user_module:Countdown"])
-def test_options_that_an_environment_does_not_have_are_an_input_error(name):
-    with pytest.raises(InputError, match=r"has no option colour"):
-        load_environment(name, {"colour": "red"})
+def test_an_environment_without_its_methods_is_an_input_error():
+    with pytest.raises(InputError, match="missing: reset, step"):
+        load_environment("user_module:length")
 
 
 def test_an_environment_is_built_with_its_options():
     built = load_environment("user_module:Painted", {"colour": "red"})
     assert (built().colour, built().colour) == ("red", "red")
+    with pytest.raises(InputError, match="has no option color"):
+        load_environment("user_module:Painted", {"color": "red"})
 
 
 class Cut(Recited):
@@ -351,6 +310,6 @@ def test_secrets_in_what_the_environment_says_do_not_reach_the_policy(monkeypatc
 
 
 def test_far_more_text_than_fits_into_a_rollout_is_not_tokenised():
-    said = "7" * 40_001 + "\ud800"
-    rollout = play(Recited("a"), new_environment=lambda: Says(said), environment="m:Says")
+    text = "7" * 40_001 + "\ud800"
+    rollout = play(Recited("a"), new_environment=lambda: Says(text), environment="m:Says")
     assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)

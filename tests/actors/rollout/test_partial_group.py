@@ -1,4 +1,4 @@
-"""What is kept of a group that is not finished, and how often it is worth writing."""
+"""The kept rollouts of a group that is not finished, and how often they are worth writing."""
 
 from dataclasses import replace
 
@@ -40,4 +40,4 @@ def test_a_draft_goes_on_from_what_the_lease_carries_under_its_own_attempt():
     again.keep(rollout(lease(), 0))
     group = decode(again.encode())
     assert group.attempt == 2
-    assert [one.sample_index for one in group.rollouts] == [0, 1]
+    assert [rollout.sample_index for rollout in group.rollouts] == [0, 1]

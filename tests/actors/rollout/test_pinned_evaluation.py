@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from fakes import Desk, episodes, lease, rollout
+from fakes import Desk, episodes, lease, rollout, working
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.scripted import ScriptedEngine
@@ -74,55 +74,49 @@ async def actor(index, broker, purpose, done, *, rate, failures=0):
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(
+async def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(
     tmp_path, failures
 ):
     planned = {"early": 0, "greedy": 2, "sampled": 2, "late": 5, "last": STEPS}
     of_evaluation = {name: [] for name in planned}
     behind = []
 
-    async def scenario():
-        broker = Broker(
-            tmp_path,
-            config=QueuesConfig(max_staleness=2, synchronous="normal"),
-            spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
-        )  # fmt: skip
-        published = Published()
+    broker = Broker(
+        tmp_path,
+        config=QueuesConfig(max_staleness=2, synchronous="normal"),
+        spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
+    )  # fmt: skip
+    published = Published()
 
-        def done(of, made):
-            versions = {version for version in made.versions if version >= 0}
-            if of.purpose is Purpose.TRAIN:
-                return
-            behind.append(published.version - max(versions))
-            of_evaluation[of.prompt.prompt_id.split("/")[0]].append(versions)
+    def done(of, made):
+        versions = {version for version in made.versions if version >= 0}
+        if of.purpose is Purpose.TRAIN:
+            return
+        behind.append(published.version - max(versions))
+        of_evaluation[of.prompt.prompt_id.split("/")[0]].append(versions)
 
-        actors = [
-            await actor(0, broker, Purpose.TRAIN, done, rate=None),
-            await actor(1, broker, Purpose.EVALUATE, done, rate=120.0, failures=failures),
-        ]
+    actors = [
+        await actor(0, broker, Purpose.TRAIN, done, rate=None),
+        await actor(1, broker, Purpose.EVALUATE, done, rate=120.0, failures=failures),
+    ]
 
-        async def learn():
-            for version in range(STEPS):
-                assert await broker.take(version, 10.0) is not None
-                await broker.ack(version, {})
-                await published.publish(version + 1)
+    async def learn():
+        for version in range(STEPS):
+            assert await broker.take(version, 10.0) is not None
+            await broker.ack(version, {})
+            await published.publish(version + 1)
 
-        await broker.issue(prompts(BATCH * STEPS, "train"), cursor="{}")
-        for name, version in planned.items():
-            await broker.evaluate(
-                name, prompts(PROBLEMS, name), temperature=0.0, min_version=version
-            )
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-            tasks.create_task(learn())
-            for engine, worker in actors:
-                tasks.create_task(worker.run(asyncio.Event()))
-                tasks.create_task(published.follow(engine, worker))
-        accounts = await broker.accounting()
-        outcomes = {name: await broker.evaluation(name, 1.0) for name in planned}
-        await broker.close()
-        return accounts, outcomes
-
-    accounts, outcomes = asyncio.run(scenario())
+    await broker.issue(prompts(BATCH * STEPS, "train"), cursor="{}")
+    for name, version in planned.items():
+        await broker.evaluate(name, prompts(PROBLEMS, name), temperature=0.0, min_version=version)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(learn())
+        for engine, worker in actors:
+            tasks.create_task(worker.run(asyncio.Event()))
+            tasks.create_task(published.follow(engine, worker))
+    accounts = await broker.accounting()
+    outcomes = {name: await broker.evaluation(name, 1.0) for name in planned}
+    await broker.close()
     assert accounts.balanced
     assert accounts.trained == BATCH * STEPS
     for name, at_least in planned.items():
@@ -138,7 +132,7 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
     assert max(behind) >= 1, "batches were trained while an older version was evaluated"
 
 
-def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_version():
+async def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_version():
     class Slow(Desk):
         """Its second answer finds nothing, and arrives when the group of the first has failed."""
 
@@ -158,38 +152,28 @@ def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_vers
             raise RolloutFailed("for once")
         return rollout(of, sample)
 
-    async def two_versions():
+    failing, desk = asyncio.Event(), Slow(lease("one", size=1))
+    worker = evaluator(desk, episode)
+    async with working(worker):
         await worker.on_version(0)
         assert (len(desk.of("fail")), len(desk.of("put"))) == (1, 1)
 
-    async def scenario():
-        nonlocal worker
-        worker = evaluator(desk, episode)
-        await at_work(worker, two_versions)
 
-    failing, worker = asyncio.Event(), None
-    desk = Slow(lease("one", size=1))
-    asyncio.run(scenario())
-
-
-def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
-    async def scenario():
-        broker = Broker(
-            tmp_path, config=QueuesConfig(synchronous="normal"),
-            spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
-        )  # fmt: skip
-        await broker.issue(prompts(2, "train"), cursor="{}")
-        await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)
-        await broker.serving("engine-0", 0)
-        result = [
-            [lease.purpose for lease in await broker.lease("engine-0", room, 0.0, purpose)]
-            for room, purpose in ((2, Purpose.TRAIN), (1, Purpose.EVALUATE), (9, None))
-        ]
-        await broker.close()
-        return result
-
+async def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
+    broker = Broker(
+        tmp_path, config=QueuesConfig(synchronous="normal"),
+        spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
+    )  # fmt: skip
+    await broker.issue(prompts(2, "train"), cursor="{}")
+    await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)
+    await broker.serving("engine-0", 0)
+    purposes = [
+        [lease.purpose for lease in await broker.lease("engine-0", limit, 0.0, purpose)]
+        for limit, purpose in ((2, Purpose.TRAIN), (1, Purpose.EVALUATE), (9, None))
+    ]
+    await broker.close()
     train, evaluate = Purpose.TRAIN, Purpose.EVALUATE
-    assert asyncio.run(scenario()) == [[train], [evaluate], [evaluate, train]]
+    assert purposes == [[train], [evaluate], [evaluate, train]]
 
 
 def evaluator(desk, episode, *, pinned_seconds=60.0):
@@ -203,60 +187,41 @@ def evaluator(desk, episode, *, pinned_seconds=60.0):
     )  # fmt: skip
 
 
-async def at_work(worker, scenario):
-    stop = asyncio.Event()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.run(stop))
-        await scenario()
-        stop.set()
+async def test_a_version_with_nothing_to_evaluate_is_left_at_once():
+    desk = Desk()
+    worker = evaluator(desk, None)
+    async with working(worker):
+        await worker.on_version(0)
+    assert desk.events[:2] == [("serving", 0), ("lease", 4)]
 
 
-def test_a_version_with_nothing_to_evaluate_is_left_at_once():
-    async def scenario():
-        desk = Desk()
-        worker = evaluator(desk, None)
-        await at_work(worker, lambda: worker.on_version(0))
-        assert desk.events[:2] == [("serving", 0), ("lease", 4)]
-
-    asyncio.run(scenario())
-
-
-def test_an_evaluation_that_takes_too_long_keeps_no_version_for_ever(caplog):
-    ended = asyncio.Event()
+async def test_an_evaluation_that_takes_too_long_keeps_no_version_for_ever(caplog):
+    ended, desk = asyncio.Event(), Desk(lease("slow", size=1))
 
     async def episode(of, sample, saved):
         await ended.wait()
         return rollout(of, sample)
 
-    async def scenario():
-        desk = Desk(lease("slow", size=1))
-        worker = evaluator(desk, episode, pinned_seconds=0.05)
-
-        async def two_versions():
+    worker = evaluator(desk, episode, pinned_seconds=0.05)
+    with caplog.at_level(logging.WARNING):
+        async with working(worker):
             await worker.on_version(0)
             assert desk.of("put") == []
             ended.set()
             await worker.on_version(1)
             assert len(desk.of("put")) == 1
-
-        await at_work(worker, two_versions)
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
     assert "has evaluated version 0 for heldout.pinned_seconds = 0.05" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["lease", "put"])
-def test_the_end_of_the_run_lets_whoever_waits_go(method):
-    async def scenario():
-        desk = Desk(lease("one", size=1))
-        desk.errors[method] = QueueClosed("the run is over")
+async def test_the_end_of_the_run_lets_whoever_waits_go(method):
+    desk = Desk(lease("one", size=1))
+    desk.errors[method] = QueueClosed("the run is over")
 
-        async def episode(of, sample, saved):
-            return rollout(of, sample)
+    async def episode(of, sample, saved):
+        return rollout(of, sample)
 
-        worker = evaluator(desk, episode)
-        await at_work(worker, lambda: worker.on_version(0))
-        assert worker.left.is_set()
-
-    asyncio.run(scenario())
+    worker = evaluator(desk, episode)
+    async with working(worker):
+        await worker.on_version(0)
+    assert worker.left.is_set()

@@ -5,7 +5,7 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from fakes import Desk, episodes, lease, rollout
+from fakes import Desk, episodes, lease, rollout, working
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.scripted import ScriptedEngine
@@ -31,7 +31,7 @@ class Stage:
         """By index; 1 where none is given."""
         self.interrupted = False
         self.saved = {}
-        """What an episode was given of an earlier attempt, by index."""
+        """Rollouts of an earlier attempt that an episode was given, by index."""
 
     async def run(self, of, index, saved):
         self.begun.append((of.group_id, index))
@@ -68,247 +68,189 @@ def build(desk, stage, *, slots=4, size=2, heartbeat=60.0, run=None):
 
 
 @contextlib.asynccontextmanager
-async def working(worker):
-    """Run a worker and stop it at the end; it has to leave in time."""
-    stop = asyncio.Event()
-    task = asyncio.create_task(worker.run(stop))
-    yield task
-    stop.set()
-    async with asyncio.timeout(10):
-        await task
+async def at_work(desk, stage, *, version=0, **settings):
+    """Run a worker whose engine serves a version, as `working` does."""
+    worker = build(desk, stage, **settings)
+    async with working(worker):
+        await worker.on_version(version)
+        yield worker
 
 
-def test_nothing_is_leased_before_the_first_weights():
-    async def scenario():
-        desk = Desk(lease())
-        worker = build(desk, Stage())
-        async with working(worker):
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert desk.events == []
-            await worker.on_version(0)
-            await desk.until(lambda events: ("lease", 4) in events)
-        assert desk.events[0] == ("serving", 0)
-        assert worker.statistics.statistics()["idle_seconds"]["first_weights"] > 0
-
-    asyncio.run(scenario())
+async def test_nothing_is_leased_before_the_first_weights():
+    desk = Desk(lease())
+    worker = build(desk, Stage())
+    async with working(worker):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert desk.events == []
+        await worker.on_version(0)
+        await desk.until(lambda events: ("lease", 4) in events)
+    assert desk.events[0] == ("serving", 0)
+    assert worker.statistics.statistics()["idle_seconds"]["first_weights"] > 0
 
 
-def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
-    async def scenario():
-        desk, stage = Desk(lease("g1", size=2, attempt=3)), Stage()
-        worker = build(desk, stage)
-        async with working(worker):
-            await worker.on_version(3)
-            await desk.until(lambda events: len(events) > 3)
-            assert stage.begun == [("g1", 0), ("g1", 1)]
-            assert worker.statistics.statistics()["running_rollouts"] == 2
-            stage.ended.set()
-            await desk.until(lambda events: desk.of("put"))
-        [(payload,)] = desk.of("put")
-        group = decode(payload)
-        assert (group.group_id, group.prompt_id, group.attempt) == ("g1", "sums/0/1", 3)
-        assert [r.sample_index for r in group.rollouts] == [0, 1]
-        statistics = worker.statistics.statistics()
-        assert statistics["tokens_generated"] == 4
-        assert statistics["rollouts"] == 2
-        assert statistics["groups"] == {"accepted": 1}
-        assert statistics["running_rollouts"] == 0
-        assert statistics["version"] == 3
-
-    asyncio.run(scenario())
+async def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
+    desk, stage = Desk(lease("g1", size=2, attempt=3)), Stage()
+    async with at_work(desk, stage, version=3) as worker:
+        await desk.until(lambda events: len(events) > 3)
+        assert stage.begun == [("g1", 0), ("g1", 1)]
+        assert worker.statistics.statistics()["running_rollouts"] == 2
+        stage.ended.set()
+        await desk.until(lambda events: desk.of("put"))
+    [(payload,)] = desk.of("put")
+    group = decode(payload)
+    assert (group.group_id, group.prompt_id, group.attempt) == ("g1", "sums/0/1", 3)
+    assert [r.sample_index for r in group.rollouts] == [0, 1]
+    statistics = worker.statistics.statistics()
+    assert statistics["tokens_generated"] == 4
+    assert statistics["rollouts"] == 2
+    assert statistics["groups"] == {"accepted": 1}
+    assert statistics["running_rollouts"] == 0
+    assert statistics["version"] == 3
 
 
-def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put():
-    async def scenario():
-        desk, stage = Desk(lease("g1", size=2, greedy_baseline=True)), Stage()
-        stage.rewards = {0: 0.0, 1: 1.0, 2: 0.25}
-        worker = build(desk, stage, slots=6, size=3)
-        async with working(worker):
-            await worker.on_version(3)
-            await desk.until(lambda events: len(events) > 3)
-            assert stage.begun == [("g1", 0), ("g1", 1), ("g1", 2)]
-            assert stage.temperatures == [None, None, 0.0]
-            assert worker.statistics.statistics()["running_rollouts"] == 3
-            stage.ended.set()
-            await desk.until(lambda events: desk.of("put"))
-        group = decode(desk.of("put")[0][0])
-        assert [r.sample_index for r in group.rollouts] == [0, 1]
-        assert [r.reward for r in group.rollouts] == [0.0, 1.0]
-        assert [r.baseline_reward for r in group.rollouts] == [0.25, 0.25]
-        assert [r.turns for r in group.rollouts] == [1, 2], "nothing else is lost"
-        assert worker.statistics.statistics()["rollouts"] == 3
+async def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put():
+    desk, stage = Desk(lease("g1", size=2, greedy_baseline=True)), Stage()
+    stage.rewards = {0: 0.0, 1: 1.0, 2: 0.25}
+    async with at_work(desk, stage, slots=6, size=3, version=3) as worker:
+        await desk.until(lambda events: len(events) > 3)
+        assert stage.begun == [("g1", 0), ("g1", 1), ("g1", 2)]
+        assert stage.temperatures == [None, None, 0.0]
+        assert worker.statistics.statistics()["running_rollouts"] == 3
+        stage.ended.set()
+        await desk.until(lambda events: desk.of("put"))
+    group = decode(desk.of("put")[0][0])
+    assert [r.sample_index for r in group.rollouts] == [0, 1]
+    assert [r.reward for r in group.rollouts] == [0.0, 1.0]
+    assert [r.baseline_reward for r in group.rollouts] == [0.25, 0.25]
+    assert [r.turns for r in group.rollouts] == [1, 2], "nothing else is lost"
+    assert worker.statistics.statistics()["rollouts"] == 3
+    assert worker.statistics.statistics()["running_rollouts"] == 0
+
+
+async def test_a_failed_baseline_fails_its_group_like_any_rollout():
+    desk, stage = Desk(lease("bad", greedy_baseline=True)), Stage()
+    stage.errors["bad", 2] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
+    async with at_work(desk, stage, slots=3, size=3):
+        await desk.until(lambda events: desk.of("fail"))
+    [(group_id, attempt, reason, _)] = desk.of("fail")
+    assert (group_id, attempt, reason) == ("bad", 1, "reward")
+    assert sorted(stage.aborted) == [("bad", 0), ("bad", 1)]
+    assert desk.of("put") == []
+
+
+async def test_leases_are_asked_for_as_many_rollouts_as_have_room():
+    desk, stage = Desk(*(lease(f"g{i}") for i in range(5))), Stage()
+    async with at_work(desk, stage, slots=7, size=2):
+        await desk.until(lambda events: desk.of("lease"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert desk.of("lease") == [(7,)]
+        assert len(stage.begun) == 6
+        stage.ended.set()
+        await desk.until(lambda events: len(desk.of("put")) == 5)
+    assert all(2 <= limit <= 7 for (limit,) in desk.of("lease"))
+
+
+async def test_a_rollout_that_has_ended_makes_room_before_its_group_has():
+    desk, stage = Desk(lease("g1", size=2), lease("g2", size=2)), Stage()
+    straggler = asyncio.Event()
+
+    async def run(of, index, saved):
+        if index == 1:
+            await straggler.wait()
+        return await stage.run(of, index, saved)
+
+    stage.ended.set()
+    async with at_work(desk, stage, slots=4, size=2, run=run) as worker:
+        # Both groups have a rollout that has ended: there is room for a third.
+        await desk.until(lambda _: worker.statistics.statistics()["running_rollouts"] == 2)
+        await desk.until(lambda events: events.count(("lease", 2)) == 1)
+        assert desk.of("put") == []
+        straggler.set()
+        await desk.until(lambda _: len(desk.of("put")) == 2)
         assert worker.statistics.statistics()["running_rollouts"] == 0
 
-    asyncio.run(scenario())
 
-
-def test_a_failed_baseline_fails_its_group_like_any_rollout():
-    async def scenario():
-        desk, stage = Desk(lease("bad", greedy_baseline=True)), Stage()
-        stage.errors["bad", 2] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
-        worker = build(desk, stage, slots=3, size=3)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: desk.of("fail"))
-        [(group_id, attempt, reason, _)] = desk.of("fail")
-        assert (group_id, attempt, reason) == ("bad", 1, "reward")
-        assert sorted(stage.aborted) == [("bad", 0), ("bad", 1)]
-        assert desk.of("put") == []
-
-    asyncio.run(scenario())
-
-
-def test_leases_are_asked_for_as_many_rollouts_as_have_room():
-    async def scenario():
-        desk, stage = Desk(*(lease(f"g{i}") for i in range(5))), Stage()
-        worker = build(desk, stage, slots=7, size=2)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: desk.of("lease"))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert desk.of("lease") == [(7,)]
-            assert len(stage.begun) == 6
-            stage.ended.set()
-            await desk.until(lambda events: len(desk.of("put")) == 5)
-        assert all(2 <= limit <= 7 for (limit,) in desk.of("lease"))
-
-    asyncio.run(scenario())
-
-
-def test_a_rollout_that_has_ended_makes_room_before_its_group_has():
-    async def scenario():
-        desk, stage = Desk(lease("g1", size=2), lease("g2", size=2)), Stage()
-        straggler = asyncio.Event()
-
-        async def run(of, index, saved):
-            if index == 1:
-                await straggler.wait()
-            return await stage.run(of, index, saved)
-
-        worker = build(desk, stage, slots=4, size=2, run=run)
+async def test_a_failed_rollout_gives_the_group_back_and_aborts_its_siblings():
+    desk, stage = Desk(lease("bad"), lease("good")), Stage()
+    stage.errors["bad", 1] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
+    async with at_work(desk, stage) as worker:
+        await desk.until(lambda events: desk.of("fail"))
         stage.ended.set()
-        async with working(worker):
-            await worker.on_version(0)
-            # Both groups have a rollout that has ended: there is room for a third.
-            await desk.until(lambda _: worker.statistics.statistics()["running_rollouts"] == 2)
-            await desk.until(lambda events: events.count(("lease", 2)) == 1)
-            assert desk.of("put") == []
-            straggler.set()
-            await desk.until(lambda _: len(desk.of("put")) == 2)
-            assert worker.statistics.statistics()["running_rollouts"] == 0
-
-    asyncio.run(scenario())
+        await desk.until(lambda events: desk.of("put"))
+    assert desk.of("fail") == [("bad", 1, "reward", "reward 'x' of prompt 'sums/0/1' raised")]
+    assert stage.aborted == [("bad", 0)]
+    assert decode(desk.of("put")[0][0]).group_id == "good"
+    assert worker.statistics.statistics()["groups"] == {"failed": 1, "accepted": 1}
 
 
-def test_a_failed_rollout_gives_the_group_back_and_aborts_its_siblings():
-    async def scenario():
-        desk, stage = Desk(lease("bad"), lease("good")), Stage()
-        stage.errors["bad", 1] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
-        worker = build(desk, stage)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: desk.of("fail"))
-            stage.ended.set()
-            await desk.until(lambda events: desk.of("put"))
-        assert desk.of("fail") == [("bad", 1, "reward", "reward 'x' of prompt 'sums/0/1' raised")]
-        assert stage.aborted == [("bad", 0)]
-        assert decode(desk.of("put")[0][0]).group_id == "good"
-        assert worker.statistics.statistics()["groups"] == {"failed": 1, "accepted": 1}
+async def test_a_rollout_that_the_schema_refuses_fails_its_group():
+    desk = Desk(lease("odd", size=1))
 
-    asyncio.run(scenario())
+    async def episode(of, index, saved):
+        return rollout(of, index, version=-5)
 
-
-def test_a_rollout_that_the_schema_refuses_fails_its_group():
-    async def scenario():
-        desk = Desk(lease("odd", size=1))
-
-        async def episode(of, index, saved):
-            return rollout(of, index, version=-5)
-
-        worker = RolloutWorker(
-            ActorStatistics("engine-0"), desk, episode, interrupt=Stage().interrupt,
-            max_concurrent_rollouts=1, largest_group=1, heartbeat_seconds=60,
-        )  # fmt: skip
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: desk.of("fail"))
-        [(group_id, attempt, reason, error)] = desk.of("fail")
-        assert (group_id, attempt, reason) == ("odd", 1, "schema")
-        assert error.startswith("versions: ")
-        assert desk.of("put") == []
-
-    asyncio.run(scenario())
+    worker = RolloutWorker(
+        ActorStatistics("engine-0"), desk, episode, interrupt=Stage().interrupt,
+        max_concurrent_rollouts=1, largest_group=1, heartbeat_seconds=60,
+    )  # fmt: skip
+    async with working(worker):
+        await worker.on_version(0)
+        await desk.until(lambda events: desk.of("fail"))
+    [(group_id, attempt, reason, error)] = desk.of("fail")
+    assert (group_id, attempt, reason) == ("odd", 1, "schema")
+    assert error.startswith("versions: ")
+    assert desk.of("put") == []
 
 
-def test_a_lost_attempt_spares_a_newer_one_of_its_group():
-    async def scenario():
-        desk, stage = Desk(lease("again"), lease("again", attempt=2)), Stage()
-        worker = build(desk, stage, heartbeat=0.01)
-        async with working(worker):
-            await worker.on_version(0)
-            desk.lost = [("again", 1)]
-            await desk.until(lambda events: ("heartbeat", [("again", 2)]) in events)
-            stage.ended.set()
-            await desk.until(lambda events: desk.of("put"))
-        assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
-
-    asyncio.run(scenario())
+async def test_a_lost_attempt_spares_a_newer_one_of_its_group():
+    desk, stage = Desk(lease("again"), lease("again", attempt=2)), Stage()
+    async with at_work(desk, stage, heartbeat=0.01) as worker:
+        desk.lost = [("again", 1)]
+        await desk.until(lambda events: ("heartbeat", [("again", 2)]) in events)
+        stage.ended.set()
+        await desk.until(lambda events: desk.of("put"))
+    assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
 
 
-def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
-    async def scenario():
-        desk, stage = Desk(lease("kept"), lease("lost", attempt=2)), Stage()
-        worker = build(desk, stage, heartbeat=0.01)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: desk.of("heartbeat"))
-            assert desk.of("heartbeat")[0] == ([("kept", 1), ("lost", 2)],)
-            desk.lost = [("lost", 2)]
-            await desk.until(lambda events: ("heartbeat", [("kept", 1)]) in events)
-            assert sorted(stage.aborted) == [("lost", 0), ("lost", 1)]
-            stage.ended.set()
-            await desk.until(lambda events: desk.of("put"))
-        assert desk.of("fail") == []
-        assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
-
-    asyncio.run(scenario())
+async def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
+    desk, stage = Desk(lease("kept"), lease("lost", attempt=2)), Stage()
+    async with at_work(desk, stage, heartbeat=0.01) as worker:
+        await desk.until(lambda events: desk.of("heartbeat"))
+        assert desk.of("heartbeat")[0] == ([("kept", 1), ("lost", 2)],)
+        desk.lost = [("lost", 2)]
+        await desk.until(lambda events: ("heartbeat", [("kept", 1)]) in events)
+        assert sorted(stage.aborted) == [("lost", 0), ("lost", 1)]
+        stage.ended.set()
+        await desk.until(lambda events: desk.of("put"))
+    assert desk.of("fail") == []
+    assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
 
 
-def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
-    async def scenario():
-        desk, stage = Desk(lease("g1", attempt=2)), Stage()
-        worker = build(desk, stage)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: len(events) > 3)
-        assert desk.of("put") == desk.of("fail") == stage.aborted == []
-        group = decode(desk.of("save")[0][0])
-        assert (group.group_id, group.attempt) == ("g1", 2)
-        assert [r.sample_index for r in group.rollouts] == [0, 1]
-        assert {r.finish_reason for r in group.rollouts} == {FinishReason.ABORTED}
-        assert worker.statistics.statistics()["groups"] == {"aborted": 1}
-        assert worker.statistics.statistics()["rollouts"] == 0
-
-    asyncio.run(scenario())
+async def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
+    desk, stage = Desk(lease("g1", attempt=2)), Stage()
+    async with at_work(desk, stage) as worker:
+        await desk.until(lambda events: len(events) > 3)
+    assert desk.of("put") == desk.of("fail") == stage.aborted == []
+    group = decode(desk.of("save")[0][0])
+    assert (group.group_id, group.attempt) == ("g1", 2)
+    assert [r.sample_index for r in group.rollouts] == [0, 1]
+    assert {r.finish_reason for r in group.rollouts} == {FinishReason.ABORTED}
+    assert worker.statistics.statistics()["groups"] == {"aborted": 1}
+    assert worker.statistics.statistics()["rollouts"] == 0
 
 
-def test_stop_interrupts_what_is_running_though_the_broker_is_made_again():
-    async def scenario():
-        desk, stage = Desk(lease("g1")), Stage()
-        worker = build(desk, stage)
-        async with working(worker):
-            await worker.on_version(3)
-            await desk.until(lambda events: len(stage.begun) == 2)
-            desk.lease = lambda *_: asyncio.Event().wait()
-            await asyncio.sleep(0)
-        assert stage.interrupted
-
-    asyncio.run(scenario())
+async def test_stop_interrupts_what_is_running_though_the_broker_is_made_again():
+    desk, stage = Desk(lease("g1")), Stage()
+    async with at_work(desk, stage, version=3):
+        await desk.until(lambda events: len(stage.begun) == 2)
+        desk.lease = lambda *_: asyncio.Event().wait()
+        await asyncio.sleep(0)
+    assert stage.interrupted
 
 
-def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attempt():
+async def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attempt():
     """It cannot be gone on with, and is left to whoever leases the group next."""
 
     class Talking(Stage):
@@ -316,50 +258,35 @@ def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attemp
             await super().run(of, index, saved)
             raise RolloutFailed("request g1/1/0/2 ended as aborted after 3 tokens")
 
-    async def scenario():
-        desk, stage = Desk(lease("g1")), Talking()
-        worker = build(desk, stage)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: len(events) > 3)
-        assert desk.of("put") == desk.of("fail") == desk.of("save") == []
-        assert worker.statistics.statistics()["groups"] == {"aborted": 1}
-
-    asyncio.run(scenario())
+    desk, stage = Desk(lease("g1")), Talking()
+    async with at_work(desk, stage) as worker:
+        await desk.until(lambda events: len(events) > 3)
+    assert desk.of("put") == desk.of("fail") == desk.of("save") == []
+    assert worker.statistics.statistics()["groups"] == {"aborted": 1}
 
 
-def test_rollouts_that_nobody_was_to_interrupt_fail_their_group():
-    async def scenario():
-        desk, stage = Desk(lease("g1")), Stage()
-        worker = build(desk, stage)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: len(events) > 3)
-            await stage.interrupt()
-            await desk.until(lambda events: desk.of("fail"))
-        [(group_id, _, reason, error)] = desk.of("fail")
-        assert (group_id, reason, "aborted by the engine" in error) == ("g1", "engine", True)
-        assert desk.of("save") == []
-
-    asyncio.run(scenario())
+async def test_rollouts_that_nobody_was_to_interrupt_fail_their_group():
+    desk, stage = Desk(lease("g1")), Stage()
+    async with at_work(desk, stage):
+        await desk.until(lambda events: len(events) > 3)
+        await stage.interrupt()
+        await desk.until(lambda events: desk.of("fail"))
+    [(group_id, _, reason, error)] = desk.of("fail")
+    assert (group_id, reason, "aborted by the engine" in error) == ("g1", "engine", True)
+    assert desk.of("save") == []
 
 
-def test_an_interrupted_baseline_is_never_taken_for_a_reward_of_zero():
-    async def scenario():
-        desk, stage = Desk(lease("g1", greedy_baseline=True)), Stage()
-        worker = build(desk, stage, slots=6, size=3)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: len(events) > 3)
-        assert desk.of("put") == []
-        saved = decode(desk.of("save")[0][0])
-        assert [r.sample_index for r in saved.rollouts] == [0, 1], "the baseline is sampled anew"
-
-    asyncio.run(scenario())
+async def test_an_interrupted_baseline_is_never_taken_for_a_reward_of_zero():
+    desk, stage = Desk(lease("g1", greedy_baseline=True)), Stage()
+    async with at_work(desk, stage, slots=6, size=3):
+        await desk.until(lambda events: len(events) > 3)
+    assert desk.of("put") == []
+    saved = decode(desk.of("save")[0][0])
+    assert [r.sample_index for r in saved.rollouts] == [0, 1], "the baseline is sampled anew"
 
 
 class Uneven(Stage):
-    """Of each group the rollout 0 ends at once."""
+    """The rollout 0 of each group ends at once."""
 
     async def run(self, of, index, saved):
         if index == 0:
@@ -368,24 +295,19 @@ class Uneven(Stage):
         return await super().run(of, index, saved)
 
 
-def test_rollouts_that_finished_before_their_group_are_saved_with_the_heartbeat_once():
-    async def scenario():
-        desk, stage = Desk(lease("g1"), lease("e1", size=1)), Uneven()
-        desk.leases[1] = replace(desk.leases[1], purpose=Purpose.EVALUATE)
-        worker = build(desk, stage, heartbeat=0.005)
-        async with working(worker):
-            await worker.on_version(0)
-            await desk.until(lambda events: len(desk.of("heartbeat")) > 4)
-            assert len(desk.of("save")) == 1
-            stage.ended.set()
-            await desk.until(lambda events: len(desk.of("put")) == 2)
-        [saved] = decode(desk.of("save")[0][0]).rollouts
-        assert (saved.sample_index, saved.finish_reason) == (0, FinishReason.STOP)
-
-    asyncio.run(scenario())
+async def test_rollouts_that_finished_before_their_group_are_saved_with_the_heartbeat_once():
+    desk, stage = Desk(lease("g1"), lease("e1", size=1)), Uneven()
+    desk.leases[1] = replace(desk.leases[1], purpose=Purpose.EVALUATE)
+    async with at_work(desk, stage, heartbeat=0.005):
+        await desk.until(lambda events: len(desk.of("heartbeat")) > 4)
+        assert len(desk.of("save")) == 1
+        stage.ended.set()
+        await desk.until(lambda events: len(desk.of("put")) == 2)
+    [saved] = decode(desk.of("save")[0][0]).rollouts
+    assert (saved.sample_index, saved.finish_reason) == (0, FinishReason.STOP)
 
 
-def test_a_lease_that_carries_saved_rollouts_samples_only_what_is_missing():
+async def test_a_lease_that_carries_saved_rollouts_samples_only_what_is_missing():
     first = lease("g1", size=3)
     finished = replace(rollout(first, 0), reward=0.25)
     begun = replace(rollout(first, 2), finish_reason=FinishReason.ABORTED, reward=0.0)
@@ -393,67 +315,52 @@ def test_a_lease_that_carries_saved_rollouts_samples_only_what_is_missing():
         RolloutGroup(group_id="g1", prompt_id="sums/0/1", attempt=1, rollouts=[finished, begun])
     )
 
-    async def scenario():
-        desk, stage = Desk(replace(first, attempt=2, saved=saved)), Stage()
-        stage.ended.set()
-        worker = build(desk, stage, slots=3, size=3)
-        async with working(worker):
-            await worker.on_version(5)
-            await desk.until(lambda events: desk.of("put"))
-        assert stage.begun == [("g1", 1), ("g1", 2)]
-        assert stage.saved[1] is None
-        assert (stage.saved[2].sample_index, stage.saved[2].versions) == (2, begun.versions)
-        group = decode(desk.of("put")[0][0])
-        assert group.attempt == 2
-        assert [r.reward for r in group.rollouts] == [0.25, 1.0, 1.0]
-        assert worker.statistics.statistics()["tokens_generated"] == 2, (
-            "of rollout 1; the others had theirs"
-        )
-
-    asyncio.run(scenario())
+    desk, stage = Desk(replace(first, attempt=2, saved=saved)), Stage()
+    stage.ended.set()
+    async with at_work(desk, stage, slots=3, size=3, version=5) as worker:
+        await desk.until(lambda events: desk.of("put"))
+    assert stage.begun == [("g1", 1), ("g1", 2)]
+    assert stage.saved[1] is None
+    assert (stage.saved[2].sample_index, stage.saved[2].versions) == (2, begun.versions)
+    group = decode(desk.of("put")[0][0])
+    assert group.attempt == 2
+    assert [r.reward for r in group.rollouts] == [0.25, 1.0, 1.0]
+    assert worker.statistics.statistics()["tokens_generated"] == 2, (
+        "of rollout 1; the others had theirs"
+    )
 
 
 @pytest.mark.parametrize("method", ["lease", "put", "heartbeat"])
-def test_the_end_of_the_run_ends_the_worker_without_an_error(method):
-    async def scenario():
-        desk, stage = Desk(lease("g1")), Stage()
-        desk.errors[method] = QueueClosed("the run is over")
-        if method == "put":
-            stage.ended.set()
-        worker = build(desk, stage, heartbeat=0.01)
-        await worker.on_version(0)
-        async with asyncio.timeout(10):
-            await worker.run(asyncio.Event())
-        assert not desk.of("fail")
-
-    asyncio.run(scenario())
+async def test_the_end_of_the_run_ends_the_worker_without_an_error(method):
+    desk, stage = Desk(lease("g1")), Stage()
+    desk.errors[method] = QueueClosed("the run is over")
+    if method == "put":
+        stage.ended.set()
+    worker = build(desk, stage, heartbeat=0.01)
+    await worker.on_version(0)
+    async with asyncio.timeout(10):
+        await worker.run(asyncio.Event())
+    assert not desk.of("fail")
 
 
 @pytest.mark.parametrize("error", [EngineDied("gone"), ZeroDivisionError("a bug")])
-def test_a_dead_engine_or_a_bug_ends_the_worker_with_that_error(error):
-    async def scenario():
-        desk, stage = Desk(lease("g1"), lease("g2")), Stage()
-        stage.errors["g1", 0] = RewardFailed("less grave")
-        stage.errors["g1", 1] = error
-        worker = build(desk, stage)
-        await worker.on_version(0)
+async def test_a_dead_engine_or_a_bug_ends_the_worker_with_that_error(error):
+    stage = Stage()
+    stage.errors = {("g1", 0): RewardFailed("less grave"), ("g1", 1): error}
+    worker = build(Desk(lease("g1"), lease("g2")), stage)
+    await worker.on_version(0)
+    with pytest.raises(type(error), match=str(error)):
         async with asyncio.timeout(10):
             await worker.run(asyncio.Event())
 
-    with pytest.raises(type(error), match=str(error)):
-        asyncio.run(scenario())
 
-
-def test_a_lost_broker_ends_the_worker_with_that_error():
-    async def scenario():
-        desk = Desk()
-        desk.errors["lease"] = BrokerLostError("gone")
-        worker = build(desk, Stage())
-        await worker.on_version(0)
-        await worker.run(asyncio.Event())
-
+async def test_a_lost_broker_ends_the_worker_with_that_error():
+    desk = Desk()
+    desk.errors["lease"] = BrokerLostError("gone")
+    worker = build(desk, Stage())
+    await worker.on_version(0)
     with pytest.raises(BrokerLostError):
-        asyncio.run(scenario())
+        await worker.run(asyncio.Event())
 
 
 def test_a_worker_without_room_for_one_group_is_refused():
@@ -486,80 +393,73 @@ def test_occupancy_tells_waiting_for_weights_from_waiting_for_leases():
     assert occupancy.mean_running == (8 * 2 + 4 * 4) / 10
 
 
-def test_what_comes_after_the_run_does_not_count_as_idle():
-    async def scenario():
-        worker = build(Desk(), Stage())
-        async with working(worker):
-            await worker.on_version(0)
-        after = worker.statistics.statistics()
-        await asyncio.sleep(0.02)
-        assert worker.statistics.statistics() == after
-
-    asyncio.run(scenario())
+async def test_what_comes_after_the_run_does_not_count_as_idle():
+    async with at_work(Desk(), Stage()) as worker:
+        pass
+    after = worker.statistics.statistics()
+    await asyncio.sleep(0.02)
+    assert worker.statistics.statistics() == after
 
 
 @pytest.mark.parametrize(("staleness", "baseline"), [(0, False), (2, False), (0, True), (2, True)])
-def test_workers_broker_and_learner_train_every_group_within_the_bound(
+async def test_workers_broker_and_learner_train_every_group_within_the_bound(
     tmp_path, staleness, baseline
 ):
     """Four batches end to end, in one process, with a version that moves while it generates."""
     batch, size, steps = 3, 2, 4
     trained, greedy = [], []
 
-    async def scenario():
-        broker = Broker(
-            tmp_path,
-            config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
-            spec=RunSpec(
-                groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
-            ),
-        )
-        engine = ScriptedEngine(
-            {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
-        )
-        await engine.start()
-        runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
+    broker = Broker(
+        tmp_path,
+        config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
+        spec=RunSpec(
+            groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
+        ),
+    )
+    engine = ScriptedEngine(
+        {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
+    )
+    await engine.start()
+    runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
 
-        async def episode(of, index, saved):
-            rollout = await runner.run(of, index, saved)
-            if of.purpose is Purpose.TRAIN and of.temperature == 0.0:
-                greedy.append(rollout)
-            return rollout
+    async def episode(of, index, saved):
+        rollout = await runner.run(of, index, saved)
+        if of.purpose is Purpose.TRAIN and of.temperature == 0.0:
+            greedy.append(rollout)
+        return rollout
 
-        worker = RolloutWorker(
-            ActorStatistics("engine-0"),
-            broker,
-            episode,
-            interrupt=engine.interrupt,
-            max_concurrent_rollouts=6,
-            largest_group=size + baseline,
-            heartbeat_seconds=1.0,
-        )
-        prompts = [
-            Prompt(prompt_id=f"sums/0/{i}", text=f"{i}+1=", answer=str(i + 1)) for i in range(12)
-        ]
+    worker = RolloutWorker(
+        ActorStatistics("engine-0"),
+        broker,
+        episode,
+        interrupt=engine.interrupt,
+        max_concurrent_rollouts=6,
+        largest_group=size + baseline,
+        heartbeat_seconds=1.0,
+    )
+    prompts = [
+        Prompt(prompt_id=f"sums/0/{i}", text=f"{i}+1=", answer=str(i + 1)) for i in range(12)
+    ]
 
-        async def learn():
-            for version in range(steps):
-                taken = await broker.take(version, 10.0)
-                groups = [decode(payload) for payload in taken.payloads]
-                trained.extend((version, group) for group in groups)
-                engine.version = version + 1
-                await worker.on_version(version + 1)
-                await broker.ack(version, {})
+    async def learn():
+        for version in range(steps):
+            taken = await broker.take(version, 10.0)
+            groups = [decode(payload) for payload in taken.payloads]
+            trained.extend((version, group) for group in groups)
+            engine.version = version + 1
+            await worker.on_version(version + 1)
+            await broker.ack(version, {})
 
-        await broker.issue(prompts, cursor="{}")
-        await broker.evaluate("greedy", prompts[:5], temperature=0.0, min_version=0)
-        await worker.on_version(0)
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-            tasks.create_task(learn())
-            tasks.create_task(worker.run(asyncio.Event()))
-        accounts = await broker.accounting()
-        evaluation = await broker.evaluation("greedy", 1.0)
-        await broker.close()
-        return accounts, evaluation, worker.statistics.statistics()
-
-    accounts, evaluation, statistics = asyncio.run(scenario())
+    await broker.issue(prompts, cursor="{}")
+    await broker.evaluate("greedy", prompts[:5], temperature=0.0, min_version=0)
+    await worker.on_version(0)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(learn())
+        tasks.create_task(worker.run(asyncio.Event()))
+    accounts = await broker.accounting()
+    evaluation = await broker.evaluation("greedy", 1.0)
+    await broker.close()
+    accounts, evaluation, statistics = accounts, evaluation, worker.statistics.statistics()
     assert accounts.trained == batch * steps
     assert accounts.balanced
     assert (evaluation.count, evaluation.failed) == (5, 0)

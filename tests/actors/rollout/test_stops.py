@@ -143,13 +143,13 @@ def test_the_cut_is_after_the_first_token_whose_text_completes_a_stop(name, data
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     decoded = [renderer.text(token_ids[:end]) for end in range(len(token_ids) + 1)]
     expected = next((n for n, t in enumerate(decoded) if any(s in t for s in stop)), None)
-    found = stops.find(token_ids)
-    assert found == expected
-    kept = token_ids if found is None else token_ids[:found]
+    length = stops.find(token_ids)
+    assert length == expected
+    kept = token_ids if length is None else token_ids[:length]
     completion = stops.text(kept)
     assert not any(s in completion for s in stop)
     assert decoded[len(kept)].startswith(completion)
-    if found is not None:
+    if length is not None:
         with_stop = load_stops(renderer, stop, include=True).text(kept)
         assert any(with_stop == completion + s for s in stop)
 

@@ -47,10 +47,10 @@ def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
         sampled |= dict.fromkeys(range(len(seen), len(seen) + len(sampled_ids)), turn)
     last_seen, last_said = engine.seen[-1]
     assert rollout.token_ids == last_seen + last_said
-    places = range(len(rollout.token_ids))
-    assert rollout.loss_mask == [place in sampled for place in places]
-    assert rollout.versions == [sampled.get(place, -1) for place in places]
-    assert rollout.behavior_logprobs == [-0.25 * (place in sampled) for place in places]
+    positions = range(len(rollout.token_ids))
+    assert rollout.loss_mask == [position in sampled for position in positions]
+    assert rollout.versions == [sampled.get(position, -1) for position in positions]
+    assert rollout.behavior_logprobs == [-0.25 * (position in sampled) for position in positions]
     assert rollout.prompt_length == len(engine.seen[0][0])
     ends = [len(seen) + len(sampled_ids) - 1 for seen, sampled_ids in engine.seen]
     paid = [0.5] * len(messages) + [0.0]

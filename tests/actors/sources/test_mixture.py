@@ -46,15 +46,15 @@ def test_one_of_each_part_can_be_looked_at_without_moving_on(tmp_path):
     ]
     looked, fresh = mixture(parts), mixture(parts)
     looked.next(5), fresh.next(5)
-    each = looked.one_of_each()
-    assert [prompt.metadata["part"] for prompt in each] == ["0", "1"]
+    prompts = looked.one_of_each()
+    assert [prompt.metadata["part"] for prompt in prompts] == ["0", "1"]
     assert looked.cursor() == fresh.cursor()
     assert looked.next(400) == fresh.next(400)
 
 
 def test_a_weight_moves_in_straight_lines_and_stays_outside_of_its_points():
     points = ((10, 1.0), (20, 0.0), (40, 2.0))
-    assert [weight_at(points, place) for place in (0, 10, 15, 20, 30, 40, 99)] == [
+    assert [weight_at(points, position) for position in (0, 10, 15, 20, 30, 40, 99)] == [
         1.0, 1.0, 0.5, 0.0, 1.0, 2.0, 2.0,
     ]  # fmt: skip
     assert weight_at(0.25, 7) == 0.25

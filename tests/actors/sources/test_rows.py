@@ -33,22 +33,17 @@ def test_all_bad_rows_are_told_by_their_lines_in_one_message(tmp_path):
     with pytest.raises(InputError) as caught:
         texts(write(tmp_path / "x.jsonl", BAD), 1)
     message = str(caught.value)
-    found = [line.partition("x.jsonl:")[2] for line in message.splitlines()[1:]]
+    reported = [line.partition("x.jsonl:")[2] for line in message.splitlines()[1:]]
     reasons = (
         (2, "not JSON: Expecting property name"),
         (4, "not UTF-8"),
         (5, "prompt is 3"),
         (6, "not JSON"),
     )
-    for line, (number, reason) in zip(found, reasons, strict=True):
+    for line, (number, reason) in zip(reported, reasons, strict=True):
         assert line.startswith(f"{number}: {reason}")
     with pytest.raises(InputError, match="and 90 more"):
         texts(write(tmp_path / "many.jsonl", [b"{"] * 100), 1)
-
-
-def test_a_mark_of_the_byte_order_and_windows_line_ends_are_not_part_of_a_row(tmp_path):
-    path = write(tmp_path / "x.jsonl", [b'\xef\xbb\xbf{"prompt": "a"}\r', b'{"prompt": "b"}\r'])
-    assert texts(path, 2) == {"a", "b"}
 
 
 def test_bad_rows_are_left_out_and_told_where_a_recipe_says_so(tmp_path, caplog):
@@ -126,10 +121,7 @@ def test_columns_that_are_not_json_are_bad_rows(tmp_path):
 
 
 def test_a_conversation_opens_an_episode_as_it_is(tmp_path):
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "1+1?"},
-    ]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     path = write(tmp_path / "x.jsonl", [{"prompt": messages, "answer": 2}])
     (prompt,) = load_source("files", options={"path": path}, seed=0).next(1)
     assert prompt.text == "Be brief.\n\n1+1?"
@@ -250,12 +242,6 @@ def test_an_answer_that_no_policy_can_give_is_told_by_line(tmp_path, answer):
         texts(path, 1)
 
 
-def test_a_misspelt_field_names_the_nearest(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answr": 3}])
-    with pytest.raises(InputError, match=r"unknown fields answr; .*did you mean 'answer'\?"):
-        texts(path, 1)
-
-
 UNENCODABLE = {
     "prompt": {"prompt": "a\ud800"},
     "NUL": {"prompt": "a\0b"},
@@ -311,8 +297,8 @@ def test_a_column_that_is_not_utf_8_is_refused_by_the_number_of_its_row(tmp_path
 
 def test_byte_order_marks_are_read_or_refused(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "a"}\n')
-    assert texts(str(path), 1) == {"a"}
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r')  # as Windows ends lines
+    assert texts(str(path), 2) == {"a", "b"}
     path.write_bytes(b'{"prompt": "a"}\n\xef\xbb\xbf{"prompt": "b"}\n')
     with pytest.raises(InputError, match=r"x\.jsonl:2: not JSON: .*BOM"):
         texts(str(path), 1)

@@ -1,4 +1,4 @@
-"""What every prompt source promises: repeatable, resumable, and training apart from held-out."""
+"""The contract of prompt sources: repeatable, resumable, and training apart from held-out."""
 
 import json
 
@@ -22,6 +22,10 @@ def write(path, rows):
     return str(path)
 
 
+def opened(path, **keywords):
+    return load_source("files", options={"path": path}, **{"seed": 0, **keywords})
+
+
 def write_table(path, rows):
     table = pa.Table.from_pylist(rows)
     if path.suffix == ".parquet":
@@ -36,7 +40,7 @@ def write_table(path, rows):
 
 
 TABLES = ("sums.parquet", "sums.arrow", "stream.arrow", "sums.feather")
-OTHERS = ("mixture", "lettered_chain_sum", "reasoning_gym:chain_sum", "gym:small")
+OTHERS = ("mixture", "lettered_chain_sum", "tiny:product", "reasoning_gym:chain_sum", "gym:small")
 
 
 @pytest.fixture(params=["files", *TABLES, *OTHERS])
@@ -139,13 +143,8 @@ def test_a_gym_epoch_goes_over_into_the_next_without_repeating():
         ("files", {}, "requires the option path"),
         ("files", {"path": "x", "shuffle": True}, "no option shuffle"),
         ("files", {"pth": "x"}, "no option pth; its options: .*; did you mean 'path'"),
-        ("reasoning_gm:chain_sum", {}, "there is none in .* did you mean 'reasoning_gym'"),
         ("files", {"path": "/nonexistent.jsonl"}, "cannot be read"),
-        ("no_such_module:Source", {}, "cannot import no_such_module"),
-        ("user_module:Sevens", {}, "has no 'Sevens'"),
-        ("user_module:CONSTANT", {}, "is a int"),
         ("user_module:Countdown", {}, "Countdown"),
-        ("nothing", {}, "files, datasets:NAME, mixture, lettered_chain_sum"),
     ],
 )
 def test_a_wrong_source_or_option_is_one_clear_input_error(name, options, message):
@@ -172,7 +171,7 @@ def test_a_source_of_the_users_is_built_with_the_same_keywords():
 
 def test_every_epoch_of_a_file_has_every_line_once_in_an_order_of_its_own(tmp_path):
     path = write(tmp_path / "sums.jsonl", lines(50))
-    source = load_source("files", options={"path": path}, seed=3)
+    source = opened(path, seed=3)
     first, second = source.next(50), source.next(50)
     texts = [[prompt.text for prompt in epoch] for epoch in (first, second)]
     assert sorted(texts[0]) == sorted(texts[1]) == sorted(row["prompt"] for row in lines(50))
@@ -182,7 +181,7 @@ def test_every_epoch_of_a_file_has_every_line_once_in_an_order_of_its_own(tmp_pa
 
 def test_a_line_keeps_its_answer_as_text_and_its_metadata(tmp_path):
     path = write(tmp_path / "one.jsonl", [*lines(1), "", {"prompt": "open"}])
-    prompts = load_source("files", options={"path": path}, seed=0).next(2)
+    prompts = opened(path).next(2)
     by_text = {prompt.text: prompt for prompt in prompts}
     assert by_text["0+0="].answer == "0"
     assert by_text["0+0="].metadata == {"line": 0}
@@ -194,12 +193,7 @@ def test_what_is_held_out_of_a_file_does_not_depend_on_the_order_of_its_lines(tm
     there = write(tmp_path / "a.jsonl", lines(60))
     back = write(tmp_path / "b.jsonl", lines(60)[::-1])
     texts = [
-        [
-            prompt.text
-            for prompt in load_source(
-                "files", options={"path": path}, seed=0, split="heldout", heldout_size=9
-            ).next(9)
-        ]
+        [prompt.text for prompt in opened(path, split="heldout", heldout_size=9).next(9)]
         for path in (there, back)
     ]
     assert texts[0] == texts[1]
@@ -208,8 +202,7 @@ def test_what_is_held_out_of_a_file_does_not_depend_on_the_order_of_its_lines(tm
 def test_lines_that_repeat_a_held_out_text_are_not_trained(tmp_path):
     path = write(tmp_path / "twice.jsonl", [*lines(10), *lines(10)])
     held_out, trained = (
-        load_source("files", options={"path": path}, seed=0, split=split, heldout_size=9).next(9)
-        for split in ("heldout", "train")
+        opened(path, split=split, heldout_size=9).next(9) for split in ("heldout", "train")
     )
     assert len({prompt.text for prompt in held_out}) == 9
     assert len({prompt.text for prompt in trained}) == 1
@@ -243,16 +236,16 @@ def test_a_second_file_holds_out_and_its_texts_are_not_trained(tmp_path):
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, row, message):
     path = write(tmp_path / "bad.jsonl", [*lines(2), row])
     with pytest.raises(InputError, match=message) as caught:
-        load_source("files", options={"path": path}, seed=0)
+        opened(path)
     assert "bad.jsonl:3: " in str(caught.value)
     assert caught.value.exit_code == 2
 
 
 def test_a_file_without_prompts_or_with_too_few_is_refused(tmp_path):
     with pytest.raises(InputError, match="no prompts"):
-        load_source("files", options={"path": write(tmp_path / "empty.jsonl", ["", ""])}, seed=0)
+        opened(write(tmp_path / "empty.jsonl", ["", ""]))
     path = write(tmp_path / "few.jsonl", lines(5))
     with pytest.raises(InputError, match="6 prompts cannot be held out of 5"):
-        load_source("files", options={"path": path}, seed=0, heldout_size=6)
+        opened(path, heldout_size=6)
     with pytest.raises(InputError, match="nothing is left"):
-        load_source("files", options={"path": path}, seed=0, heldout_size=5)
+        opened(path, heldout_size=5)

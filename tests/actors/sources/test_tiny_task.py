@@ -41,18 +41,6 @@ def test_answers_are_right_and_splits_share_nothing(task):
     texts = {prompt.text for prompt in heldout}
     assert len(texts) == 50
     assert not texts & {prompt.text for prompt in train}
-    assert heldout == source(task, seed=5, split="heldout").next(50)
-    assert train != source(task, seed=5).next(500)
-
-
-def test_a_source_goes_on_where_its_cursor_was_taken():
-    drawn = source()
-    drawn.next(7)
-    cursor = drawn.cursor()
-    rest = drawn.next(5)
-    again = source()
-    again.restore(cursor)
-    assert again.next(5) == rest
 
 
 def test_a_worked_product_is_a_conversation_with_the_calculator():

@@ -15,18 +15,18 @@ class Growing:
     """Prompts of 1, 2, … `longest` letters, again and again."""
 
     def __init__(self, longest):
-        self.longest, self.place = longest, 0
+        self.longest, self.position = longest, 0
 
     def next(self, count):
-        places = range(self.place, self.place + count)
-        self.place += count
-        return [Prompt(prompt_id=f"g/{p}", text="a" * (p % self.longest + 1)) for p in places]
+        positions = range(self.position, self.position + count)
+        self.position += count
+        return [Prompt(prompt_id=f"g/{p}", text="a" * (p % self.longest + 1)) for p in positions]
 
     def cursor(self):
-        return json.dumps(self.place)
+        return json.dumps(self.position)
 
     def restore(self, cursor):
-        self.place = json.loads(cursor)
+        self.position = json.loads(cursor)
 
 
 def test_what_is_longer_is_left_out_and_the_source_goes_on_from_its_cursor():

@@ -13,21 +13,21 @@ class Digits:
     """0 to 9, over and over."""
 
     def __init__(self):
-        self.place = 0
+        self.position = 0
         self.asked = []
 
     def next(self, count):
         self.asked.append(count)
-        start, self.place = self.place, self.place + count
+        start, self.position = self.position, self.position + count
         return [
-            Prompt(prompt_id=f"digits/0/{i}", text=str(i % 10)) for i in range(start, self.place)
+            Prompt(prompt_id=f"digits/0/{i}", text=str(i % 10)) for i in range(start, self.position)
         ]
 
     def cursor(self):
-        return str(self.place)
+        return str(self.position)
 
     def restore(self, cursor):
-        self.place = int(cursor)
+        self.position = int(cursor)
 
 
 def texts(prompts):
@@ -59,7 +59,7 @@ def test_a_source_of_which_everything_is_held_out_is_refused():
     digits = Digits()
     with pytest.raises(InputError, match=f"{PATIENCE} prompts in a row were held out"):
         without_heldout(digits, frozenset("0123456789")).next(7)
-    assert PATIENCE <= digits.place < PATIENCE + 7
+    assert PATIENCE <= digits.position < PATIENCE + 7
 
 
 def test_a_source_that_ends_is_refused():

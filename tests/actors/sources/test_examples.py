@@ -1,0 +1,260 @@
+"""Demonstrations and preference pairs: from the demo's source, from files, from a user's source."""
+
+import json
+from functools import partial
+from itertools import islice
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from actors.environments.protocol import Message
+from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
+from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
+from headway.errors import InputError
+
+
+def load(kind, name, seed=0, heldout=frozenset(), **options):
+    return load_examples(kind, str(name), options=options, seed=seed, heldout=heldout)
+
+
+demonstrations, preferences = partial(load, DEMONSTRATIONS), partial(load, PREFERENCES)
+
+
+def value(prompt):
+    """Evaluate a prompt such as `a3b+5c-7=`, without its letters."""
+    return eval("".join(c for c in prompt[:-1] if not c.isalpha()))
+
+
+def test_every_demonstration_is_right_and_a_share_of_them_is_worked():
+    pairs = list(islice(demonstrations("lettered_chain_sum", worked_share=0.4), 2000))
+    for prompt, completion in pairs:
+        assert int(completion.rsplit("=", 1)[1]) == value(prompt)
+        assert set(prompt + completion) <= set(CHARACTERS)
+    worked = [completion for _, completion in pairs if not completion.startswith("=")]
+    assert 0.36 < len(worked) / len(pairs) < 0.44
+
+
+def test_a_worked_answer_adds_one_term_at_a_time():
+    pairs = dict(islice(demonstrations("lettered_chain_sum", worked_share=1.0), 500))
+    for prompt, completion in pairs.items():
+        steps = completion.split(",")
+        assert len(steps) == sum(c.isalpha() for c in prompt) - 1
+        for step in steps:
+            left, right = step[1:].split("=")
+            assert eval(left) == int(right)
+
+
+def test_demonstrations_and_training_never_show_a_held_out_problem():
+    heldout = {
+        p.text for p in LetteredChainSum(seed=0, split="heldout", heldout_size=300).next(300)
+    }
+    assert len(heldout) == 300
+    for seed in (0, 1):
+        source = LetteredChainSum(seed=seed, heldout_size=300)
+        training = {prompt.text for prompt in source.next(5000)}
+        shown = {prompt for prompt, _ in islice(source.demonstrations(), 5000)}
+        assert not heldout & (training | shown)
+
+
+def test_lengths_are_heavy_tailed():
+    terms = [sum(c.isalpha() for c in p.text) for p in LetteredChainSum(seed=0).next(4000)]
+    assert (min(terms), max(terms)) == (3, 18)
+    assert 0.2 < terms.count(3) / len(terms) < 0.26
+    assert 0.04 < sum(n >= 14 for n in terms) / len(terms) < 0.1
+
+
+def steps_are_right(prompt, completion):
+    """Return True if a worked answer has a right step for each term, one after the other."""
+    terms = [prompt[1], *(prompt[i : i + 2] for i in range(3, len(prompt) - 1, 3))]
+    letters = [c for c in prompt if c.isalpha()]
+    expected, total = [], int(terms[0])
+    for letter, term in zip(letters[1:], terms[1:], strict=True):
+        expected.append(f"{letter}{total}{int(term):+d}={total + int(term)}")
+        total += int(term)
+    return completion == ",".join(expected)
+
+
+def test_the_better_answer_is_worked_and_right_and_the_worse_one_is_not():
+    for prompt, chosen, rejected in islice(preferences("lettered_chain_sum"), 2000):
+        assert set(prompt + chosen + rejected) <= set(CHARACTERS)
+        assert steps_are_right(prompt, chosen)
+        assert int(chosen.rsplit("=", 1)[1]) == value(prompt)
+        assert not steps_are_right(prompt, rejected)
+
+
+def test_worse_answers_are_guesses_or_worked_with_a_step_that_is_wrong_or_missing():
+    pairs = list(islice(preferences("lettered_chain_sum", guess_share=0.25), 2000))
+    guesses = [(p, r) for p, _, r in pairs if r.startswith("=")]
+    assert 0.21 < len(guesses) / len(pairs) < 0.29
+    right = sum(int(guess[1:]) == value(prompt) for prompt, guess in guesses)
+    assert 0.08 < right / len(guesses) < 0.21
+    worked = [(chosen, r) for _, chosen, r in pairs if not r.startswith("=")]
+    missing = sum(r.count(",") == chosen.count(",") - 1 for chosen, r in worked)
+    wrong = sum(r.count(",") == chosen.count(",") for chosen, r in worked)
+    assert missing + wrong == len(worked)
+    assert 0.4 < missing / len(worked) < 0.6
+
+
+def test_pairs_demonstrations_and_training_prompts_are_of_different_problems():
+    heldout = frozenset(
+        p.text for p in LetteredChainSum(seed=0, split="heldout", heldout_size=300).next(300)
+    )
+    pairs = {p for p, _, _ in islice(preferences("lettered_chain_sum", heldout=heldout), 3000)}
+    source = LetteredChainSum(seed=0, heldout_size=300)
+    training = {p.text for p in source.next(3000) if len(p.text) > 20}
+    shown = {p for p, _ in islice(source.demonstrations(), 3000) if len(p) > 20}
+    assert not pairs & heldout
+    assert not pairs & (training | shown)
+
+
+def test_a_seed_has_its_own_pairs_and_always_the_same():
+    first = list(islice(preferences("lettered_chain_sum", seed=3), 50))
+    assert first == list(islice(preferences("lettered_chain_sum", seed=3), 50))
+    assert not {p for p, _, _ in first} & {
+        p for p, _, _ in islice(preferences("lettered_chain_sum", seed=4), 50) if len(p) > 20
+    }
+
+
+def write(path, *rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [(DEMONSTRATIONS, {"completion": "x"}), (PREFERENCES, {"chosen": "a\u2028", "rejected": "b"})],
+)
+def test_a_file_is_shuffled_anew_every_epoch_and_shows_no_held_out_prompt(tmp_path, kind, fields):
+    path = write(tmp_path / "rows.jsonl", *({"prompt": str(i), **fields} for i in range(30)))
+    heldout = frozenset(["0", "1"])
+    examples = list(islice(load(kind, path, heldout=heldout), 56))
+    assert sorted(examples[:28]) == sorted(examples[28:])
+    assert examples[:28] != examples[28:]
+    assert sorted(examples[:28]) == sorted((str(i), *fields.values()) for i in range(2, 30))
+    assert examples == list(islice(load(kind, path, heldout=heldout), 56))
+    with pytest.raises(InputError, match="every prompt is held out"):
+        load(kind, path, heldout=frozenset(map(str, range(30))))
+
+
+def test_a_source_shows_no_held_out_prompt_and_holds_out_as_many_itself():
+    pairs = list(islice(demonstrations("user_module:Shown", heldout=frozenset("024"), first=0), 9))
+    assert pairs == [(digit, "3") for digit in "135678913"]
+    with pytest.raises(InputError, match="10000 prompts in a row were held out"):
+        next(demonstrations("user_module:Shown", heldout=frozenset("0123456789"), first=0))
+
+
+TALK = [
+    {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "a"}, {"role": "tool", "content": "t"},
+    {"role": "assistant", "content": "b"},
+]  # fmt: skip
+READ = tuple(Message(**message) for message in TALK)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_of_messages_is_conversations(tmp_path, suffix):
+    """Other columns, and fields of a message that are null, do not matter."""
+    path = tmp_path / f"talks.{suffix}"
+    talk = [{**message, "name": None, "tool_calls": None} for message in TALK]
+    rows = [{"id": i, "messages": talk} for i in range(2)]
+    if suffix == "jsonl":
+        write(path, *rows)
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert next(demonstrations(path)) == (READ[:2], READ[2:])
+    with pytest.raises(InputError, match="every prompt is held out"):
+        demonstrations(path, heldout=frozenset(["s\n\nu"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [(DEMONSTRATIONS, {"completion": "a"}), (PREFERENCES, {"chosen": "a", "rejected": "b"})],
+)
+def test_the_prompt_of_an_example_may_be_messages(tmp_path, kind, fields):
+    path = write(tmp_path / "rows.jsonl", {"prompt": TALK[:2], **fields})
+    assert next(load(kind, path)) == (READ[:2], *fields.values())
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([], "must be messages, each of a role (system, user, assistant, tool) and a content"),
+        ([{"role": "bot", "content": "a"}], "must be messages, each of a role"),
+        ([*TALK, {"role": "assistant", "content": None, "tool_calls": [1]}], "must be messages"),
+        ("hello", "must be a tuple of the strings prompt, completion"),
+        (TALK[:2], "messages of system, user must begin with another role than the assistant's"),
+        (TALK[2:], "messages of assistant, tool, assistant must begin with another role"),
+        (TALK[:4], "and end with the assistant"),
+        ([TALK[1], {"role": "assistant", "content": ""}], "no message of the assistant may be emp"),
+    ],
+)
+def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
+    tmp_path, messages, expected
+):
+    path = tmp_path / "talks.jsonl"
+    write(path, {"messages": TALK}, {"messages": messages})
+    with pytest.raises(InputError) as caught:
+        demonstrations(path)
+    assert f"{path}:2: " in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        (DEMONSTRATIONS, "", "no demonstrations"),
+        (DEMONSTRATIONS, "{", "rows.jsonl:1: expected an object"),
+        (DEMONSTRATIONS, '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}',
+         "rows.jsonl:2: expected an object"),
+        (DEMONSTRATIONS, '{"prompt": "a", "completion": ""}', "only the prompt may be empty"),
+        (DEMONSTRATIONS, '{"prompt": 3, "completion": "b"}',
+         "must be a tuple of the strings prompt, completion"),
+        (DEMONSTRATIONS, '{"prompt": "a", "completion": "\\ud800"}',
+         "rows.jsonl:1: a text has a lone surrogate"),
+        (DEMONSTRATIONS, '{"messages": [{"role": "user", "content": "a"}, '
+         '{"role": "assistant", "content": "b\\u0000"}]}',
+         "rows.jsonl:1: a text has a NUL character at 1"),
+        (DEMONSTRATIONS, '{"prompt": ' + "[" * 900 + "]" * 900 + ', "completion": "b"}',
+         "must be a tuple of the strings prompt, completion"),
+        (PREFERENCES, "", "no preferences"),
+        (PREFERENCES, "{", "rows.jsonl:1: expected an object with the strings prompt, chosen, rej"),
+        (PREFERENCES, '{"prompt": "a", "chosen": "b"}', "rows.jsonl:1: expected an object"),
+        (PREFERENCES, '{"prompt": "a", "rejected": "b"}', "KeyError('chosen')"),
+        (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": 3}',
+         "must be a tuple of the strings"),
+        (PREFERENCES, '{"prompt": "a", "chosen": "b", "rejected": ""}',
+         "only the prompt may be empty"),
+        (PREFERENCES, '\n{"prompt": "a", "chosen": "b", "rejected": "b"}',
+         "rows.jsonl:2: chosen and rejected"),
+    ],
+)  # fmt: skip
+def test_a_malformed_file_is_refused_with_its_line(tmp_path, kind, content, expected):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"rows\.jsonl") as caught:
+        load(kind, path)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "message"),
+    [
+        (DEMONSTRATIONS, "lettered_chain_sum", {"worked_shar": 1},
+         "no option worked_shar; .*worked_share"),
+        (DEMONSTRATIONS, "pairs.jsonl", {"worked_share": 1},
+         "no option worked_share; its options: none"),
+        (DEMONSTRATIONS, "reasoning_gym:chain_sum", {}, "has no worked examples"),
+        (PREFERENCES, "reasoning_gym:chain_sum", {}, "has no preference pairs"),
+        (PREFERENCES, "user_module:Judged", {"gives": "pair"}, "must be a tuple of the strings"),
+        (PREFERENCES, "user_module:Judged", {"gives": "numbers"}, "must be a tuple of the strings"),
+        (PREFERENCES, "user_module:Judged", {"gives": "equal"},
+         "chosen and rejected are both 'a' for the prompt 'p'"),
+        (PREFERENCES, "user_module:Judged", {"gives": "nothing"}, "came to an end"),
+        (PREFERENCES, "user_module:Judged", {"gives": "error"}, r"raised KeyError\('lost'\)"),
+        (PREFERENCES, "user_module:Judged", {}, "requires the option gives"),
+    ],
+)  # fmt: skip
+def test_a_source_that_cannot_be_used_is_an_input_error(kind, name, options, message):
+    with pytest.raises(InputError, match=message):
+        next(load(kind, name, **options))
