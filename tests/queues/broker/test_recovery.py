@@ -25,55 +25,51 @@ WAIT = 10.0
 
 
 async def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path)
-    await broker.issue(make_prompts(4), cursor="4")
-    await broker.serving("a", 0)
-    leases = await broker.lease("a", 6, WAIT)
-    await broker.put("a", answer(leases[1]))
-    await broker.close()
-    broker = make_broker(tmp_path)
-    await broker.serving("b", 0)
-    again = await broker.lease("b", 4, WAIT)
-    assert [(x.group_id, x.attempt) for x in again] == [
-        (leases[0].group_id, 2),
-        (leases[2].group_id, 2),
-    ]
-    assert await broker.put("a", answer(leases[0])) is PutStatus.FENCED
-    assert await broker.put("a", answer(leases[1])) is PutStatus.DUPLICATE
-    assert await broker.put("b", answer(again[0])) is PutStatus.ACCEPTED
-    await broker.issue(make_prompts(1, 4), cursor="5")
-    batch = await broker.take(0, WAIT)
-    ready = [leases[0].group_id, leases[1].group_id]
-    group_ids = [decode(payload).group_id for payload in batch.payloads]
-    assert group_ids == ready, "in the order of issue, though the second came first"
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 6, WAIT)
+        await broker.put("a", answer(leases[1]))
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.serving("b", 0)
+        again = await broker.lease("b", 4, WAIT)
+        assert [(x.group_id, x.attempt) for x in again] == [
+            (leases[0].group_id, 2),
+            (leases[2].group_id, 2),
+        ]
+        assert await broker.put("a", answer(leases[0])) is PutStatus.FENCED
+        assert await broker.put("a", answer(leases[1])) is PutStatus.DUPLICATE
+        assert await broker.put("b", answer(again[0])) is PutStatus.ACCEPTED
+        await broker.issue(make_prompts(1, 4), cursor="5")
+        batch = await broker.take(0, WAIT)
+        ready = [leases[0].group_id, leases[1].group_id]
+        group_ids = [decode(payload).group_id for payload in batch.payloads]
+        assert group_ids == ready, "in the order of issue, though the second came first"
 
 
 async def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(
     tmp_path: Path,
 ) -> None:
-    broker = make_broker(tmp_path, owner="one", session="{}")
-    await broker.issue(make_prompts(4), cursor="4")
-    await broker.evaluate("e", make_prompts(1), temperature=0.5, min_version=0)
-    await broker.serving("a", 0)
-    await broker.serving("b", 0)
-    leases = await broker.lease("a", 7, WAIT)
-    await broker.close()
-    broker = make_broker(tmp_path, owner="one", session="{}")
-    status = await broker.status()
-    assert (status.engines, status.live, status.depth["leased"]) == ({"a": 0, "b": 0}, 3, 3)
-    evaluation, first, second, lost = leases
-    held = [(x.group_id, x.attempt) for x in (evaluation, first, second)]
-    assert await broker.heartbeat("a", held) == []
-    assert await broker.put("a", answer(evaluation)) is PutStatus.ACCEPTED
-    assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
-    (again,) = await broker.lease("b", 2, WAIT)
-    assert (again.group_id, again.attempt) == (lost.group_id, 2), "its holder had no answer"
-    assert await broker.heartbeat("a", [(lost.group_id, 1)]) == [(lost.group_id, 1)]
-    assert await broker.put("a", answer(lost)) is PutStatus.FENCED
-    assert await broker.put("a", answer(second)) is PutStatus.ACCEPTED
-    assert (await broker.status()).given_back == {"unclaimed": 1}
-    await broker.close()
+    async with opened(make_broker(tmp_path, owner="one", session="{}")) as broker:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.evaluate("e", make_prompts(1), temperature=0.5, min_version=0)
+        await broker.serving("a", 0)
+        await broker.serving("b", 0)
+        leases = await broker.lease("a", 7, WAIT)
+    async with opened(make_broker(tmp_path, owner="one", session="{}")) as broker:
+        status = await broker.status()
+        assert (status.engines, status.live, status.depth["leased"]) == ({"a": 0, "b": 0}, 3, 3)
+        evaluation, first, second, lost = leases
+        held = [(x.group_id, x.attempt) for x in (evaluation, first, second)]
+        assert await broker.heartbeat("a", held) == []
+        assert await broker.put("a", answer(evaluation)) is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (lost.group_id, 2), "its holder had no answer"
+        assert await broker.heartbeat("a", [(lost.group_id, 1)]) == [(lost.group_id, 1)]
+        assert await broker.put("a", answer(lost)) is PutStatus.FENCED
+        assert await broker.put("a", answer(second)) is PutStatus.ACCEPTED
+        assert (await broker.status()).given_back == {"unclaimed": 1}
     assert len(sessions(tmp_path)) == 1
 
 
@@ -87,16 +83,14 @@ async def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(
 ) -> None:
     settings = {"owner": "one", "lease_seconds": 0.4, "heartbeat_seconds": 0.1}
 
-    broker = make_broker(tmp_path, **settings)
-    await broker.issue(make_prompts(1), cursor="1")
-    await broker.serving("a", 0)
-    leases = await broker.lease("a", 2, WAIT)
-    await broker.close()
-    broker = make_broker(tmp_path, **settings)
-    await broker.serving("b", 0)
-    (again,) = await broker.lease("b", 2, WAIT)
-    assert (again.group_id, again.attempt) == (leases[0].group_id, 2)
-    await broker.close()
+    async with opened(make_broker(tmp_path, **settings)) as broker:
+        await broker.issue(make_prompts(1), cursor="1")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 2, WAIT)
+    async with opened(make_broker(tmp_path, **settings)) as broker:
+        await broker.serving("b", 0)
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (leases[0].group_id, 2)
 
 
 async def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(
@@ -118,13 +112,12 @@ async def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refuse
 async def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    broker = make_broker(tmp_path)
-    await broker.issue(make_prompts(4), cursor="4", token="first")
-    await broker.issue(make_prompts(4, 4), cursor="8", token="second")
-    await broker.issue(make_prompts(4), cursor="4", token="first")
-    assert await broker.cursor() == "8"
-    assert (await broker.status()).depth["queued"] == 8
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.issue(make_prompts(4), cursor="4", token="first")
+        await broker.issue(make_prompts(4, 4), cursor="8", token="second")
+        await broker.issue(make_prompts(4), cursor="4", token="first")
+        assert await broker.cursor() == "8"
+        assert (await broker.status()).depth["queued"] == 8
 
 
 async def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(
@@ -176,152 +169,138 @@ def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path: Pat
 
 
 async def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path, max_staleness=0)
-    await broker.issue(make_prompts(4), cursor="4")
-    await broker.serving("a", 0)
-    for lease in await broker.lease("a", 8, WAIT):
-        await broker.put("a", answer(lease))
-    batch = await broker.take(0, WAIT)
-    await broker.close()
-    broker = make_broker(tmp_path, max_staleness=0)
-    await broker.serving("a", 1)
-    assert await broker.lease("a", 8, 0.0) == []
-    assert await broker.take(0, WAIT) == batch
-    await broker.ack(0, {"loss": 1.0})
-    assert len(await broker.lease("a", 8, WAIT)) == 2
-    await broker.close()
-    broker = make_broker(tmp_path, max_staleness=0)
-    status = await broker.status()
-    assert (status.version, status.live) == (1, 0)
-    assert status.batches[0].statistics == {"loss": 1.0}
-    await broker.close()
+    async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 8, WAIT):
+            await broker.put("a", answer(lease))
+        batch = await broker.take(0, WAIT)
+    async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
+        await broker.serving("a", 1)
+        assert await broker.lease("a", 8, 0.0) == []
+        assert await broker.take(0, WAIT) == batch
+        await broker.ack(0, {"loss": 1.0})
+        assert len(await broker.lease("a", 8, WAIT)) == 2
+    async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
+        status = await broker.status()
+        assert (status.version, status.live) == (1, 0)
+        assert status.batches[0].statistics == {"loss": 1.0}
 
 
 async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = make_broker(tmp_path)
-    await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
-    await broker.take(0, WAIT)
-    await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
-    assert (await broker.status()).diverged == 0
-    await broker.ack(0, {"weights_checksum": "b", "loss": 0.5})
-    status = await broker.status()
-    assert (status.diverged, status.version) == (1, 1)
-    assert status.batches[0].statistics["weights_checksum"] == "a"
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
+        await broker.take(0, WAIT)
+        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+        assert (await broker.status()).diverged == 0
+        await broker.ack(0, {"weights_checksum": "b", "loss": 0.5})
+        status = await broker.status()
+        assert (status.diverged, status.version) == (1, 1)
+        assert status.batches[0].statistics["weights_checksum"] == "a"
     assert "batch 0, trained again, gave other weights than before" in caplog.text
 
 
 async def test_evaluations_go_on(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path)
-    await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
-    await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
-    await broker.serving("a", 0)
-    (lease,) = await broker.lease("a", 1, WAIT)
-    await broker.put("a", answer(lease, reward=0.25))
-    await broker.serving("a", 1)
-    first, _ = await broker.lease("a", 2, WAIT)
-    await broker.put("a", answer(first, reward=1.0))
-    await broker.close()
-    broker = make_broker(tmp_path)
-    status = await broker.status()
-    assert (status.accepted, status.last_error) == (2, None), "counted over the whole run"
-    assert (await broker.evaluation("done", 0.0)).score == 0.25
-    await broker.serving("a", 1)
-    second, third = await broker.lease("a", 9, WAIT)
-    assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
-    await broker.put("a", answer(second, reward=0.0, version=3))
-    await broker.put("a", answer(third, reward=0.5))
-    outcome = await broker.evaluation("e", WAIT)
-    assert (outcome.count, outcome.score, outcome.tokens) == (3, 0.5, 6)
-    assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
+        await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
+        await broker.serving("a", 0)
+        (lease,) = await broker.lease("a", 1, WAIT)
+        await broker.put("a", answer(lease, reward=0.25))
+        await broker.serving("a", 1)
+        first, _ = await broker.lease("a", 2, WAIT)
+        await broker.put("a", answer(first, reward=1.0))
+    async with opened(make_broker(tmp_path)) as broker:
+        status = await broker.status()
+        assert (status.accepted, status.last_error) == (2, None), "counted over the whole run"
+        assert (await broker.evaluation("done", 0.0)).score == 0.25
+        await broker.serving("a", 1)
+        second, third = await broker.lease("a", 9, WAIT)
+        assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
+        await broker.put("a", answer(second, reward=0.0, version=3))
+        await broker.put("a", answer(third, reward=0.5))
+        outcome = await broker.evaluation("e", WAIT)
+        assert (outcome.count, outcome.score, outcome.tokens) == (3, 0.5, 6)
+        assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
 
 
 async def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path)
-    await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
-    await broker.issue([], cursor="0", last=True)
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
+        await broker.issue([], cursor="0", last=True)
     database = sqlite3.connect(tmp_path / FILE_NAME)
     rows = database.execute("SELECT state, reason, error FROM groups").fetchall()
     database.close()
     assert rows == [("failed", "version_not_reached", "training ended at version 0")]
-    broker = make_broker(tmp_path)
-    outcome = await broker.evaluation("ended", 0.0)
-    assert (outcome.failed, outcome.score) == (1, None)
-    assert (await broker.accounting()).balanced
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        outcome = await broker.evaluation("ended", 0.0)
+        assert (outcome.failed, outcome.score) == (1, None)
+        assert (await broker.accounting()).balanced
 
 
 async def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
     tmp_path: Path,
 ) -> None:
-    broker = make_broker(tmp_path)
-    await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
-    await train_a_batch(broker)
-    await broker.close()
-    broker = make_broker(tmp_path, steps=1)
-    assert (await broker.evaluation("third", 0.0)).failed == 1
-    assert (await broker.accounting()).balanced
-    with pytest.raises(QueueClosed):
-        await broker.lease("a", 1, WAIT)
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
+        await train_a_batch(broker)
+    async with opened(make_broker(tmp_path, steps=1)) as broker:
+        assert (await broker.evaluation("third", 0.0)).failed == 1
+        assert (await broker.accounting()).balanced
+        with pytest.raises(QueueClosed):
+            await broker.lease("a", 1, WAIT)
 
 
 async def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path, max_attempts=1)
-    hostile = Prompt(prompt_id="s/0/1", text="\ud800", answer="\udc00", metadata={"\ud800": 1})
-    await broker.issue([*make_prompts(1), hostile], cursor="2", last=True)
-    await broker.serving("a", 0)
-    lease, other = await broker.lease("a", 4, WAIT)
-    await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff" + 20_000 * "x")
-    await broker.close()
+    async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
+        hostile = Prompt(prompt_id="s/0/1", text="\ud800", answer="\udc00", metadata={"\ud800": 1})
+        await broker.issue([*make_prompts(1), hostile], cursor="2", last=True)
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, WAIT)
+        await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff" + 20_000 * "x")
     with open_ledger(tmp_path) as ledger:
         [failed] = failed_prompts(ledger)
     assert failed.error == "?" + 15_999 * "x"
-    broker = make_broker(tmp_path, max_attempts=1)
-    await broker.serving("a", 0)
-    (again,) = await broker.lease("a", 2, WAIT)
-    assert (again.group_id, again.prompt) == (other.group_id, hostile)
-    await broker.put("a", answer(again))
-    with pytest.raises(QueueClosed):
-        await broker.prompts_wanted(WAIT)
-    assert len((await broker.take(0, WAIT)).payloads) == 1
-    await broker.ack(0, {})
-    accounting = await broker.accounting()
-    assert (accounting.trained, accounting.failed) == (1, {"reward": 1})
-    assert accounting.balanced
-    await broker.close()
+    async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
+        await broker.serving("a", 0)
+        (again,) = await broker.lease("a", 2, WAIT)
+        assert (again.group_id, again.prompt) == (other.group_id, hostile)
+        await broker.put("a", answer(again))
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+        assert len((await broker.take(0, WAIT)).payloads) == 1
+        await broker.ack(0, {})
+        accounting = await broker.accounting()
+        assert (accounting.trained, accounting.failed) == (1, {"reward": 1})
+        assert accounting.balanced
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (1, 3)])
 async def test_a_run_goes_on_with_a_larger_bound_and_trains_every_group_within_it(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    broker = make_broker(tmp_path, steps=3, max_staleness=before)
-    await broker.issue(make_prompts(14), cursor="14")
-    await broker.serving("a", 0)
-    for lease in (await broker.lease("a", 8, WAIT))[:2]:
-        await broker.put("a", answer(lease))
-    await broker.close()
-    broker = make_broker(tmp_path, steps=7, max_staleness=after)
-    lags = []
-    for version in range(7):
-        for lease in await broker.lease("a", 12, 0.01):
+    async with opened(make_broker(tmp_path, steps=3, max_staleness=before)) as broker:
+        await broker.issue(make_prompts(14), cursor="14")
+        await broker.serving("a", 0)
+        for lease in (await broker.lease("a", 8, WAIT))[:2]:
             await broker.put("a", answer(lease))
-        batch = await broker.take(version, WAIT)
-        assert batch is not None
-        groups = [decode(payload) for payload in batch.payloads]
-        oldest = [min(rollout.versions[-2:]) for group in groups for rollout in group.rollouts]
-        lags.append(version - min(oldest))
-        await broker.ack(version, {})
-        await broker.serving("a", version + 1)
-    assert max(lags) in (after - 1, after)
-    accounts = await broker.accounting()
-    assert (accounts.trained, accounts.trained_twice) == (14, 0)
-    await broker.close()
+    async with opened(make_broker(tmp_path, steps=7, max_staleness=after)) as broker:
+        lags = []
+        for version in range(7):
+            for lease in await broker.lease("a", 12, 0.01):
+                await broker.put("a", answer(lease))
+            batch = await broker.take(version, WAIT)
+            assert batch is not None
+            groups = [decode(payload) for payload in batch.payloads]
+            oldest = [min(rollout.versions[-2:]) for group in groups for rollout in group.rollouts]
+            lags.append(version - min(oldest))
+            await broker.ack(version, {})
+            await broker.serving("a", version + 1)
+        assert max(lags) in (after - 1, after)
+        accounts = await broker.accounting()
+        assert (accounts.trained, accounts.trained_twice) == (14, 0)
 
 
 async def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
@@ -334,20 +313,18 @@ async def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path
 
 
 async def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
-    broker: Broker = make_broker(tmp_path)
-    with pytest.raises(LedgerError, match="another broker of this run is alive"):
-        make_broker(tmp_path)
-    await broker.close()
+    async with opened(make_broker(tmp_path)):
+        with pytest.raises(LedgerError, match="another broker of this run is alive"):
+            make_broker(tmp_path)
     await make_broker(tmp_path).close()
 
 
 async def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert not is_open(run)
-    broker: Broker = make_broker(run)
-    assert is_open(run)
-    assert is_open(run), "asking changes nothing"
-    await broker.close()
+    async with opened(make_broker(run)):
+        assert is_open(run)
+        assert is_open(run), "asking changes nothing"
     assert not is_open(run)
     assert (run / LOCK_NAME).exists(), "the file says nothing, its lock does"
 

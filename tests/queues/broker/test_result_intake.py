@@ -13,7 +13,14 @@ from queues.errors import ProtocolError, SchemaError
 from queues.records import PutStatus
 from queues.schema import SMALL_BYTES, encode, summarize, summarize_many
 from queues.storage.journal import Journal
-from tests.queues.conftest import answer, make_broker, make_group, make_prompts, make_rollout
+from tests.queues.conftest import (
+    answer,
+    make_broker,
+    make_group,
+    make_prompts,
+    make_rollout,
+    opened,
+)
 
 GOOD = [
     encode(make_group(group_id=f"g{n}", rollouts=[make_rollout(i, [n, n + 1][:k]) for i in (0, 1)]))
@@ -75,15 +82,14 @@ async def test_the_puts_of_a_message_share_one_commit(
 ) -> None:
     syncs: list[int] = []
 
-    broker = make_broker(tmp_path, groups_per_batch=8)
-    await broker.issue(make_prompts(8), cursor="8")
-    await broker.serving("a", 0)
-    leases = await broker.lease("a", 16, 10.0)
-    monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
-    await broker.intake.put_many([("a", answer(lease)) for lease in leases])
-    assert syncs == [1]
-    monkeypatch.undo()
-    await broker.close()
+    async with opened(make_broker(tmp_path, groups_per_batch=8)) as broker:
+        await broker.issue(make_prompts(8), cursor="8")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 16, 10.0)
+        monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
+        await broker.intake.put_many([("a", answer(lease)) for lease in leases])
+        assert syncs == [1]
+        monkeypatch.undo()
 
 
 @pytest.mark.ray

@@ -15,7 +15,7 @@ from queues.readers.parquet import export_parquet, removed_groups
 from queues.records import PutStatus
 from queues.schema import encode
 from queues.storage.journal import Journal, segments
-from tests.queues.conftest import answer, make_broker, make_group, make_prompts
+from tests.queues.conftest import answer, make_broker, make_group, make_prompts, opened
 
 BATCHES = 6
 SECONDS = 30.0
@@ -49,14 +49,12 @@ async def train(
 async def test_every_batch_that_a_rollback_could_train_again_is_there(
     tmp_path: Path, keep_rollouts: str
 ) -> None:
-    broker = make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)
-    batches = await train(broker, tmp_path, 0, BATCHES, keep=3)
-    await broker.close()
-    again = make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)
-    for version in range(BATCHES - 2, BATCHES):  # checkpoints of versions 4, 5 and 6 are there
-        assert (await again.take(version, 0.0)).payloads == batches[version]
-    await train(again, tmp_path, BATCHES, BATCHES + 1, keep=3)
-    await again.close()
+    async with opened(make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)) as broker:
+        batches = await train(broker, tmp_path, 0, BATCHES, keep=3)
+    async with opened(make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)) as again:
+        for version in range(BATCHES - 2, BATCHES):  # checkpoints of versions 4, 5 and 6 are there
+            assert (await again.take(version, 0.0)).payloads == batches[version]
+        await train(again, tmp_path, BATCHES, BATCHES + 1, keep=3)
     there = segments(tmp_path / "journal")
     accounting = read_accounting(tmp_path)
     assert (accounting.trained, accounting.balanced) == (14, True), "the rows of groups stay"
@@ -71,37 +69,36 @@ async def test_every_batch_that_a_rollback_could_train_again_is_there(
 
 
 async def test_without_a_checkpoint_nothing_is_removed(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-    await train(broker, tmp_path, 0, 4, keep=1, every=100)
-    assert removable(tmp_path, ALL) == []
-    await broker.commit_checkpoint(3, "checkpoints/of-which-no-folder-is-there")
-    assert removable(tmp_path, ALL) == []
-    await broker.close()
+    async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
+        await train(broker, tmp_path, 0, 4, keep=1, every=100)
+        assert removable(tmp_path, ALL) == []
+        await broker.commit_checkpoint(3, "checkpoints/of-which-no-folder-is-there")
+        assert removable(tmp_path, ALL) == []
     assert removed_groups(tmp_path) == 0
 
 
 async def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(
     tmp_path: Path,
 ) -> None:
-    broker = make_broker(tmp_path, keep_rollouts="needed", **(OPTIONS | {"segment_bytes": 10**6}))
-    await train(broker, tmp_path, 0, 3, keep=1)
-    await broker.issue(make_prompts(2, 90), cursor="x")
-    await broker.serving("a", 3)
-    early, late = await broker.lease("a", 4, 0.0)
-    await broker.put("a", answer(early))
-    await broker.close()
-    again = make_broker(tmp_path, **OPTIONS)  # with a new segment
-    await again.serving("a", 3)
-    (late,) = await again.lease("a", 4, 0.0)
-    await again.put("a", answer(late))
-    assert segments(tmp_path / "journal") == [1, 2]
-    assert removable(tmp_path, ALL) == []
-    await again.take(3, 0.0)
-    await again.ack(3, {})
-    assert removable(tmp_path, ALL) == [], "batch 3 could be trained again"
-    await train(again, tmp_path, 4, 5, keep=1)
-    assert removable(tmp_path, ALL)[0] == 1
-    await again.close()
+    async with opened(
+        make_broker(tmp_path, keep_rollouts="needed", **(OPTIONS | {"segment_bytes": 10**6}))
+    ) as broker:
+        await train(broker, tmp_path, 0, 3, keep=1)
+        await broker.issue(make_prompts(2, 90), cursor="x")
+        await broker.serving("a", 3)
+        early, late = await broker.lease("a", 4, 0.0)
+        await broker.put("a", answer(early))
+    async with opened(make_broker(tmp_path, **OPTIONS)) as again:
+        await again.serving("a", 3)
+        (late,) = await again.lease("a", 4, 0.0)
+        await again.put("a", answer(late))
+        assert segments(tmp_path / "journal") == [1, 2]
+        assert removable(tmp_path, ALL) == []
+        await again.take(3, 0.0)
+        await again.ack(3, {})
+        assert removable(tmp_path, ALL) == [], "batch 3 could be trained again"
+        await train(again, tmp_path, 4, 5, keep=1)
+        assert removable(tmp_path, ALL)[0] == 1
 
 
 async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_finished(
@@ -154,22 +151,20 @@ async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_lo
 async def test_what_a_crash_kept_from_being_removed_is_removed_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-    with monkeypatch.context() as patch:
-        patch.setattr(retention, "remove_segment", lambda *_: None)
-        await train(broker, tmp_path, 0, 3, keep=1)
-    before = segments(tmp_path / "journal")
-    await train(broker, tmp_path, 3, 4, keep=1)
-    assert set(segments(tmp_path / "journal")).isdisjoint(before[:-1])
-    await broker.close()
+    async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
+        with monkeypatch.context() as patch:
+            patch.setattr(retention, "remove_segment", lambda *_: None)
+            await train(broker, tmp_path, 0, 3, keep=1)
+        before = segments(tmp_path / "journal")
+        await train(broker, tmp_path, 3, 4, keep=1)
+        assert set(segments(tmp_path / "journal")).isdisjoint(before[:-1])
 
 
 async def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(
     tmp_path: Path,
 ) -> None:
-    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-    await train(broker, tmp_path, 0, 4, keep=2)
-    await broker.close()
+    async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
+        await train(broker, tmp_path, 0, 4, keep=2)
     assert export_parquet(tmp_path, tmp_path / "before.parquet") > 0
     (tmp_path / "journal" / f"{segments(tmp_path / 'journal')[0]:08d}.segment").unlink()
     with pytest.raises(JournalError, match="cannot be read"):
@@ -187,14 +182,12 @@ async def test_segments_without_any_group_go_once_no_put_that_began_before_them_
         journal.close()
         return journal.newest
 
-    broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-    await train(broker, tmp_path, 0, 2, keep=1)
-    await broker.close()
+    async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
+        await train(broker, tmp_path, 0, 2, keep=1)
     left = [stray(), stray()]
-    again = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-    with again.retention.put():
-        await train(again, tmp_path, 2, 5, keep=1)
-        assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
-    await train(again, tmp_path, 5, 6, keep=1)
-    assert segments(tmp_path / "journal")[0] > left[1] + 1
-    await again.close()
+    async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as again:
+        with again.retention.put():
+            await train(again, tmp_path, 2, 5, keep=1)
+            assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
+        await train(again, tmp_path, 5, 6, keep=1)
+        assert segments(tmp_path / "journal")[0] > left[1] + 1

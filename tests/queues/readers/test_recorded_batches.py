@@ -13,7 +13,7 @@ from queues.ray_broker import BrokerClient
 from queues.readers.recorded_batches import RecordedBatches
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME
-from tests.queues.conftest import make_broker, train_a_batch
+from tests.queues.conftest import make_broker, opened, train_a_batch
 
 WAIT = 10.0
 
@@ -29,9 +29,8 @@ class InProcess:
 
 
 async def record_a_batch(directory: Path) -> None:
-    broker = make_broker(directory)
-    await train_a_batch(broker)
-    await broker.close()
+    async with opened(make_broker(directory)) as broker:
+        await train_a_batch(broker)
 
 
 async def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> None:

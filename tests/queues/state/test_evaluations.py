@@ -9,7 +9,7 @@ import pytest
 from headway import clock
 from queues.readers.group_history import last_lease
 from queues.records import Evaluation
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import answer, make_broker, make_prompts, opened
 
 WAIT = 10.0
 
@@ -20,20 +20,20 @@ def scored(
     """Return the outcome of samples with these rewards; restart the broker at `before`."""
 
     async def answer_some(count: int) -> Evaluation | None:
-        broker = make_broker(directory, max_attempts=1)
-        samples = len(rewards) // prompts
-        await broker.evaluate("e", make_prompts(prompts) * samples, temperature=1.0, min_version=0)
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", count, WAIT) if count else []
-        for lease in leases:
-            reward = rewards[int(lease.group_id[1:]) - 1]
-            if reward is None:
-                await broker.fail("a", lease.group_id, 1, reason="reward", error="no number")
-            else:
-                await broker.put("a", answer(lease, reward=reward))
-        outcome = await broker.evaluation("e", 0.0)
-        await broker.close()
-        return outcome
+        async with opened(make_broker(directory, max_attempts=1)) as broker:
+            samples = len(rewards) // prompts
+            await broker.evaluate(
+                "e", make_prompts(prompts) * samples, temperature=1.0, min_version=0
+            )
+            await broker.serving("a", 0)
+            leases = await broker.lease("a", count, WAIT) if count else []
+            for lease in leases:
+                reward = rewards[int(lease.group_id[1:]) - 1]
+                if reward is None:
+                    await broker.fail("a", lease.group_id, 1, reason="reward", error="no number")
+                else:
+                    await broker.put("a", answer(lease, reward=reward))
+            return await broker.evaluation("e", 0.0)
 
     asyncio.run(answer_some(before))
     outcome = asyncio.run(answer_some(len(rewards) - before))
@@ -63,17 +63,16 @@ def test_there_is_no_pass_at_k_where_no_prompt_is_complete(tmp_path: Path) -> No
 
 
 async def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> None:
-    broker = make_broker(tmp_path)
-    await broker.serving("a", 0)
-    assert last_lease(tmp_path) is None
-    await broker.issue(make_prompts(2), cursor="2")
-    await broker.lease("a", 2, WAIT)
-    begin = clock.now()
-    await broker.lease("a", 2, WAIT)
-    end = clock.now()
-    await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=0)
-    assert len(await broker.lease("a", 1, WAIT)) == 1
-    newest = last_lease(tmp_path)
-    assert newest is not None
-    assert begin <= newest <= end
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.serving("a", 0)
+        assert last_lease(tmp_path) is None
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.lease("a", 2, WAIT)
+        begin = clock.now()
+        await broker.lease("a", 2, WAIT)
+        end = clock.now()
+        await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=0)
+        assert len(await broker.lease("a", 1, WAIT)) == 1
+        newest = last_lease(tmp_path)
+        assert newest is not None
+        assert begin <= newest <= end

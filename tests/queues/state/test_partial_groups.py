@@ -11,7 +11,14 @@ from queues.errors import SchemaError
 from queues.policy.admission import Bounds, feasible, fits, leases_allowed
 from queues.records import FinishReason
 from queues.schema import decode, encode
-from tests.queues.conftest import answer, make_broker, make_group, make_prompts, make_rollout
+from tests.queues.conftest import (
+    answer,
+    make_broker,
+    make_group,
+    make_prompts,
+    make_rollout,
+    opened,
+)
 
 WAIT = 5.0
 
@@ -53,65 +60,60 @@ def test_a_group_that_goes_on_leaves_room_for_those_that_are_leased_with_it(
 
 
 async def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_token(tmp_path: Path):
-    broker = make_broker(tmp_path, steps=5, max_staleness=2)
-    await broker.issue(make_prompts(3), cursor="3")
-    await broker.serving("a", 0)
-    leases = await broker.lease("a", 6, WAIT)
-    assert [lease.saved for lease in leases] == [None] * 3
-    await broker.save("a", partial_of(leases[0], 0))
-    await broker.save("a", partial_of(leases[0], 0, 1, 1))
-    await broker.close()
-    broker = make_broker(tmp_path, steps=5, max_staleness=2)
-    await broker.serving("b", 1)
-    first, second, third = await broker.lease("b", 6, WAIT)
-    [rollout] = decode(first.saved).rollouts
-    assert list(rollout.versions) == [-1, -1, -1, 0, 1, 1], "the newest that was saved"
-    assert (first.attempt, first.start_version, first.deadline_version) == (2, 0, 2)
-    assert [x.saved for x in (second, third)] == [None, None]
-    assert [x.deadline_version for x in (second, third)] == [3, 3]
-    await broker.put("b", answer(first, version=0))
-    assert broker.commits.state.groups.in_flight[first.group_id].due == 2
-    await broker.close()
-    again = make_broker(tmp_path, steps=5, max_staleness=2)
-    assert again.commits.ledger.oldest_partials() == {}, "forgotten with the result"
-    await again.close()
+    async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as broker:
+        await broker.issue(make_prompts(3), cursor="3")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 6, WAIT)
+        assert [lease.saved for lease in leases] == [None] * 3
+        await broker.save("a", partial_of(leases[0], 0))
+        await broker.save("a", partial_of(leases[0], 0, 1, 1))
+    async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as broker:
+        await broker.serving("b", 1)
+        first, second, third = await broker.lease("b", 6, WAIT)
+        [rollout] = decode(first.saved).rollouts
+        assert list(rollout.versions) == [-1, -1, -1, 0, 1, 1], "the newest that was saved"
+        assert (first.attempt, first.start_version, first.deadline_version) == (2, 0, 2)
+        assert [x.saved for x in (second, third)] == [None, None]
+        assert [x.deadline_version for x in (second, third)] == [3, 3]
+        await broker.put("b", answer(first, version=0))
+        assert broker.commits.state.groups.in_flight[first.group_id].due == 2
+    async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as again:
+        assert again.commits.ledger.oldest_partials() == {}, "forgotten with the result"
 
 
 async def test_saved_tokens_that_are_too_old_are_left_and_the_group_is_sampled_afresh(
     tmp_path: Path,
 ):
-    broker = make_broker(tmp_path, steps=5, max_staleness=1)
-    await broker.issue(make_prompts(8), cursor="8")
-    await broker.serving("a", 0)
-    await broker.serving("b", 0)
-    (straggler,) = await broker.lease("a", 2, WAIT)
-    for lease in await broker.lease("b", 6, WAIT):
-        await broker.put("b", answer(lease))
-    await broker.take(0, WAIT)
-    await broker.ack(0, {})
-    await broker.serving("b", 1)
-    for lease in await broker.lease("b", 4, WAIT):
-        await broker.put("b", answer(lease))
-    await broker.save("a", partial_of(straggler, 0))
-    await broker.release("a")
-    await broker.take(1, WAIT)
-    await broker.ack(1, {})
-    await broker.serving("b", 2)
-    again, *_ = await broker.lease("b", 2, WAIT)
-    await broker.close()
+    async with opened(make_broker(tmp_path, steps=5, max_staleness=1)) as broker:
+        await broker.issue(make_prompts(8), cursor="8")
+        await broker.serving("a", 0)
+        await broker.serving("b", 0)
+        (straggler,) = await broker.lease("a", 2, WAIT)
+        for lease in await broker.lease("b", 6, WAIT):
+            await broker.put("b", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        await broker.serving("b", 1)
+        for lease in await broker.lease("b", 4, WAIT):
+            await broker.put("b", answer(lease))
+        await broker.save("a", partial_of(straggler, 0))
+        await broker.release("a")
+        await broker.take(1, WAIT)
+        await broker.ack(1, {})
+        await broker.serving("b", 2)
+        again, *_ = await broker.lease("b", 2, WAIT)
     assert (again.group_id, again.attempt) == (straggler.group_id, 2)
     assert (again.saved, again.start_version, again.deadline_version) == (None, 2, 3)
 
 
 async def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path: Path):
-    broker = make_broker(tmp_path)
-    await broker.evaluate("e", make_prompts(1, 7), temperature=0.0, min_version=0)
-    await broker.issue(make_prompts(1), cursor="1")
-    await broker.serving("a", 0)
-    evaluation, lease = await broker.lease("a", 3, WAIT)
-    await broker.save("a", partial_of(evaluation, 0))
-    await broker.save("b", partial_of(lease, 0))
-    with pytest.raises(SchemaError, match="nothing of group"):
-        await broker.save("a", partial_of(lease))
-    assert await broker.commits.submit(broker.commits.ledger.oldest_partials) == {}
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.evaluate("e", make_prompts(1, 7), temperature=0.0, min_version=0)
+        await broker.issue(make_prompts(1), cursor="1")
+        await broker.serving("a", 0)
+        evaluation, lease = await broker.lease("a", 3, WAIT)
+        await broker.save("a", partial_of(evaluation, 0))
+        await broker.save("b", partial_of(lease, 0))
+        with pytest.raises(SchemaError, match="nothing of group"):
+            await broker.save("a", partial_of(lease))
+        assert await broker.commits.submit(broker.commits.ledger.oldest_partials) == {}

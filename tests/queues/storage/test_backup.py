@@ -78,37 +78,34 @@ async def train(broker: Any) -> list[str]:
 
 
 async def test_a_run_whose_disk_is_lost_goes_on_from_its_backup(tmp_path: Path) -> None:
-    broker = begin(tmp_path, max_staleness=2)
-    await work(broker, 4)
-    trained = await train(broker)
-    await broker.commit_checkpoint(1, "checkpoints/v000001")
-    trained += await train(broker)
-    late = await work(broker, 2)  # after the last take: only within `backup_seconds`
-    lost = take_over(tmp_path, "elsewhere")
-    await broker.close()
+    async with opened(begin(tmp_path, max_staleness=2)) as broker:
+        await work(broker, 4)
+        trained = await train(broker)
+        await broker.commit_checkpoint(1, "checkpoints/v000001")
+        trained += await train(broker)
+        late = await work(broker, 2)  # after the last take: only within `backup_seconds`
+        lost = take_over(tmp_path, "elsewhere")
 
-    again = begin(tmp_path, "elsewhere", max_staleness=2)
-    status = await again.status()
-    assert (status.version, status.accepted) == (2, 4)
-    for version in (0, 1):  # to be trained again from the checkpoint, as they were
-        groups = [decode(x).group_id for x in read_batch(lost, version)]
-        assert groups == trained[2 * version : 2 * version + 2]
-    redone = await work(again, 2)
-    assert len(redone) == len(late) == 2
-    trained += await train(again)
-    assert len(set(trained)) == len(trained) == 6
-    accounts = await again.accounting()
-    assert (accounts.trained, accounts.trained_twice, accounts.balanced) == (6, 0, True)
-    await again.close()
+    async with opened(begin(tmp_path, "elsewhere", max_staleness=2)) as again:
+        status = await again.status()
+        assert (status.version, status.accepted) == (2, 4)
+        for version in (0, 1):  # to be trained again from the checkpoint, as they were
+            groups = [decode(x).group_id for x in read_batch(lost, version)]
+            assert groups == trained[2 * version : 2 * version + 2]
+        redone = await work(again, 2)
+        assert len(redone) == len(late) == 2
+        trained += await train(again)
+        assert len(set(trained)) == len(trained) == 6
+        accounts = await again.accounting()
+        assert (accounts.trained, accounts.trained_twice, accounts.balanced) == (6, 0, True)
 
 
 async def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = begin(tmp_path)
-    await work(broker, 2)
-    trained = await train(broker)
-    await broker.close()
+    async with opened(begin(tmp_path)) as broker:
+        await work(broker, 2)
+        trained = await train(broker)
 
     def overtaken(folder: Path) -> list[int]:
         monkeypatch.undo()
@@ -118,47 +115,44 @@ async def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alon
     monkeypatch.setattr(backup, "segments", overtaken)
     with pytest.raises(LedgerError, match="went on elsewhere"):
         begin(tmp_path)
-    again = begin(tmp_path, "elsewhere")
-    assert [decode(x).group_id for x in read_batch(tmp_path / "elsewhere", 0)] == trained
-    await again.close()
+    async with opened(begin(tmp_path, "elsewhere")):
+        assert [decode(x).group_id for x in read_batch(tmp_path / "elsewhere", 0)] == trained
 
 
 async def test_a_ledger_that_changes_while_it_is_copied_is_copied_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = begin(tmp_path)
-    await work(broker, 2)
-    original, copied = shutil.copyfile, list[Path]()
+    async with opened(begin(tmp_path)) as broker:
+        await work(broker, 2)
+        original, copied = shutil.copyfile, list[Path]()
 
-    def copyfile(source: Path, target: Path, **options: Any) -> None:
-        original(source, target, **options)
-        if not copied:
-            with Path(source).open("ab") as file:  # as a broker that still writes
-                file.write(bytes(4096))
-        copied.append(target)
+        def copyfile(source: Path, target: Path, **options: Any) -> None:
+            original(source, target, **options)
+            if not copied:
+                with Path(source).open("ab") as file:  # as a broker that still writes
+                    file.write(bytes(4096))
+            copied.append(target)
 
-    monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
-    run = take_over(tmp_path, "elsewhere")
-    [ledger] = (tmp_path / "backup").glob("ledger-*.sqlite")
-    assert (run / "ledger.sqlite").read_bytes() == ledger.read_bytes()
-    monkeypatch.undo()
-    await broker.close()
+        monkeypatch.setattr(backup.shutil, "copyfile", copyfile)
+        run = take_over(tmp_path, "elsewhere")
+        [ledger] = (tmp_path / "backup").glob("ledger-*.sqlite")
+        assert (run / "ledger.sqlite").read_bytes() == ledger.read_bytes()
+        monkeypatch.undo()
 
 
 async def test_results_follow_in_time(tmp_path: Path) -> None:
-    broker = begin(tmp_path, backup_seconds=0.1)
-    await work(broker, 2)
-    until = time.monotonic() + 1.0  # ten times as long, for a machine with other work
-    for attempt in itertools.count():
-        with (
-            contextlib.suppress(LedgerError),  # what is copied while it is written may be torn
-            open_ledger(lose(tmp_path, f"try-{attempt}")) as database,
-        ):
-            if database.execute("SELECT count(*) FROM results").fetchone()[0] == 2:
-                break
-        assert time.monotonic() < until, "the results do not follow"
-        await asyncio.sleep(0.02)
-    await broker.close()
+    async with opened(begin(tmp_path, backup_seconds=0.1)) as broker:
+        await work(broker, 2)
+        until = time.monotonic() + 1.0  # ten times as long, for a machine with other work
+        for attempt in itertools.count():
+            with (
+                contextlib.suppress(LedgerError),  # what is copied while it is written may be torn
+                open_ledger(lose(tmp_path, f"try-{attempt}")) as database,
+            ):
+                if database.execute("SELECT count(*) FROM results").fetchone()[0] == 2:
+                    break
+            assert time.monotonic() < until, "the results do not follow"
+            await asyncio.sleep(0.02)
 
 
 STEPS = st.lists(st.sampled_from(["work", "train", "checkpoint", "fail", "close"]), max_size=12)
@@ -215,18 +209,16 @@ async def play(folder: Path, steps: list[str], keep: str) -> None:
 
 
 async def test_of_two_brokers_with_one_backup_the_earlier_stops(tmp_path: Path) -> None:
-    cut_off = begin(tmp_path, max_staleness=2)
-    await work(cut_off, 4)
-    await train(cut_off)
-    take_over(tmp_path, "elsewhere")
-    with pytest.raises(LedgerError, match="another broker goes on with this run"):
-        await train(cut_off)  # before there is another
-    await cut_off.close()
+    async with opened(begin(tmp_path, max_staleness=2)) as cut_off:
+        await work(cut_off, 4)
+        await train(cut_off)
+        take_over(tmp_path, "elsewhere")
+        with pytest.raises(LedgerError, match="another broker goes on with this run"):
+            await train(cut_off)  # before there is another
     with pytest.raises(LedgerError, match="is older than its backup"):
         begin(tmp_path)
-    again = begin(tmp_path, "elsewhere", max_staleness=2)
-    assert len(await train(again)) == 2
-    await again.close()
+    async with opened(begin(tmp_path, "elsewhere", max_staleness=2)) as again:
+        assert len(await train(again)) == 2
     with pytest.raises(LedgerError, match="is older than its backup"):
         begin(tmp_path)
     await begin(tmp_path, "elsewhere").close()
@@ -254,12 +246,11 @@ def test_changes_of_a_transaction_that_was_taken_back_are_not_handed_on(tmp_path
 
 
 async def test_shared_storage_that_fails_is_named(tmp_path: Path) -> None:
-    broker = begin(tmp_path)
-    await work(broker, 2)
-    shutil.rmtree(tmp_path / "backup")
-    with pytest.raises(LedgerError, match=r"the backup in .*/backup cannot be read: .*No such"):
-        await train(broker)
-    await broker.close()
+    async with opened(begin(tmp_path)) as broker:
+        await work(broker, 2)
+        shutil.rmtree(tmp_path / "backup")
+        with pytest.raises(LedgerError, match=r"the backup in .*/backup cannot be read: .*No such"):
+            await train(broker)
     missing = tmp_path / "unmounted"
     with pytest.raises(LedgerError, match="cannot be written: FileNotFoundError ENOENT"):
         begin(tmp_path, backup=missing)
@@ -268,20 +259,18 @@ async def test_shared_storage_that_fails_is_named(tmp_path: Path) -> None:
 async def test_segments_that_the_broker_before_appended_later_are_not_taken_for_new_ones(
     tmp_path: Path,
 ) -> None:
-    cut_off = begin(tmp_path, max_staleness=2)
-    await work(cut_off, 4)
-    await train(cut_off)
-    lost = take_over(tmp_path, "elsewhere")
-    await cut_off.close()
+    async with opened(begin(tmp_path, max_staleness=2)) as cut_off:
+        await work(cut_off, 4)
+        await train(cut_off)
+        lost = take_over(tmp_path, "elsewhere")
     newest = max((lost / JOURNAL_NAME).iterdir())
     journal = tmp_path / "backup" / JOURNAL_NAME
     (journal / f"{int(newest.stem) + 1:08d}.segment").write_bytes(b"late" * 100)
     with (journal / newest.name).open("ab") as file:
         file.write(b"late")
-    again = begin(tmp_path, "elsewhere", max_staleness=2)
-    assert await work(again, 4)
-    await train(again)
-    await again.close()
+    async with opened(begin(tmp_path, "elsewhere", max_staleness=2)) as again:
+        assert await work(again, 4)
+        await train(again)
     for copy in journal.iterdir():
         assert copy.read_bytes() == (lost / JOURNAL_NAME / copy.name).read_bytes()
 
@@ -289,18 +278,16 @@ async def test_segments_that_the_broker_before_appended_later_are_not_taken_for_
 async def test_a_segment_that_is_removed_while_the_journal_is_copied_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = begin(tmp_path, max_staleness=2, segment_bytes=100)
-    monkeypatch.setattr(backup, "segments", lambda folder: [0, *segments(folder)])
-    await work(broker, 4)
-    assert len(await train(broker)) == 2
-    await broker.close()
+    async with opened(begin(tmp_path, max_staleness=2, segment_bytes=100)) as broker:
+        monkeypatch.setattr(backup, "segments", lambda folder: [0, *segments(folder)])
+        await work(broker, 4)
+        assert len(await train(broker)) == 2
 
 
 async def test_a_backup_is_restored_whose_last_change_was_half_written(tmp_path: Path) -> None:
-    broker = begin(tmp_path, max_staleness=2)
-    await work(broker, 2)
-    await train(broker)
-    await broker.close()
+    async with opened(begin(tmp_path, max_staleness=2)) as broker:
+        await work(broker, 2)
+        await train(broker)
     [ledger] = (tmp_path / "backup").glob("ledger-*.sqlite")
     program = (
         "import os, sqlite3, sys; copy = sqlite3.connect(sys.argv[1], isolation_level=None);"
@@ -360,28 +347,27 @@ async def until_paused(broker: Any, pattern: str) -> None:
 async def test_storage_that_is_full_or_does_not_answer_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
-    broker = begin(tmp_path, max_staleness=2, probe_seconds=0.01)
-    await work(broker, 4)
-    freed, waiting = threading.Event(), threading.Event()
+    async with opened(begin(tmp_path, max_staleness=2, probe_seconds=0.01)) as broker:
+        await work(broker, 4)
+        freed, waiting = threading.Event(), threading.Event()
 
-    def write() -> None:
-        waiting.set()
-        if is_full and not freed.is_set():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        assert freed.wait(WAIT)
+        def write() -> None:
+            waiting.set()
+            if is_full and not freed.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            assert freed.wait(WAIT)
 
-    stall(monkeypatch, write)
-    monkeypatch.setattr(pause, "has_space", lambda *_: freed.is_set())
-    training = asyncio.create_task(train(broker))
-    reason = "no space is left on the disk of .*backup" if is_full else "backup does not answer"
-    await until_paused(broker, reason)
-    assert waiting.is_set()
-    assert not training.done()
-    freed.set()
-    async with asyncio.timeout(WAIT):
-        assert len(await training) == 2
-    await until_paused(broker, "None")
-    await broker.close()
+        stall(monkeypatch, write)
+        monkeypatch.setattr(pause, "has_space", lambda *_: freed.is_set())
+        training = asyncio.create_task(train(broker))
+        reason = "no space is left on the disk of .*backup" if is_full else "backup does not answer"
+        await until_paused(broker, reason)
+        assert waiting.is_set()
+        assert not training.done()
+        freed.set()
+        async with asyncio.timeout(WAIT):
+            assert len(await training) == 2
+        await until_paused(broker, "None")
     with open_ledger(lose(tmp_path, "copy")) as database:
         assert database.execute("SELECT acked_at FROM batches").fetchone()[0] is not None
 

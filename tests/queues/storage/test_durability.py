@@ -22,7 +22,7 @@ from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
-from tests.queues.conftest import answer, make_broker, make_prompts, train_a_batch
+from tests.queues.conftest import answer, make_broker, make_prompts, opened, train_a_batch
 
 WAIT = 10.0
 
@@ -40,14 +40,15 @@ async def test_puts_that_arrive_together_share_one_commit(
 
         monkeypatch.setattr(owner, method, spy)
 
-    broker = make_broker(tmp_path, groups_per_batch=8, commit_interval_seconds=0.1)
-    await broker.issue(make_prompts(16), cursor="16")
-    await broker.serving("a", 0)
-    payloads = [answer(lease) for lease in await broker.lease("a", 32, WAIT)]
-    events.clear()
-    await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
-    puts = events[:]
-    await broker.close()
+    async with opened(
+        make_broker(tmp_path, groups_per_batch=8, commit_interval_seconds=0.1)
+    ) as broker:
+        await broker.issue(make_prompts(16), cursor="16")
+        await broker.serving("a", 0)
+        payloads = [answer(lease) for lease in await broker.lease("a", 32, WAIT)]
+        events.clear()
+        await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
+        puts = events[:]
     assert puts == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
 
 
@@ -65,22 +66,21 @@ async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
 
     monkeypatch.setattr(Journal, "commit", blocked)
 
-    broker = make_broker(tmp_path)
-    await broker.issue(make_prompts(2), cursor="2")
-    await broker.serving("a", 0)
-    lease, other = await broker.lease("a", 4, WAIT)
-    slow.set()
-    put = asyncio.create_task(broker.put("a", answer(lease)))
-    assert await asyncio.to_thread(reached.wait, 30)
-    assert await broker.heartbeat("a", [(other.group_id, 1)]) == []
-    assert await broker.lease("a", 2, 0.0) == [], "both are leased"
-    await broker.issue(make_prompts(1, 2), cursor="3")
-    assert len(await broker.lease("a", 2, WAIT)) == 1, "rows do not wait for payloads"
-    assert await broker.take(0, 0.0) is None
-    assert not put.done(), "nothing is answered before it is durable"
-    release.set()
-    assert await put is PutStatus.ACCEPTED
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, WAIT)
+        slow.set()
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        assert await asyncio.to_thread(reached.wait, 30)
+        assert await broker.heartbeat("a", [(other.group_id, 1)]) == []
+        assert await broker.lease("a", 2, 0.0) == [], "both are leased"
+        await broker.issue(make_prompts(1, 2), cursor="3")
+        assert len(await broker.lease("a", 2, WAIT)) == 1, "rows do not wait for payloads"
+        assert await broker.take(0, 0.0) is None
+        assert not put.done(), "nothing is answered before it is durable"
+        release.set()
+        assert await put is PutStatus.ACCEPTED
 
 
 @pytest.mark.parametrize("method", ["issue", "evaluate"])
@@ -98,21 +98,22 @@ async def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_d
 
     monkeypatch.setattr(Ledger, "commit", blocked)
 
-    broker = make_broker(tmp_path)
-    calls = {
-        "issue": lambda: broker.issue(make_prompts(2), cursor="2", token="t"),
-        "evaluate": lambda: broker.evaluate("e", make_prompts(2), temperature=0.0, min_version=0),
-    }
-    await broker.serving("a", 0)
-    slow.set()
-    first = asyncio.create_task(calls[method]())
-    assert await asyncio.to_thread(reached.wait, 30)
-    repeated = asyncio.create_task(calls[method]())
-    answered, _ = await asyncio.wait({repeated}, timeout=0.05)
-    release.set()
-    assert not answered
-    await asyncio.gather(first, repeated)
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        calls = {
+            "issue": lambda: broker.issue(make_prompts(2), cursor="2", token="t"),
+            "evaluate": lambda: broker.evaluate(
+                "e", make_prompts(2), temperature=0.0, min_version=0
+            ),
+        }
+        await broker.serving("a", 0)
+        slow.set()
+        first = asyncio.create_task(calls[method]())
+        assert await asyncio.to_thread(reached.wait, 30)
+        repeated = asyncio.create_task(calls[method]())
+        answered, _ = await asyncio.wait({repeated}, timeout=0.05)
+        release.set()
+        assert not answered
+        await asyncio.gather(first, repeated)
 
 
 async def test_after_a_failed_commit_nothing_is_accepted_any_more(
@@ -121,27 +122,25 @@ async def test_after_a_failed_commit_nothing_is_accepted_any_more(
     def broken_disk(self: Journal) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    broker = make_broker(tmp_path)
-    await broker.issue(make_prompts(4), cursor="4")
-    await broker.serving("a", 0)
-    lease, other = await broker.lease("a", 4, WAIT)
-    assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
-    with monkeypatch.context() as broken:
-        broken.setattr(Journal, "commit", broken_disk)
-        with pytest.raises(LedgerError, match="Input/output error"):
-            await broker.put("a", answer(other))
-    for call in (
-        broker.issue(make_prompts(1, 9), cursor="5"),
-        broker.take(0, WAIT),
-        broker.heartbeat("a", []),
-    ):
-        with pytest.raises(LedgerError, match="nothing more is accepted"):
-            await call
-    await broker.close()
-    again = make_broker(tmp_path)
-    accounting = await again.accounting()
-    assert (accounting.ready, accounting.queued, accounting.balanced) == (1, 3, True)
-    await again.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, WAIT)
+        assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
+        with monkeypatch.context() as broken:
+            broken.setattr(Journal, "commit", broken_disk)
+            with pytest.raises(LedgerError, match="Input/output error"):
+                await broker.put("a", answer(other))
+        for call in (
+            broker.issue(make_prompts(1, 9), cursor="5"),
+            broker.take(0, WAIT),
+            broker.heartbeat("a", []),
+        ):
+            with pytest.raises(LedgerError, match="nothing more is accepted"):
+                await call
+    async with opened(make_broker(tmp_path)) as again:
+        accounting = await again.accounting()
+        assert (accounting.ready, accounting.queued, accounting.balanced) == (1, 3, True)
 
 
 async def test_leases_that_cannot_expire_stop_the_broker(
@@ -150,25 +149,24 @@ async def test_leases_that_cannot_expire_stop_the_broker(
     def broken(*_: object, **__: object) -> State:
         raise AssertionError("a bug")
 
-    broker = make_broker(tmp_path, lease_seconds=0.2, heartbeat_seconds=0.05)
-    await broker.issue(make_prompts(2), cursor="2")
-    await broker.serving("a", 0)
-    lease, _ = await broker.lease("a", 4, WAIT)
-    monkeypatch.setattr(BrokerState, "give_back", broken)
-    why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
-    with pytest.raises(LedgerError, match=why):
-        await broker.take(0, WAIT)
-    for call in (
-        broker.put("a", answer(lease)),
-        broker.heartbeat("a", []),
-        broker.issue(make_prompts(1, 2), cursor="3"),
-        broker.prompts_wanted(WAIT),
-        broker.lease("a", 4, WAIT),
-        broker.accounting(),
-    ):
+    async with opened(make_broker(tmp_path, lease_seconds=0.2, heartbeat_seconds=0.05)) as broker:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, _ = await broker.lease("a", 4, WAIT)
+        monkeypatch.setattr(BrokerState, "give_back", broken)
+        why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
         with pytest.raises(LedgerError, match=why):
-            await call
-    await broker.close()
+            await broker.take(0, WAIT)
+        for call in (
+            broker.put("a", answer(lease)),
+            broker.heartbeat("a", []),
+            broker.issue(make_prompts(1, 2), cursor="3"),
+            broker.prompts_wanted(WAIT),
+            broker.lease("a", 4, WAIT),
+            broker.accounting(),
+        ):
+            with pytest.raises(LedgerError, match=why):
+                await call
     assert "leases cannot expire any more" in caplog.text
     assert "a bug" in caplog.text
     assert read_accounting(tmp_path).leased == 2
@@ -177,13 +175,12 @@ async def test_leases_that_cannot_expire_stop_the_broker(
 async def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(
     tmp_path: Path,
 ) -> None:
-    broker = make_broker(tmp_path)
-    (prompt,) = make_prompts(1)
-    prompt.metadata["secret"] = object()
-    with pytest.raises(InputError, match="'sums/0/0': metadata is not JSON"):
-        await broker.issue([prompt], cursor="1")
-    assert (await broker.accounting()).issued == 0
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        (prompt,) = make_prompts(1)
+        prompt.metadata["secret"] = object()
+        with pytest.raises(InputError, match="'sums/0/0': metadata is not JSON"):
+            await broker.issue([prompt], cursor="1")
+        assert (await broker.accounting()).issued == 0
 
 
 async def half_a_run(directory: Path):
@@ -317,14 +314,13 @@ async def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_t
     def folder(version: int) -> Path:
         return tmp_path / "checkpoints" / f"v{version:06d}"
 
-    broker = make_broker(tmp_path)
-    assert newest_checkpoint(tmp_path) is None
-    for version in (9, 10, 11):
-        folder(version).mkdir(parents=True)
-    for version in (10, 9):
-        await broker.commit_checkpoint(version, str(folder(version)))
-    assert newest_checkpoint(tmp_path) == (10, folder(10)), "11 was not committed"
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        assert newest_checkpoint(tmp_path) is None
+        for version in (9, 10, 11):
+            folder(version).mkdir(parents=True)
+        for version in (10, 9):
+            await broker.commit_checkpoint(version, str(folder(version)))
+        assert newest_checkpoint(tmp_path) == (10, folder(10)), "11 was not committed"
     ledger = (tmp_path / FILE_NAME).read_bytes()
     assert newest_checkpoint(tmp_path) == (10, folder(10))
     folder(10).rmdir()
@@ -337,11 +333,10 @@ async def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_t
 async def test_a_checkpoint_moves_with_its_run(tmp_path: Path) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
 
-    broker = make_broker(run)
-    (run / "checkpoints" / "v000003").mkdir(parents=True)
-    await broker.commit_checkpoint(3, "checkpoints/v000003")
-    assert newest_checkpoint(run) == (3, run / "checkpoints" / "v000003")
-    await broker.close()
+    async with opened(make_broker(run)) as broker:
+        (run / "checkpoints" / "v000003").mkdir(parents=True)
+        await broker.commit_checkpoint(3, "checkpoints/v000003")
+        assert newest_checkpoint(run) == (3, run / "checkpoints" / "v000003")
     run.rename(moved)
     assert newest_checkpoint(moved) == (3, moved / "checkpoints" / "v000003")
 

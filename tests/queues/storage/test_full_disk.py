@@ -170,15 +170,14 @@ async def test_wherever_room_runs_out_the_outcome_is_the_same(
 async def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = make_broker(tmp_path)
-    await broker.issue(make_prompts(2), cursor="2")
-    await broker.serving("a", 0)
-    lease, _ = await broker.lease("a", 4, 0.0)
-    monkeypatch.setattr(pause, "has_space", lambda *_: False)
-    monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
-    put = asyncio.create_task(broker.put("a", answer(lease)))
-    await until_paused(broker, "no space")
-    await broker.close()
+    async with opened(make_broker(tmp_path)) as broker:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, _ = await broker.lease("a", 4, 0.0)
+        monkeypatch.setattr(pause, "has_space", lambda *_: False)
+        monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        await until_paused(broker, "no space")
     with pytest.raises(Exception, match=r"nothing more is accepted.*disk is full"):
         await put
     assert read_accounting(tmp_path).ready == 0
@@ -195,20 +194,21 @@ async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
             raise sqlite_full()
         commit(self)
 
-    broker = make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1, probe_seconds=0.01)
-    await broker.issue(make_prompts(2), cursor="2")
-    await broker.serving("a", 0)
-    lease, other = await broker.lease("a", 4, 10.0)
-    monkeypatch.setattr(pause, "has_space", lambda *_: room.is_set())
-    monkeypatch.setattr(Ledger, "commit", full)
-    put = asyncio.create_task(broker.put("a", answer(lease)))
-    await until_paused(broker, "no space")
-    await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
-    room.set()
-    assert await put is PutStatus.ACCEPTED
-    assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
-    assert (await broker.status()).given_back == {}
-    await broker.close()
+    async with opened(
+        make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1, probe_seconds=0.01)
+    ) as broker:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, 10.0)
+        monkeypatch.setattr(pause, "has_space", lambda *_: room.is_set())
+        monkeypatch.setattr(Ledger, "commit", full)
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        await until_paused(broker, "no space")
+        await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
+        room.set()
+        assert await put is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
+        assert (await broker.status()).given_back == {}
 
 
 def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:

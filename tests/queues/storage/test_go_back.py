@@ -14,7 +14,7 @@ from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.storage.ledger_schema import sessions_of
 from queues.storage.repair import GivenUp, go_back
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import answer, make_broker, make_prompts, opened
 
 SIZES = {"steps": 9, "segment_bytes": 1, "patience_seconds": 0.0}
 """Every group has a journal segment of its own."""
@@ -39,20 +39,18 @@ async def train(broker, first, last):
 
 async def begin(folder):
     """Train four batches and score two evaluations; then one is taken, and two groups are ready."""
-    broker = make_broker(folder, session=json.dumps({"version": 0}), **SIZES)
-    for version in (0, 3):
-        held_out = [Prompt(prompt_id=f"h/0/{version}", text="1+1=", answer="2")]
-        await broker.evaluate(str(version), held_out, temperature=0.0, min_version=version)
-    await train(broker, 0, 3)
-    await broker.close()
-    broker = make_broker(folder, session=json.dumps({"version": 3}), **SIZES)
-    await train(broker, 3, TRAINED)
-    await broker.serving("a", TRAINED)
-    await broker.issue(make_prompts(5, 90), cursor="95")
-    for lease in (await broker.lease("a", 8, 0.0))[:4]:
-        await broker.put("a", answer(lease))
-    assert await broker.take(TRAINED, 0.0) is not None
-    await broker.close()
+    async with opened(make_broker(folder, session=json.dumps({"version": 0}), **SIZES)) as broker:
+        for version in (0, 3):
+            held_out = [Prompt(prompt_id=f"h/0/{version}", text="1+1=", answer="2")]
+            await broker.evaluate(str(version), held_out, temperature=0.0, min_version=version)
+        await train(broker, 0, 3)
+    async with opened(make_broker(folder, session=json.dumps({"version": 3}), **SIZES)) as broker:
+        await train(broker, 3, TRAINED)
+        await broker.serving("a", TRAINED)
+        await broker.issue(make_prompts(5, 90), cursor="95")
+        for lease in (await broker.lease("a", 8, 0.0))[:4]:
+            await broker.put("a", answer(lease))
+        assert await broker.take(TRAINED, 0.0) is not None
 
 
 @pytest.fixture
@@ -77,10 +75,9 @@ def finish(folder):
     """Train the rest of the run; return the group ids of all batches."""
 
     async def main():
-        broker = make_broker(folder, **SIZES)
-        await train(broker, (await broker.status()).version, 9)
-        assert (await broker.accounting()).balanced
-        await broker.close()
+        async with opened(make_broker(folder, **SIZES)) as broker:
+            await train(broker, (await broker.status()).version, 9)
+            assert (await broker.accounting()).balanced
 
     asyncio.run(main())
     accounts = read_accounting(folder)
@@ -132,7 +129,6 @@ def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampl
 
 
 async def test_a_run_that_is_going_on_is_left_alone(run):
-    broker = make_broker(run, **SIZES)
-    with pytest.raises(LedgerError, match="another broker of this run is alive"):
-        go_back(run, version=2)
-    await broker.close()
+    async with opened(make_broker(run, **SIZES)):
+        with pytest.raises(LedgerError, match="another broker of this run is alive"):
+            go_back(run, version=2)

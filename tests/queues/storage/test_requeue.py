@@ -6,31 +6,31 @@ from headway.errors import InputError
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.repair import requeue
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import answer, make_broker, make_prompts, opened
 
 
 async def fail_two(directory):
     """Issue three prompts; the first two fail for good, and the third is ready."""
-    broker = make_broker(directory, max_attempts=1)
-    await broker.issue(make_prompts(3), cursor="3")
-    await broker.serving("engine-0", 0)
-    leases = await broker.lease("engine-0", 6, timeout=1.0)
-    for lease in leases[:2]:
-        await broker.fail("engine-0", lease.group_id, lease.attempt, reason="reward", error="no")
-    for lease in leases[2:]:
-        await broker.put("engine-0", answer(lease))
-    await broker.close()
+    async with opened(make_broker(directory, max_attempts=1)) as broker:
+        await broker.issue(make_prompts(3), cursor="3")
+        await broker.serving("engine-0", 0)
+        leases = await broker.lease("engine-0", 6, timeout=1.0)
+        for lease in leases[:2]:
+            await broker.fail(
+                "engine-0", lease.group_id, lease.attempt, reason="reward", error="no"
+            )
+        for lease in leases[2:]:
+            await broker.put("engine-0", answer(lease))
     return [lease.prompt.prompt_id for lease in leases[:2]]
 
 
 async def finish(directory):
     """Lease and put all that is queued; return the prompts."""
-    broker = make_broker(directory, max_attempts=1)
-    await broker.serving("engine-0", 0)
-    leases = await broker.lease("engine-0", 6, timeout=1.0)
-    for lease in leases:
-        await broker.put("engine-0", answer(lease))
-    await broker.close()
+    async with opened(make_broker(directory, max_attempts=1)) as broker:
+        await broker.serving("engine-0", 0)
+        leases = await broker.lease("engine-0", 6, timeout=1.0)
+        for lease in leases:
+            await broker.put("engine-0", answer(lease))
     return [(lease.prompt.prompt_id, lease.attempt) for lease in leases]
 
 
@@ -57,7 +57,6 @@ async def test_one_prompt_may_be_chosen_and_a_wrong_one_changes_nothing(tmp_path
 async def test_a_run_that_is_going_on_or_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="not the folder of a run"):
         requeue(tmp_path)
-    broker = make_broker(tmp_path)
-    with pytest.raises(LedgerError, match="another broker"):
-        requeue(tmp_path)
-    await broker.close()
+    async with opened(make_broker(tmp_path)):
+        with pytest.raises(LedgerError, match="another broker"):
+            requeue(tmp_path)

@@ -12,7 +12,7 @@ from queues.storage.ledger import Ledger, dump_prompt
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
 from queues.storage.state_counts import count_rows, kept_counts
-from tests.queues.conftest import make_broker, make_prompts, train_a_batch
+from tests.queues.conftest import make_broker, make_prompts, opened, train_a_batch
 
 BATCH = 4
 WAIT = 10.0
@@ -55,9 +55,8 @@ def test_an_acknowledgement_takes_no_longer_however_long_the_run(tmp_path: Path)
 
 async def begin(directory: Path) -> None:
     """Of 6 groups 2 are trained, 1 is ready and 1 leased."""
-    broker = make_broker(directory)
-    await train_a_batch(broker, 6, answered=3)
-    await broker.close()
+    async with opened(make_broker(directory)) as broker:
+        await train_a_batch(broker, 6, answered=3)
 
 
 @pytest.mark.parametrize(

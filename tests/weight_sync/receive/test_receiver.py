@@ -39,6 +39,14 @@ def serve(engine, transport, manifest: Manifest, **options: Any):
     return receiver, broadcaster, receiver.update(manifest)
 
 
+async def announced(engine, transport, manifest: Manifest, **options: Any):
+    """Return a receiver, and a broadcaster that has announced a version to it."""
+    broadcaster = Broadcaster(1.0, 1)
+    await broadcaster.announce(manifest)
+    options = ReceiverOptions(**options)
+    return Receiver("e0", engine, broadcaster, transport, options=options), broadcaster
+
+
 async def test_an_update_pauses_loads_and_resumes_in_order(
     engine, transport, published, weights
 ) -> None:
@@ -122,10 +130,7 @@ async def test_a_first_version_is_compared_with_the_tensors_of_the_engine(
 async def test_the_loop_ends_when_the_first_version_is_of_another_model(
     engine, transport, published
 ) -> None:
-    broadcaster = Broadcaster(1.0, 1)
-    await broadcaster.announce(published(0))
-    options = ReceiverOptions(expected={"q": (None, (7, 7))})
-    receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+    receiver, _ = await announced(engine, transport, published(0), expected={"q": (None, (7, 7))})
     async with asyncio.timeout(10):
         with pytest.raises(IncompatibleWeights, match="does not know"):
             await receiver.run(asyncio.Event())
@@ -135,11 +140,7 @@ async def test_the_loop_ends_when_the_first_version_is_of_another_model(
 async def test_the_loop_goes_on_when_a_later_version_is_of_another_model(
     engine, transport, published
 ) -> None:
-    broadcaster = Broadcaster(1.0, 1)
-    await broadcaster.announce(published(0))
-    receiver = Receiver(
-        "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
-    )
+    receiver, broadcaster = await announced(engine, transport, published(0), retry_seconds=0.01)
     await follow(receiver, broadcaster, 1)
     await broadcaster.announce(with_tensor(published(1), "q", shape=(49,)))
     await follow(receiver, broadcaster, 2)
@@ -172,10 +173,9 @@ async def test_an_engine_that_fails_to_load_again_and_again_ends_the_loop(
 ) -> None:
     engine.failing_loads = 5
 
-    broadcaster = Broadcaster(1.0, 1)
-    await broadcaster.announce(published(3))
-    options = ReceiverOptions(retry_seconds=0.001, failed_loads=3)
-    receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+    receiver, broadcaster = await announced(
+        engine, transport, published(3), retry_seconds=0.001, failed_loads=3
+    )
     async with asyncio.timeout(10):
         with pytest.raises(LoadFailed, match="3 loads failed, the last: injected"):
             await receiver.run(asyncio.Event())
@@ -200,9 +200,7 @@ async def test_an_engine_beyond_repair_ends_the_loop_and_gives_its_permit_back(
 ) -> None:
     engine.error = ConnectionResetError("gone")
 
-    broadcaster = Broadcaster(1.0, 1)
-    await broadcaster.announce(published(0))
-    receiver = Receiver("e0", engine, broadcaster, transport)
+    receiver, broadcaster = await announced(engine, transport, published(0))
     with pytest.raises(ConnectionResetError):
         await receiver.run(asyncio.Event())
     (report,) = await broadcaster.reports(0)
@@ -337,11 +335,7 @@ async def test_the_loop_sends_a_version_again_until_it_is_loaded(
 ) -> None:
     engine.failing_loads = 2
 
-    broadcaster = Broadcaster(1.0, 1)
-    await broadcaster.announce(published(1))
-    receiver = Receiver(
-        "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
-    )
+    receiver, broadcaster = await announced(engine, transport, published(1), retry_seconds=0.01)
     reports = await follow(receiver, broadcaster, 3)
     assert [report.error for report in reports] == ["LoadFailed: injected"] * 2 + [None]
     assert engine.events == ["pause", "load 1", "load 1", "load 1", "resume"]
@@ -354,10 +348,9 @@ async def test_a_version_that_is_published_anew_is_not_kept_waiting_by_the_failu
     good = published(1)
 
     async with asyncio.timeout(30):
-        broadcaster = Broadcaster(1.0, 1)
-        await broadcaster.announce(lose_a_bucket(good))
-        options = ReceiverOptions(retry_seconds=1e6)
-        receiver = Receiver("e0", engine, broadcaster, transport, options=options)
+        receiver, broadcaster = await announced(
+            engine, transport, lose_a_bucket(good), retry_seconds=1e6
+        )
         following = asyncio.create_task(follow(receiver, broadcaster, 2))
         while not await broadcaster.reports(0):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
