@@ -1,9 +1,10 @@
-"""Defaults from this machine: GPUs where a recipe names none, and the dtype on GPUs."""
+"""Defaults from this machine: GPUs where a recipe names none, dtype and threads with them."""
 
 import os
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from deploy.config.run_config import RunConfig
 
@@ -13,10 +14,25 @@ EPSILON = 1e-6
 """Tolerance of sums of shares."""
 
 
-def for_this_machine(config: RunConfig) -> RunConfig:
-    """Return a recipe with GPUs and dtypes of this machine where it names none."""
-    config = with_dtype(with_gpus(config, visible_gpus()))
-    return with_offload_threads(config, len(os.sched_getaffinity(0)))
+def for_this_machine(
+    config: RunConfig, *, gpus: int | None = None, cores: int | None = None
+) -> RunConfig:
+    """Return a recipe with GPUs, dtypes and threads of this machine where it names none.
+
+    `gpus` and `cores` are those of the machine; None counts them.
+    """
+    shares = _gpus(config, visible_gpus() if gpus is None else gpus)
+    of_rank = config.learner.gpus if shares is None else shares[0]
+    learner: dict[str, Any] = {}
+    actors: dict[str, Any] = {}
+    if shares is not None:
+        learner["gpus"], actors["gpus"] = shares
+    if _computes_in_bfloat16(config, of_rank):
+        learner["dtype"] = actors["dtype"] = "bfloat16"
+    if _steps_on_cpu(config, of_rank):
+        available = len(os.sched_getaffinity(0)) if cores is None else cores
+        learner["threads"] = max(1, available // 2 // config.learner.ranks)
+    return config.updated(learner=learner, actors=actors) if learner else config
 
 
 def visible_gpus(driver: Path = DRIVER) -> int:
@@ -46,49 +62,39 @@ def left_on_cards(shares: Iterable[float], parts: Iterable[float] = ()) -> list[
     return free
 
 
-def with_gpus(config: RunConfig, available: int) -> RunConfig:
-    """Fill in `actors.gpus` and `learner.gpus` for a run on this machine.
+def _gpus(config: RunConfig, available: int) -> tuple[float, float] | None:
+    """Return the GPUs of a rank and of an engine for a run on this machine.
 
     Every rank and every worker of an engine gets a GPU of its own, or half of a single one where
-    there are only two of them. A recipe that names either key is returned as it is, and so is one
-    for which the `available` GPUs are too few.
+    there are only two of them. None for a recipe that names either key, and for one for which the
+    `available` GPUs are too few.
     """
     actors, learner = config.actors, config.learner
     given = "gpus" in actors.model_fields_set | learner.model_fields_set
     if given or not available or actors.engine != "vllm" or config.deploy.ray_address != "local":
-        return config
+        return None
     workers = actors.count * actors.tensor_parallel_size
     if learner.ranks + workers <= available:
-        shares = 1.0, float(actors.tensor_parallel_size)
-    elif learner.ranks == workers == available == 1:
-        shares = 0.5, 0.5
-    else:
-        return config
-    return config.updated(learner={"gpus": shares[0]}, actors={"gpus": shares[1]})
+        return 1.0, float(actors.tensor_parallel_size)
+    return (0.5, 0.5) if learner.ranks == workers == available == 1 else None
 
 
-def with_dtype(config: RunConfig) -> RunConfig:
-    """Fill in bfloat16 for a learner on GPUs and its engines, where a recipe names no dtype.
+def _computes_in_bfloat16(config: RunConfig, gpus: float) -> bool:
+    """Return True for a learner on GPUs, and its engines, where a recipe names no dtype.
 
-    It is returned as it is with `[model.tiny]`, whose weights are float32, and with
-    `learner.zero_stage` = 0, which trains in float32 alone.
+    Not so with `[model.tiny]`, whose weights are float32, and with `learner.zero_stage` = 0, which
+    trains in float32 alone.
     """
-    actors, learner = config.actors, config.learner
-    named = "dtype" in actors.model_fields_set | learner.model_fields_set
-    if named or not learner.gpus or not learner.zero_stage or config.model.tiny is not None:
-        return config
-    return config.updated(learner={"dtype": "bfloat16"}, actors={"dtype": "bfloat16"})
+    named = "dtype" in config.actors.model_fields_set | config.learner.model_fields_set
+    return not named and gpus > 0 and config.learner.zero_stage > 0 and config.model.tiny is None
 
 
-def with_offload_threads(config: RunConfig, cores: int) -> RunConfig:
-    """Fill in `learner.threads` for a learner on GPUs whose optimizer steps on the CPU.
+def _steps_on_cpu(config: RunConfig, gpus: float) -> bool:
+    """Return True for a learner on GPUs of this machine whose optimizer steps on the CPU.
 
-    Its ranks share half of the machine's `cores`. A recipe that names threads or cores, runs on
-    another cluster, or keeps the optimizer's state on the GPUs is returned as it is.
+    Its ranks then share half of the cores, unless the recipe names threads or cores.
     """
     learner = config.learner
     named = (learner.threads, learner.cores) != (None, None)
-    offloads = learner.gpus and learner.offload_optimizer
-    if named or not offloads or config.deploy.ray_address != "local":
-        return config
-    return config.updated(learner={"threads": max(1, cores // 2 // learner.ranks)})
+    here = config.deploy.ray_address == "local"
+    return gpus > 0 and learner.offload_optimizer and here and not named

@@ -8,7 +8,7 @@ from deploy.storage.repair.checkpoints import examine
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import FILE_NAME
-from queues.readers.checkpoints import newest_checkpoint
+from queues.readers.checkpoints import newest_checkpoint, read_progress
 
 EXCLUDED = shutil.ignore_patterns("optimizer", "critic", "reference", "state.json", FILE_NAME)
 
@@ -52,7 +52,8 @@ def export_model(
 def _newest(directory: RunDirectory) -> tuple[int, Path]:
     """Return version and folder of the newest checkpoint, even while the run saves others."""
     while True:
-        checkpoint = next(examine(directory), None)
+        recorded = read_progress(directory.path, verify=False).checkpoints
+        checkpoint = next(examine(directory, recorded), None)
         if checkpoint is None:
             raise InputError(f"{directory.path} has no checkpoint yet")
         version, folder, damage = checkpoint

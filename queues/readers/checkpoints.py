@@ -17,20 +17,33 @@ class Checkpoint(NamedTuple):
     """Checksum of its weights as the batch before it recorded it; None if it recorded none."""
 
 
-def recorded_checkpoints(run_directory: Path, *, verify: bool = True) -> list[Checkpoint]:
-    """Return every checkpoint that was committed, in the order of the versions."""
+class Progress(NamedTuple):
+    """The progress of a run, as its ledger has it."""
+
+    trained: int
+    """Number of batches."""
+    checkpoints: list[Checkpoint]
+    """Every checkpoint that was committed, in the order of the versions."""
+
+
+def read_progress(run_directory: Path, *, verify: bool = True) -> Progress:
+    """Return the number of trained batches of a run, and its checkpoints."""
     with open_ledger(run_directory, verify=verify) as database:
         rows = database.execute(
             "SELECT checkpoints.version, path, json_extract(statistics, '$.weights_checksum')"
             " FROM checkpoints LEFT JOIN batches ON batches.version = checkpoints.version - 1"
             " ORDER BY checkpoints.version"
         ).fetchall()
-    return [Checkpoint(version, run_directory / path, known) for version, path, known in rows]
+        (trained,) = database.execute(
+            "SELECT count(*) FROM batches WHERE acked_at IS NOT NULL"
+        ).fetchone()
+    saved = [Checkpoint(version, run_directory / path, known) for version, path, known in rows]
+    return Progress(trained, saved)
 
 
 def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[int, Path]:
     """Return the existing folders of a run's committed checkpoints, by version, ascending."""
-    recorded = recorded_checkpoints(run_directory, verify=verify)
+    recorded = read_progress(run_directory, verify=verify).checkpoints
     return {version: folder for version, folder, _ in recorded if folder.is_dir()}
 
 

@@ -15,8 +15,7 @@ from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
 from queues.errors import JournalError, LedgerError
-from queues.readers.accounting import read_batches
-from queues.readers.checkpoints import recorded_checkpoints
+from queues.readers.checkpoints import Checkpoint, Progress, read_progress
 from queues.readers.lost_groups import lost_groups
 from queues.storage.ledger_schema import JOURNAL_NAME
 from queues.storage.repair import forget_checkpoints
@@ -31,10 +30,11 @@ class Examined(NamedTuple):
     """What is wrong with it, naming the file; None if it is whole."""
 
 
-def examine(directory: RunDirectory) -> Iterator[Examined]:
+def examine(directory: RunDirectory, recorded: Sequence[Checkpoint]) -> Iterator[Examined]:
     """Yield the committed checkpoints of a run, the newest first, without those that were removed.
 
-    The newest is never removed: if it is missing, that is damage.
+    `recorded` are those of the ledger, in the order of versions. The newest is never removed: if it
+    is missing, that is damage.
 
     Raises:
         InputError: The folder of all checkpoints is elsewhere, and missing.
@@ -46,11 +46,10 @@ def examine(directory: RunDirectory) -> Iterator[Examined]:
             f"{directory.checkpoints} is a link to {directory.checkpoints.readlink()}, which is "
             "missing: mount its disk, or set the link anew"
         )
-    recorded = recorded_checkpoints(directory.path, verify=False)[::-1]
-    for version, path, weights_checksum in recorded:
+    for version, path, weights_checksum in reversed(recorded):
         folder = directory.checkpoints / path.name  # nowhere else, whatever the ledger says
         if not folder.is_dir():
-            if version == recorded[0].version:
+            if version == recorded[-1].version:
                 yield Examined(version, folder, f"{folder} is missing")
             continue
         damage = damage_of(folder)
@@ -74,9 +73,10 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
         JournalError: A group that is needed from there on cannot be read from the journal.
     """
     with named_backup(directory):
-        if not check_ledger(directory):
+        progress = check_ledger(directory)
+        if progress is None:
             return None
-        chosen, damaged = _newest_whole(directory)
+        chosen, damaged = _newest_whole(directory, progress.checkpoints)
         for text in give_up(directory, damaged):
             say(f"{text}; the one before is taken")
         _require_groups(directory, chosen[0] if chosen else 0)
@@ -84,14 +84,15 @@ def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | Non
 
 
 def find_checkpoint_of_live(directory: RunDirectory, say: Say) -> tuple[int, Path] | None:
-    """Return what `find_checkpoint` does, for a run whose broker lives and has the ledger.
+    """Return version and folder of the checkpoint to go on from, while a broker has the ledger.
 
     Damaged checkpoints are set aside. The ledger keeps them, and the learner saves them anew.
 
     Raises:
         JournalError: There are any, and a group that is needed because of that cannot be read.
     """
-    chosen, damaged = _newest_whole(directory)
+    progress = read_progress(directory.path, verify=False)
+    chosen, damaged = _newest_whole(directory, progress.checkpoints)
     for checkpoint in damaged:
         say(f"{_set_aside(checkpoint)}; the one before is taken")
     if damaged:
@@ -99,10 +100,12 @@ def find_checkpoint_of_live(directory: RunDirectory, say: Say) -> tuple[int, Pat
     return chosen
 
 
-def _newest_whole(directory: RunDirectory) -> tuple[tuple[int, Path] | None, list[Examined]]:
+def _newest_whole(
+    directory: RunDirectory, recorded: Sequence[Checkpoint]
+) -> tuple[tuple[int, Path] | None, list[Examined]]:
     """Return version and folder of the newest whole checkpoint, and the damaged ones after it."""
     damaged: list[Examined] = []
-    for checkpoint in examine(directory):
+    for checkpoint in examine(directory, recorded):
         if checkpoint.damage is None:
             return (checkpoint.version, checkpoint.folder), damaged
         damaged.append(checkpoint)
@@ -136,8 +139,8 @@ def _set_aside(damaged: Examined) -> str:
     return f"checkpoint {version} is damaged: {damage}{kept}"
 
 
-def check_ledger(directory: RunDirectory) -> bool:
-    """Return True if the run has a ledger, and False for a run that has nothing yet.
+def check_ledger(directory: RunDirectory) -> Progress | None:
+    """Return the progress of a run by its ledger; None for a run that has nothing yet.
 
     Raises:
         LedgerError: It is damaged, or missing in part or as a whole; names the file.
@@ -148,15 +151,16 @@ def check_ledger(directory: RunDirectory) -> bool:
             raise LedgerError(
                 f"{directory.ledger} is missing, but there is {left[0]}; put it back from a copy"
             )
-        return False
-    trained = len(read_batches(directory.path))
+        return None
+    progress = read_progress(directory.path)
+    trained = progress.trained
     if unknown := unknown_checkpoints(directory, trained):
         raise LedgerError(
             f"{directory.ledger} ends at version {trained}, but {unknown[0]} was saved after it: a "
             "part of the ledger was lost, such as its -wal file; put it back from a copy, or "
             f"`headway salvage {directory.path}` goes back to version {trained}"
         )
-    return True
+    return progress
 
 
 def unknown_checkpoints(directory: RunDirectory, trained: int) -> list[Path]:

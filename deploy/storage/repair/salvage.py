@@ -17,7 +17,7 @@ from deploy.storage.sessions import last_recipe
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
 from queues.errors import LedgerError
-from queues.readers.accounting import read_batches
+from queues.readers.checkpoints import read_progress
 from queues.readers.lost_groups import LostGroup, lost_groups
 from queues.readers.open_run import open_ledger
 from queues.storage.repair import GivenUp, go_back
@@ -33,14 +33,14 @@ def salvage(directory: RunDirectory, say: Say) -> None:
     with directory.held(), named_backup(directory):
         _salvage_recipe(directory, say)
         try:
-            trained = len(read_batches(directory.path))
+            trained, recorded = read_progress(directory.path)
         except LedgerError as error:
             raise LedgerError(f"{error}; {_without_ledger(directory)}") from error
         for folder in unknown_checkpoints(directory, trained):
             say(f"given up: {folder}, which the ledger does not have; kept as {set_aside(folder)}")
         whole: list[Examined] = []
         damaged: list[Examined] = []
-        for checkpoint in examine(directory):
+        for checkpoint in examine(directory, recorded):
             (whole if checkpoint.damage is None else damaged).append(checkpoint)
         for text in give_up(directory, damaged):
             say(f"given up: {text}")

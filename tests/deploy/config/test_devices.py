@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from deploy.config import devices
-from deploy.config.devices import visible_gpus, with_dtype, with_gpus, with_offload_threads
+from deploy.config.devices import for_this_machine, visible_gpus
 from deploy.config.run_config import RunConfig
 from deploy.preflight.machine import check_gpus
 from headway.errors import InputError
@@ -40,14 +40,14 @@ def recipe(actors=None, learner=None, **more):
     ],
 )
 def test_a_recipe_that_names_no_gpus_takes_those_of_the_machine(available, settings, expected):
-    config = with_gpus(recipe(**settings), available)
+    config = for_this_machine(recipe(**settings), gpus=available)
     assert (config.learner.gpus, config.actors.gpus) == expected
 
 
 def test_the_gpus_that_a_run_took_are_in_its_recipe():
-    config = with_gpus(recipe(), 1)
+    config = for_this_machine(recipe(), gpus=1)
     stored = type(config).model_validate_json(json.dumps(config.model_dump(mode="json")))
-    assert with_gpus(stored, 8).actors.gpus == 0.5
+    assert for_this_machine(stored, gpus=8).actors.gpus == 0.5
     assert stored.actors.gpu_memory_share == pytest.approx(0.45)
 
 
@@ -63,7 +63,7 @@ def test_the_gpus_that_a_run_took_are_in_its_recipe():
     ],
 )
 def test_gpus_compute_in_bfloat16_unless_the_recipe_names_a_dtype(settings, expected):
-    config = with_dtype(recipe(**settings))
+    config = for_this_machine(recipe(**settings), gpus=0)
     assert (config.learner.dtype, config.actors.dtype) == expected
 
 
@@ -96,12 +96,12 @@ def test_no_gpu_is_taken_where_vllm_is_built_for_cpus(vllm, tmp_path, monkeypatc
 
 
 def test_a_recipe_for_which_there_are_too_few_gpus_is_refused_with_what_to_set():
-    config = with_gpus(recipe({"count": 3}), 2)
+    config = for_this_machine(recipe({"count": 3}), gpus=2)
     for refused in (config, recipe({"count": 3, "gpus": 0})):
         with pytest.raises(InputError, match=r"machine has 2: .* would take 1 and 3; set learner"):
             check_gpus(refused, 2)
     check_gpus(config, 0)
-    check_gpus(with_gpus(recipe(), 2), 2)
+    check_gpus(for_this_machine(recipe(), gpus=2), 2)
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_a_recipe_for_which_there_are_too_few_gpus_is_refused_with_what_to_set()
     ],
 )
 def test_an_optimizer_on_the_cpu_steps_on_half_of_the_cores(settings, threads):
-    assert with_offload_threads(recipe(**settings), 64).learner.threads == threads
+    assert for_this_machine(recipe(**settings), gpus=0, cores=64).learner.threads == threads

@@ -14,7 +14,7 @@ from deploy.storage.sessions import begin_session
 from headway.errors import InputError
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_accounting
-from queues.readers.checkpoints import last_save_seconds, recorded_checkpoints
+from queues.readers.checkpoints import last_save_seconds, read_progress
 from queues.readers.lost_groups import LostGroup
 from queues.storage import row_checksums
 from tests.deploy.conftest import call_main
@@ -219,7 +219,7 @@ def test_salvage_goes_back_to_the_last_whole_state_and_says_what_is_given_up(dir
     assert (accounts.trained, accounts.queued, accounts.balanced) == (3, 1, True)
     assert [row["version"] for row in directory.summary()["heldout"]] == [0, 3]
     assert find_checkpoint(directory, pytest.fail) == (2, directory.checkpoints / "v000002")
-    assert [saved.version for saved in recorded_checkpoints(directory.path)] == [2]
+    assert [saved.version for saved in read_progress(directory.path).checkpoints] == [2]
 
 
 def test_salvage_writes_the_recipe_again(directory):

@@ -7,7 +7,7 @@ import pytest
 
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting, read_batches
-from queues.readers.checkpoints import recorded_checkpoints
+from queues.readers.checkpoints import read_progress
 from queues.readers.lost_groups import lost_groups
 from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
@@ -118,7 +118,7 @@ def test_a_lost_batch_takes_everything_with_it_that_later_weights_may_have_sampl
     assert (accounts.balanced, accounts.trained) == (True, 4)
     assert accounts.taken == accounts.ready == accounts.leased == 0
     assert [row["version"] for row in read_batches(run)] == [0, 1]
-    assert [checkpoint.version for checkpoint in recorded_checkpoints(run)] == [1, 2]
+    assert [checkpoint.version for checkpoint in read_progress(run).checkpoints] == [1, 2]
     with open_ledger(run) as database:
         assert [row["version"] for row in sessions_of(database)] == [0, 2]
         states = dict(
