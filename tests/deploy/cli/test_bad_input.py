@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import pytest
 from deploy.cli import app as cli
 from tests.deploy.broken import HELD, Case, sets, tokenizer
 from tests.deploy.broken_inputs import INPUTS
-from tests.deploy.broken_recipes import RECIPES
 from tests.deploy.broken_runs import REWARD_RAISES, SLOW_RUNS, TOO_FEW_RESOURCES
 
+BROKEN_RECIPE = sets(
+    "unknown key", "learner.lerning_rate=1", "learner.lerning_rate", "'learning_rate'"
+)
 HEADWAY = Path(sys.executable).parent / "headway"
 
 
@@ -86,11 +89,9 @@ def refuse(case, folder, tiny_model, monkeypatch, capfd):
     assert tree(folder) == before
 
 
-@pytest.mark.parametrize("command", ["validate", pytest.param("run", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", RECIPES, ids=ids(RECIPES))
-def test_a_broken_recipe_is_refused(case, command, here, tiny_model, monkeypatch, capfd):
-    case = Case(**{**vars(case), "command": command})
-    refuse(case, here, tiny_model, monkeypatch, capfd)
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_a_broken_recipe_is_refused(command, here, tiny_model, monkeypatch, capfd):
+    refuse(replace(BROKEN_RECIPE, command=command), here, tiny_model, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("case", INPUTS, ids=ids(INPUTS))
@@ -136,7 +137,7 @@ def run(
     return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
-@pytest.mark.parametrize("case", [RECIPES[0], INPUTS[0]], ids=ids([RECIPES[0], INPUTS[0]]))
+@pytest.mark.parametrize("case", [BROKEN_RECIPE, INPUTS[0]], ids=ids([BROKEN_RECIPE, INPUTS[0]]))
 def test_the_installed_command_refuses_alike(case, tmp_path, tiny_model):
     arguments = lay_out(case, tmp_path, tiny_model)
     before = tree(tmp_path)

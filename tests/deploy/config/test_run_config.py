@@ -33,45 +33,97 @@ def test_overrides_change_typed_values_and_plain_strings():
     assert config.actors.cores == ("3",)
 
 
+REFUSED = [
+    ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
+    ("learner.lr=1", "learner.lr: unknown key; did you mean 'learning_rate'?"),
+    ("learning_rate=1", "learning_rate: unknown key; did you mean 'learner.learning_rate'?"),
+    ("maxstaleness=1", "maxstaleness: unknown key; did you mean 'queues.max_staleness'?"),
+    ("queue.max_staleness=2", "queue: unknown key; did you mean 'queues'?"),
+    ("critic.gae=1", "critic: unknown key; did you mean 'learner.critic'?"),
+    ("learner.max_staleness=1", "did you mean 'queues.max_staleness'?"),
+    ("learner.max_stalness=1", "did you mean 'queues.max_staleness'?"),
+    ("prompts.options={x=1}", "prompts.options: unknown key; did you mean 'source_options'?"),
+    ("model.tiny.size=8", "did you mean 'hidden_size'?"),
+    ("actors.overlong.buffr=4", "actors.overlong.buffr: unknown key; did you mean 'buffer'?"),
+    ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
+    ("steps=many", 'steps = "many": must be a whole number'),
+    ("steps=1.5", "steps = 1.5: must be a whole number"),
+    ("heldout.sampled='true'", '"true": must be true or false, without quotes'),
+    ("actors.reward=last_answer", 'a list, as in ["last_answer"]'),
+    ("learner=3", "learner = 3: must be a section"),
+    ("learner.loss_options=[]", "a table, as in { key = value }"),
+    ("steps=0", "steps = 0: must be at least 1"),
+    ("seed=-1", "seed = -1: must be at least 0"),
+    ("seed=123456789012", "seed = 123456789012: must be at most 100000000"),
+    ("learner.learning_rate=-1e-3", "-0.001: must be greater than 0"),
+    ("learner.learning_rate=nan", "NaN: must be a finite number"),
+    ("prompts.groups_per_batch=0", "groups_per_batch = 0: must be at least 1"),
+    ("learner.betas=[2,3]", "learner.betas.0 = 2: must be less than 1"),
+    ("learner.betas=[0.9]", "learner.betas has too few entries"),
+    ("learner.loss=pppo", "unknown loss 'pppo': expected one of reinforce, ppo, grpo, dapo, cispo"),
+    ("learner.loss=cipso", "did you mean 'cispo'?"),
+    ("learner.advantage=grop", "did you mean 'grpo'?"),
+    ("learner.correction=tiss", "did you mean 'tis'?"),
+    ("actors.reward=['math_verfy']", "did you mean 'math_verify'?"),
+    ("actors.engine=vlm", "must be 'vllm' or 'scripted'; did you mean 'vllm'?"),
+    ("learner.loss=:x", '"module:function"'),
+    ("actors.reward=['mine:']", '"module:function"'),
+    ("learner.zero_stage=5", "learner.zero_stage = 5"),
+    (f"name={'x' * 101}", "must be at most 100 characters"),
+    ("name=a/b", 'name = "a/b": must be letters, digits, "."'),
+    ("actors.cores=['first']", '"first": must be core numbers, as in "0" or "2-5,8"'),
+    ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
+    ("actors.max_model_len=160", "must exceed actors.max_new_tokens"),
+    ("actors.overlong.buffer=999", "actors.overlong.buffer = 999 must be at most"),
+    ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
+    ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
+    ("actors.top_p=0.9", "actors.top_p = 0.9"),
+    ("actors.top_k=5", "use top_p = 1.0 and top_k = -1"),
+    ("actors.temperature=0.001", "actors.temperature = 0.001"),
+    ("actors.temperature=2.5", "actors.temperature = 2.5"),
+    ("actors.reward=['reasoning_gym']", "of exact_match, last_answer"),
+    ("actors.reward_model.combine=max", "must be 'min', 'mean' or 'uwo'"),
+    ("weight_sync.on_drift=kill", "'alert', 'resend' or 'restart'"),
+    ("queues.lease_seconds=1", "queues: lease_seconds = 1 must be at least twice"),
+    ("learner.correction=tis", "would count it twice"),
+    ("model.path=x", "give either path"),
+    ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
+    ("steps", "--set 'steps': write key=value"),
+    ("steps.deep=1", "'steps' is a value, not a section"),
+]
+
+
+@pytest.mark.parametrize(("override", "expected"), REFUSED)
+def test_bad_values_are_named_with_what_is_allowed(override, expected):
+    text = refusal("demo", override)
+    assert expected in text
+    assert "Input should" not in text
+
+
+def test_a_batch_of_one_rollout_teaches_reinforce_nothing_without_a_running_baseline():
+    one = ["prompts.group_size=1", "prompts.groups_per_batch=1", "learner.advantage=reinforce"]
+    assert 'at least 2, not 1; or set learner.advantage_options = { baseline = "ema" }' in refusal(
+        "demo", *one
+    )
+    assert load_recipe("demo", [*one, 'learner.advantage_options={baseline="ema"}'])
+
+
 @pytest.mark.parametrize(
-    ("override", "expected"),
+    ("text", "words"),
     [
-        ("learning_rate=1", "learning_rate: unknown key; did you mean 'learner.learning_rate'?"),
-        ("maxstaleness=1", "maxstaleness: unknown key; did you mean 'queues.max_staleness'?"),
-        ("critic.gae=1", "critic: unknown key; did you mean 'learner.critic'?"),
-        ("learner.max_stalness=1", "did you mean 'queues.max_staleness'?"),
-        ("prompts.options={x=1}", "prompts.options: unknown key; did you mean 'source_options'?"),
-        ("model.tiny.size=8", "did you mean 'hidden_size'?"),
-        ("actors.engine=vlm", "must be 'vllm' or 'scripted'; did you mean 'vllm'?"),
-        ("learner.lerning_rate=1", "lerning_rate: unknown key; did you mean 'learning_rate'?"),
-        ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
-        ("steps=0", "steps = 0: must be at least 1"),
-        ("steps=many", 'steps = "many": must be a whole number'),
+        ("name = 'x'\nsteps = \n", "is not TOML: Invalid value (at line 2"),
+        ("[a]\nx=1\n\n[a]\n", "twice (at line 4"),
+        ('name="x"\nsteps=1\n[prompts]\nsource="files"', "model: is required"),
         (
-            "learner.loss=pppo",
-            "unknown loss 'pppo': expected one of reinforce, ppo, grpo, dapo, cispo",
+            'name="x"\nsteps=1\n[model]\npath="m"\n[prompts]\nsource="files"\n[reward_model]\n'
+            "steps=3",
+            "reward_model.pairs: is required",
         ),
-        ("learner.zero_stage=5", "learner.zero_stage = 5"),
-        (f"name={'x' * 101}", "must be at most 100 characters"),
-        ("name=a/b", 'name = "a/b": must be letters, digits, "."'),
-        ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
-        ("actors.overlong.buffr=4", "actors.overlong.buffr: unknown key; did you mean 'buffer'?"),
-        ("actors.overlong.buffer=999", "actors.overlong.buffer = 999 must be at most"),
-        ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
-        ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
-        ("actors.top_p=0.9", "actors.top_p = 0.9"),
-        ("actors.temperature=0.001", "actors.temperature = 0.001"),
-        ("actors.temperature=2.5", "actors.temperature = 2.5"),
-        ("weight_sync.on_drift=kill", "'alert', 'resend' or 'restart'"),
-        ("learner.correction=tis", "would count it twice"),
-        ("model.path=x", "give either path"),
-        ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
-        ("steps", "write key=value"),
-        ("steps.deep=1", "'steps' is a value, not a section"),
     ],
 )
-def test_bad_values_are_named_with_what_is_allowed(override, expected):
-    assert expected in refusal("demo", override)
+def test_what_a_file_lacks_or_has_wrong_is_named(tmp_path, text, words):
+    (recipe := tmp_path / "recipe.toml").write_text(text)
+    assert words in refusal(str(recipe))
 
 
 def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it():
