@@ -70,7 +70,7 @@ class Learner:
     start_version: int = 0
     """The version that the trainer's weights are."""
     start_checksum: str | None = None
-    """What `Trainer.publish` returned for that version before; None if that is not known."""
+    """Checksum that `Trainer.publish` returned for that version before; None if not known."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """`rollouts` and `tokens` trained so far."""
     session_started_at: float | None = None

@@ -19,7 +19,7 @@ from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""
 MOST_SERIES = 256
-"""Of one metric by engine or by part of the reward."""
+"""Most series of one metric by engine or by part of the reward."""
 COUNTS = {
     "tokens_trained": "Sampled tokens that were trained, neither masked out nor dropped.",
     "rollouts_trained": "Rollouts with a token that was trained.",

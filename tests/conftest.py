@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.property_examples import load_profiles
 
 DURATIONS = Path(__file__).parent / "assets" / "durations.txt"
 RECORDED_FROM = 0.5
 """Tests that take less than this many seconds are not recorded."""
 
-settings.register_profile("ci", max_examples=50, deadline=None)
-settings.register_profile("full", max_examples=500, deadline=None)
-settings.load_profile("ci")
+load_profiles()
 
 
 def silence_errors() -> None:
@@ -183,13 +182,34 @@ def mount_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    """Return a model folder with a token for each character of the lettered sums."""
+def build_model(tmp_path_factory):
+    """Return a function that makes a folder of a tiny model: of few characters, two small layers.
+
+    Its keywords are settings of `TinyModelConfig`, and `folder` and `seed`.
+    """
     from learner.config.learner import TinyModelConfig
     from learner.model.policy import build_tiny
 
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    sizes = {"hidden_size": 32, "layers": 2, "intermediate_size": 48, "heads": 2, "kv_heads": 1}
+    small = {"hidden_size": 32, "layers": 2, "intermediate_size": 48, "heads": 2, "head_dim": 16}
+
+    def build(*, characters="0123456789+=", folder=None, seed=3, **settings):
+        folder = folder or tmp_path_factory.mktemp("tiny") / "model"
+        config = TinyModelConfig(characters=characters, **{**small, **settings})
+        build_tiny(config, folder, seed=seed)
+        return str(folder)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def model_path(build_model):
+    """Return the folder of a model that knows sums of digits."""
+    return build_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(build_model):
+    """Return a model folder with a token for each character of the lettered sums."""
     characters = "0123456789+-=,abcdefghijklmnopqr"
-    build_tiny(TinyModelConfig(characters=characters, context=256, **sizes), folder, seed=0)
-    return folder
+    sizes = {"head_dim": 32, "kv_heads": 1}
+    return Path(build_model(characters=characters, context=256, **sizes, seed=0))

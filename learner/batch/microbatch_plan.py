@@ -44,7 +44,9 @@ def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list
         plan.append([[share[i] for i in members] for members in packed])
     count = max(1, *(len(share) for share in plan))
     return [
-        sorted(_cut(share, count, lengths), key=lambda one: _load(one, lengths), reverse=True)
+        sorted(
+            _cut(share, count, lengths), key=lambda members: _load(members, lengths), reverse=True
+        )
         for share in plan
     ]
 

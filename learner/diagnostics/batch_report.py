@@ -150,7 +150,7 @@ class BatchReport(OffPolicyFigures):
     reference_kl: float | None = None
     """Nats a token, to the reference policy, over trained tokens."""
     learning_rate: float | None = None
-    """Of the batch's last optimizer step; None where the policy was not trained."""
+    """Rate of the batch's last optimizer step; None where the policy was not trained."""
     reward_parts: Mapping[str, float | None] | None = None
     """Mean of each part of the reward, unweighted, over the rollouts that have it."""
     critic: CriticFigures | None = None

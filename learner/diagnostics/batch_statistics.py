@@ -1,4 +1,4 @@
-"""Makes the report of a batch from the sums that training it left."""
+"""The report of a batch, made from the sums that training it left."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class StepTotals:
     critic_grad_norms: list[float] = field(default_factory=list)
     """Before clipping, of each step of a critic with an optimizer of its own."""
     learning_rate: float | None = None
-    """Of the newest step of the policy's optimizer."""
+    """Rate of the newest step of the policy's optimizer."""
     minibatches: int = 0
     """Minibatches with a token that trains, in all epochs; fewer than configured where there are
     fewer groups."""

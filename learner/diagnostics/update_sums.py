@@ -1,4 +1,4 @@
-"""What training a batch adds up, microbatch by microbatch, for the figures of its report."""
+"""Sums that training a batch adds up, microbatch by microbatch, for the figures of its report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -379,7 +379,7 @@ def _buckets(weights: Iterable[lora.Weight]) -> Iterator[list[lora.Weight]]:
     bucket: list[lora.Weight] = []
     size = 0
     for weight in weights:
-        nbytes = sum(shape_of(one).numel() * one.element_size() for one in weight.parameters)
+        nbytes = sum(shape_of(part).numel() * part.element_size() for part in weight.parameters)
         if bucket and size + nbytes > GATHER_BYTES:
             yield bucket
             bucket, size = [], 0

@@ -86,6 +86,6 @@ def merge_adapter(folder: Path, base: str | None = None) -> None:
     model = load_policy(base, options, dtype=dtype, attention="sdpa").model
     lora.add_adapter(model, adapter.config, seed=0)
     write_config(model, folder)
-    write_weights(model, ((one.name, one.value()) for one in lora.weights(model)), folder)
+    write_weights(model, ((weight.name, weight.value()) for weight in lora.weights(model)), folder)
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         (folder / file).unlink()

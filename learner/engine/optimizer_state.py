@@ -72,7 +72,9 @@ def shards_of(engine: Any) -> Iterator[Shard]:
 
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:
-    return [(name, one) for name, one in engine.module.named_parameters() if one.requires_grad]
+    return [
+        (name, weight) for name, weight in engine.module.named_parameters() if weight.requires_grad
+    ]
 
 
 def _momentum_places(zero: Any) -> dict[int, tuple[int, int]]:

@@ -42,7 +42,7 @@ def parameter_groups(
     """
     only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
     spared = no_matrices(module) if only_matrices else set()
-    trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+    trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
     if not (rates or spared) and len(trained) == len(list(module.parameters())):
         return None
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}

@@ -54,7 +54,7 @@ class Checked(Protocol):
 
     model: Any
     output: str
-    """What the first output is, for messages."""
+    """Name of the first output, for messages."""
 
     def own(self, token_ids: Tensor) -> Tensor:
         """Return the end of the first output [n] for one sequence, by transformers alone."""

@@ -40,7 +40,7 @@ class Reference:
     def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the log-probabilities [N] float32 of packed tokens; see `Policy.forward`."""
         columns = (token_ids, position_ids, wanted)
-        outputs: tuple[Tensor, ...] = self._run(*(one.to(self._device) for one in columns))
+        outputs: tuple[Tensor, ...] = self._run(*(column.to(self._device) for column in columns))
         return outputs[0]
 
     @torch.no_grad()

@@ -73,9 +73,9 @@ def load_scalar_model(
         ) from error
     if not isinstance(getattr(model, "score", None), nn.Linear):
         heads = {name: m for name, m in model.named_children() if m is not model.base_model}
-        found = " ".join(str(heads).split())
+        layers = " ".join(str(heads).split())
         raise InputError(
-            f"the head of {path!r} must be a Linear `score` with one output, found {found}"
+            f"the head of {path!r} must be a Linear `score` with one output, found {layers}"
         )
     prepare(model, path, context=context, activation_checkpointing=activation_checkpointing)
     return ScalarModel(model)

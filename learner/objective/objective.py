@@ -40,7 +40,7 @@ class MicrobatchLoss(NamedTuple):
     """Scalar with gradient, whose sum over the microbatches of a minibatch is minimised."""
     sums: PolicySums
     critic: CriticSums | None
-    """Of a critic on the policy's own backbone."""
+    """Sums of a critic on the policy's own backbone; None without one."""
     compared: ComparedTokens
 
 

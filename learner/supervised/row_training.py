@@ -18,7 +18,7 @@ from learner.engine.protocol import Trainable
 
 
 class Item(Protocol):
-    """What is trained and must lie in one row."""
+    """A text, or several, that are trained together and lie in one row."""
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from rollouts import PlainEngine, group, random_groups, rollout
 
-from headway.errors import InputError
 from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.update import Updater
@@ -79,28 +78,6 @@ def test_tokens_that_lag_too_much_train_as_little_as_if_they_were_masked_by_hand
     assert not torch.equal(gradient, everything)
 
 
-@pytest.mark.parametrize("loss", ["ppo", "cispo", "reinforce"])
-@pytest.mark.parametrize(
-    "aggregation", ["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
-)
-def test_the_gradient_does_not_depend_on_packing_or_micro_batching(loss, aggregation):
-    groups = random_groups()
-    settings = {"loss": loss, "aggregation": aggregation, "fixed_length": 12}
-    whole, one = train(groups, **settings, microbatch_tokens=10_000)
-    for capacity in (16, 24, 50):
-        gradient, many = train(groups, **settings, microbatch_tokens=capacity)
-        torch.testing.assert_close(gradient, whole, atol=1e-9, rtol=1e-9)
-        assert many.loss == pytest.approx(one.loss, abs=1e-9)
-        assert many.ess == pytest.approx(one.ess)
-        assert many.fractions == pytest.approx(one.fractions)
-        assert many.microbatches > one.microbatches == 1
-
-
-def test_the_gradient_does_not_depend_on_the_order_of_groups():
-    groups = random_groups()
-    torch.testing.assert_close(train(groups)[0], train(groups[::-1])[0], atol=1e-9, rtol=1e-9)
-
-
 def test_the_gradient_is_that_of_the_formula():
     groups = random_groups(count=1)
     engine = PlainEngine()
@@ -116,32 +93,6 @@ def test_the_gradient_is_that_of_the_formula():
     (total / tokens).backward()
     engine.step()
     torch.testing.assert_close(train(groups)[0], engine.gradient, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("loss", ["ppo", "grpo", "cispo"])
-def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss):
-    groups = on_policy(random_groups())
-    expected, _ = train(groups, loss="reinforce")
-    gradient, statistics = train(groups, loss=loss)
-    assert gradient.norm() > 1e-3
-    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
-    assert statistics.ess == pytest.approx(1.0)
-    assert statistics.origins["fresh"].mismatch < 1e-6
-
-
-def test_truncated_weights_on_reinforce_equal_capped_weights():
-    groups = random_groups()
-    one, _ = train(groups, loss="reinforce", correction="tis", correction_options={"cap": 2.0})
-    other, statistics = train(groups, loss="cispo", loss_options={"cap_high": 2.0})
-    torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
-    assert statistics.fractions["capped"] > 0
-
-
-def test_a_batch_with_equal_rewards_has_a_zero_gradient():
-    groups = [group("a", [rollout([1, 2, 3, 4], reward=0.3, index=i) for i in range(4)])]
-    gradient, statistics = train(groups)
-    assert gradient.abs().max() == 0
-    assert statistics.tied_groups == 1
 
 
 def test_a_batch_that_is_masked_out_is_finite_and_leaves_the_weights():
@@ -245,28 +196,6 @@ def test_the_running_baseline_survives_between_batches():
     assert updater.objective.state["ema_weight"] == pytest.approx(0.05)
     updater.update(random_groups(), 1)
     assert updater.objective.state["ema_weight"] == pytest.approx(0.0975)
-
-
-def test_a_loss_with_its_own_ratio_under_a_correction_is_refused():
-    config = LearnerConfig(loss="reinforce", correction="tis").model_copy(update={"loss": "ppo"})
-    with pytest.raises(InputError, match="count it twice"):
-        Updater(PlainEngine(), config)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"advantage_options": {"eps": 1}}, "no option eps; its options: epsilon"),
-        ({"loss": "ppo", "loss_options": {"clip": 0.2}}, "no option clip"),
-        ({"loss_options": {"cap_high": "5"}}, "cap_high = '5' of 'cispo'"),
-        ({"loss": "reinforce", "correction": "tis", "correction_options": {"cap": -1}}, "cap > 0"),
-        ({"aggregation": "fixed_length"}, "fixed_length needs max_length"),
-        ({"loss": "no_module:loss"}, "cannot load loss"),
-    ],
-)
-def test_a_wrong_setting_is_refused_before_anything_is_trained(settings, message):
-    with pytest.raises(InputError, match=message):
-        Updater(PlainEngine(), LearnerConfig(**settings))
 
 
 class CountingEngine(PlainEngine):
@@ -386,8 +315,9 @@ def test_truncated_weights_follow_the_current_policy_at_every_step():
     one, _ = train_steps(
         groups, loss="reinforce", correction="tis", correction_options={"cap": 2.0}, **steps
     )
-    other, _ = train_steps(
+    other, statistics = train_steps(
         groups, loss="cispo", loss_options={"cap_high": 2.0}, recompute_proximal=False, **steps
     )
+    assert statistics.fractions["capped"] > 0
     for found, expected in zip(one.gradients, other.gradients, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)

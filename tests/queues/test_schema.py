@@ -24,6 +24,7 @@ from queues.schema import (
     summarize,
     write_parquet,
 )
+from tests.property_examples import costly
 from tests.queues.conftest import BEGIN, make_group, make_rollout
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -62,12 +63,14 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
     )
 
 
+@costly
 @given(groups())
 def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
     assert decode(encode(group)) == group
 
 
 @pytest.mark.parametrize("small_bytes", [SMALL_BYTES, 0], ids=["together", "one by one"])
+@costly
 @given(several=st.lists(groups(), max_size=3))
 def test_arrays_of_groups_hold_what_their_lists_do(
     several: list[RolloutGroup], small_bytes: int

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -237,14 +238,11 @@ def test_options_that_cannot_be_used_are_an_input_error(options, message):
 
 
 @pytest.fixture(scope="module")
-def vllm_server(tmp_path_factory):
+def vllm_server(build_model):
     """Address of a server of vLLM's own, whose model says digits, and their ids."""
     from actors.engines.model_folder import load_tokenizer
-    from learner.config.learner import TinyModelConfig
-    from learner.model.policy import build_tiny
 
-    folder = tmp_path_factory.mktemp("judge")
-    build_tiny(TinyModelConfig(characters="0123456789", context=1024), folder, seed=1)
+    folder = Path(build_model(characters="0123456789", context=1024, head_dim=32, seed=1))
     template = folder / "template.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     with socket.socket() as free:

@@ -12,6 +12,7 @@ from real_tokenizers import real_tokenizer
 from actors.environments.protocol import Message
 from actors.errors import PromptRefused
 from queues.records import FinishReason
+from tests.property_examples import costly
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Co"]), max_size=20)
 
@@ -35,6 +36,7 @@ def conversations(draw, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@costly
 @given(data=st.data())
 def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
     speeches, messages, text = data.draw(conversations(name))

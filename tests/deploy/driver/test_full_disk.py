@@ -65,19 +65,21 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_restarted(
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["", "killed meanwhile"])
 def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_waits_for_longer_than_a_stall(
-    tmp_path: Path, mount_disk: Callable[[str], Path], killed: bool
+    tmp_path: Path, mount_disk: Callable[[str], Path], build_model: Callable[..., str], killed: bool
 ) -> None:
     disk = mount_disk("128m")
-    from learner.config.learner import TinyModelConfig
-    from learner.model.policy import build_tiny
     from tests.deploy.broken import sets
 
     watchdog, deadline = 5.0, time.monotonic() + 400
-    sizes = {"hidden_size": 96, "layers": 3, "intermediate_size": 256, "heads": 2, "kv_heads": 1}
+    sizes = {
+        "hidden_size": 96,
+        "layers": 3,
+        "intermediate_size": 256,
+        "kv_heads": 1,
+        "head_dim": 32,
+    }
     characters = "0123456789+-=,abcdefghijklmnopqr"
-    build_tiny(
-        TinyModelConfig(characters=characters, context=256, **sizes), tmp_path / "model", seed=0
-    )
+    build_model(characters=characters, context=256, **sizes, folder=tmp_path / "model", seed=0)
     case = sets("paused", "steps=40")
     (tmp_path / "recipe.toml").write_text(case.recipe)
     settings = [

@@ -7,12 +7,12 @@ import torch
 from rollouts import cut_off, random_groups, unexplained
 
 from headway.errors import InputError
-from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.config.learner import LearnerConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
 from learner.errors import TrainingDiverged
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import build_tiny, load_policy
+from learner.model.policy import load_policy
 from learner.model.scalar_model import load_scalar_model
 from learner.update import Updater
 from tests.learner.model.architectures import write
@@ -29,14 +29,6 @@ CONFIG = OptimizerConfig(
     schedule=ScheduleConfig(kind="linear", warmup_steps=2),
 )
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
-    return str(folder)
 
 
 def policy(model_path, dtype="float32", **options):

@@ -61,73 +61,13 @@ def test_ppo_has_the_published_values_and_gradients(name, ratio, advantage, opti
     assert found == pytest.approx((value, slope), abs=1e-12)
 
 
-def test_ppo_gradient_in_log_space_is_minus_ratio_times_advantage():
-    inputs = one_token(0.5, 1.0)
-    (gradient,) = torch.autograd.grad(policy_loss("ppo", inputs).per_token.sum(), inputs.logprobs)
-    assert gradient.item() == pytest.approx(-0.5)
-
-
-@pytest.mark.parametrize(("advantage", "gradient"), [(1.0, -5.0), (-1.0, 5.0)])
-def test_cispo_caps_the_weight_for_both_signs(advantage, gradient):
-    inputs = one_token(6.0, advantage)
-    loss = policy_loss("cispo", inputs)
-    (found,) = torch.autograd.grad(loss.per_token.sum(), inputs.logprobs)
-    assert found.item() == pytest.approx(gradient)
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "options"),
+    [(6.0, 1.0, {}), (6.0, -1.0, {}), (0.1, 1.0, {"cap_low": 0.5})],
+)
+def test_cispo_counts_what_it_caps_whatever_the_sign(ratio, advantage, options):
+    loss = policy_loss("cispo", one_token(ratio, advantage), **options)
     assert loss.stats["capped"].item() == 1
-
-
-def test_cispo_lower_cap_is_absolute():
-    inputs = one_token(0.1, 1.0)
-    loss = policy_loss("cispo", inputs, cap_low=0.5)
-    (found,) = torch.autograd.grad(loss.per_token.sum(), inputs.logprobs)
-    assert found.item() == pytest.approx(-0.5)
-    assert loss.stats["capped"].item() == 1
-
-
-def test_reinforce_gradient_is_minus_the_advantage_whatever_the_ratio():
-    inputs = one_token(6.0, -2.0)
-    (found,) = torch.autograd.grad(
-        policy_loss("reinforce", inputs).per_token.sum(), inputs.logprobs
-    )
-    assert found.item() == 2.0
-
-
-@pytest.mark.parametrize("name", ["ppo", "cispo", "grpo"])
-def test_on_policy_every_loss_has_the_gradient_of_reinforce(name):
-    logprobs = -torch.rand(64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    advantages = torch.linspace(-2, 2, 64, dtype=torch.float64)
-    gradients = []
-    for loss in (name, "reinforce"):
-        current = logprobs.clone().requires_grad_()
-        inputs = row(current, logprobs, advantages, torch.ones(64, dtype=torch.bool))
-        gradients += torch.autograd.grad(policy_loss(loss, inputs).per_token.sum(), current)
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize("name", ["ppo", "cispo", "reinforce"])
-def test_what_is_masked_out_adds_nothing_even_when_it_is_not_finite(name):
-    logprobs = torch.tensor([-1.0, math.nan, -math.inf, -2.0], requires_grad=True)
-    behavior, mask = [-1.0, 0.0, math.inf, -2.0], [True, False, False, True]
-    loss = policy_loss(name, row(logprobs, behavior, [1.0, 1.0, 1.0, -1.0], mask))
-    assert loss.per_token[1:3].tolist() == [0.0, 0.0]
-    (gradient,) = torch.autograd.grad(loss.per_token.sum(), logprobs)
-    assert gradient.tolist() == [-1.0, 0.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize("name", ["ppo", "cispo", "reinforce"])
-def test_an_all_masked_row_gives_a_finite_zero_with_a_graph(name):
-    logprobs = torch.tensor([-1.0, -math.inf], requires_grad=True)
-    total = policy_loss(name, row(logprobs, [0.0, 0.0], [1.0, 1.0], [False, False])).per_token.sum()
-    total.backward()
-    assert total.item() == 0.0
-    assert logprobs.grad.tolist() == [0.0, 0.0]
-
-
-def test_a_token_excluded_by_one_of_the_policies_is_dropped():
-    logprobs = torch.tensor([-math.inf, -1.0], requires_grad=True)
-    inputs = row(logprobs, [-1.0, -1.0], [1.0, 1.0], [True, True])
-    assert inputs.trained.tolist() == [False, True]
-    assert policy_loss("ppo", inputs).per_token.tolist() == [0.0, -1.0]
 
 
 def test_log_ratios_are_bounded_before_exp():
@@ -138,12 +78,6 @@ def test_log_ratios_are_bounded_before_exp():
 def test_half_precision_ratios_are_formed_in_float32():
     inputs = row(torch.tensor([-1.0, -2.0]).bfloat16(), [-1.0, -2.0], [1.0, 1.0], [True, True])
     assert inputs.log_ratio.dtype == torch.float32
-
-
-def test_the_ratio_is_to_the_proximal_policy_where_there_is_one():
-    proximal = torch.tensor([math.log(2.0)], dtype=torch.float64)
-    value, slope = value_and_slope("ppo", one_token(3.0, 1.0, proximal_logprobs=proximal))
-    assert (value, slope) == (pytest.approx(-1.2), 0.0)
 
 
 def test_clip_counts_tell_the_sides_apart():

@@ -14,13 +14,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from headway.errors import InputError
-from learner.config.learner import TinyModelConfig
 from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE, LoraConfig
 from learner.engine.model_folder import merge_adapter
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import plain_attention
-from learner.model.policy import build_tiny, load_policy, load_tokenizer
+from learner.model.policy import load_policy, load_tokenizer
 from learner.model.scalar_model import load_scalar_model
 from tests.learner.model.architectures import write
 from weight_sync.adapter import KEPT
@@ -30,14 +29,6 @@ IDS, POSITIONS = (
     torch.tensor([0, 1, 2, 3, 0, 1, 2, 0, 1]),
 )
 LORA = LoraConfig(rank=4, alpha=8.0)
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
-    return str(folder)
 
 
 def load(path, dtype="float32"):
@@ -294,17 +285,9 @@ def test_what_rounding_takes_of_small_changes_is_measured(model_path, size, low,
     assert lora.lost_to_rounding(new.model, nullcontext) is None
 
 
-def test_what_rounding_takes_is_measured_in_layers_of_all_kinds(tmp_path):
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "heads": 1,
-        "kv_heads": 1,
-        "head_dim": 16,
-        "layers": 8,
-    }
-    build_tiny(TinyModelConfig(characters="01", **sizes), tmp_path, seed=3)
-    policy = adapted(str(tmp_path))
+def test_what_rounding_takes_is_measured_in_layers_of_all_kinds(build_model):
+    square = {"hidden_size": 16, "intermediate_size": 16, "heads": 1, "kv_heads": 1}
+    policy = adapted(build_model(characters="01", layers=8, **square))
     names = {id(weight.parameters[0]): weight.name for weight in lora.weights(policy.model)}
     sampled = []
 

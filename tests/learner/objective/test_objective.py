@@ -134,16 +134,21 @@ def loss_by_hand(groups, *, beta):
     return total / tokens
 
 
+@pytest.fixture
+def batches(monkeypatch):
+    """Return a list of the batches that advantages are computed for, with them."""
+    kept, compute = [], Objective.with_advantages
+
+    def keep(self, batch):
+        kept.append(compute(self, batch))
+        return kept[-1]
+
+    monkeypatch.setattr(Objective, "with_advantages", keep)
+    return kept
+
+
 @pytest.mark.parametrize("proximal", [True, False])
-def test_kl_in_the_reward_is_of_the_proximal_policy_where_it_is_computed(proximal, monkeypatch):
-    seen = []
-    compute = Objective.with_advantages
-
-    def kept(self, batch):
-        seen.append(compute(self, batch))
-        return seen[-1]
-
-    monkeypatch.setattr(Objective, "with_advantages", kept)
+def test_kl_in_the_reward_is_of_the_proximal_policy_where_it_is_computed(proximal, batches):
     groups = random_groups()
     train(
         groups,
@@ -163,7 +168,7 @@ def test_kl_in_the_reward_is_of_the_proximal_policy_where_it_is_computed(proxima
             distance = (logprobs - reference.logprobs(*ids))[2:].sum()
             rewards.append(one.reward - 0.5 * float(distance))
         expected += [reward - sum(rewards) / len(rewards) for reward in rewards]
-    assert seen[0].advantages.values.tolist() == pytest.approx(expected, abs=1e-5)
+    assert batches[0].advantages.values.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
@@ -194,16 +199,12 @@ class SharedEngine(PlainEngine):
 
 
 @pytest.mark.parametrize("proximal", [True, False])
-def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(proximal):
+def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(proximal, batches):
     engine = SharedEngine()
     config = LearnerConfig(advantage="gae", critic={"shared": True}, recompute_proximal=proximal)
-    updater = Updater(engine, config)
-    scored = []
-    compute = updater.objective.with_advantages
-    updater.objective.with_advantages = lambda batch: scored.append(batch.tokens) or compute(batch)
-    updater.update(random_groups(), 0)
+    Updater(engine, config).update(random_groups(), 0)
     assert engine.without_gradient == 1
-    [tokens] = scored
+    tokens = batches[0].tokens
     assert (tokens.proximal_logprobs is not None) == proximal
     policy = TinyPolicy()(tokens.token_ids, tokens.position_ids)[0].detach().float()
     torch.testing.assert_close(tokens.values, 3 + policy)
@@ -229,15 +230,7 @@ def cut_short(groups):
     ],
     ids=["kl", "critic"],
 )
-def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, monkeypatch):
-    seen = []
-    compute = Objective.with_advantages
-
-    def kept(self, batch):
-        seen.append(compute(self, batch))
-        return seen[-1]
-
-    monkeypatch.setattr(Objective, "with_advantages", kept)
+def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, batches):
     for masked in (False, True):
         config = LearnerConfig(mask_truncated=masked, **settings)
         models = {
@@ -245,7 +238,7 @@ def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, mon
             "critic": PlainCritic() if config.critic else None,
         }
         Updater(PlainEngine(), config, **models).update(cut_short(random_groups()), 0)
-    plain, masked = seen
+    plain, masked = batches
     assert masked.tokens.mask.sum() < plain.tokens.mask.sum()
     assert torch.equal(masked.advantages.values, plain.advantages.values)
 
@@ -376,6 +369,7 @@ def test_pairs_lie_whole_in_a_row_whatever_its_capacity(budget):
 ALL = [
     {"advantage": name, "loss": loss, "correction": correction, "aggregation": aggregation}
     for name, loss, correction, aggregation in [
+        ("grpo", "cispo", "none", "token_mean"),
         ("batch_norm", "cispo", "none", "prompt_mean"),
         ("reinforce_pp", "ppo", "none", "token_mean"),
         ("pass_at_k", "cispo", "none", "token_mean"),
@@ -433,6 +427,9 @@ def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(set
         cut, many = train(groups, microbatch_tokens=capacity, **settings)
         torch.testing.assert_close(cut.gradient, whole.gradient, atol=1e-9, rtol=1e-7)
         assert many.loss == pytest.approx(one.loss, abs=1e-8)
+        assert many.ess == pytest.approx(one.ess)
+        assert many.fractions == pytest.approx(one.fractions)
+        assert many.microbatches > one.microbatches == 1 or capacity > 16
     turned, _ = train(groups[::-1], **settings)
     torch.testing.assert_close(turned.gradient, whole.gradient, atol=1e-6, rtol=1e-6)
 
@@ -495,6 +492,9 @@ def test_settings_that_contradict_each_other_are_refused(settings, said):
             "correction_options = 3 must be a table of options of 'lag_mask'",
         ),
         ({"correction_options": {"cap": 3.0}}, "correction_options: none has no option cap"),
+        ({"loss": "reinforce", "correction": "tis", "correction_options": {"cap": -1}}, "cap > 0"),
+        ({"aggregation": "fixed_length"}, "fixed_length needs max_length"),
+        ({"loss": "no_module:loss"}, "cannot load loss"),
         (
             {"loss": "decoupled_ppo", "loss_options": {"proximal": ["detach"]}},
             "loss_options.proximal = .* valid string",

@@ -15,12 +15,12 @@ from rank_processes import COMBINATIONS, spawn
 from rollouts import random_groups
 from safetensors import safe_open
 
-from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.config.learner import LearnerConfig
 from learner.config.lora import LoraConfig
 from learner.engine import checkpoint
 from learner.model import lora
 from learner.model.logprobs import LogprobOptions
-from learner.model.policy import build_tiny, load_policy
+from learner.model.policy import load_policy
 from learner.ranks.rank import Rank
 from learner.ranks.spec import LearnerSpec
 from queues.schema import encode
@@ -29,14 +29,6 @@ from weight_sync.config import WeightSyncConfig
 
 pytestmark = pytest.mark.deepspeed
 FACTORS = 2 * 7 * 2
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

@@ -6,26 +6,15 @@ import pytest
 from held_weights import measure, score_by_reference
 from rank_processes import spawn
 
-from learner.config.learner import TinyModelConfig
-from learner.model.policy import build_tiny
-
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
 
 PHASES = {"load", "loaded", "check", "train", "publish", "save"}
 
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 6}
-
-
-def model_at(folder, seed):
-    build_tiny(TinyModelConfig(characters="0123456789+=", **SIZES), folder, seed=seed)
-    return str(folder)
-
-
 def test_two_ranks_hold_little_more_than_half_a_model_each_from_load_to_export(
-    tmp_path, record_property
+    tmp_path, build_model, record_property
 ):
-    spawn(2, measure, model_at(tmp_path / "model", 3), str(tmp_path))
+    spawn(2, measure, build_model(layers=6), str(tmp_path))
     for rank in (0, 1):
         shares = json.loads((tmp_path / f"{rank}.json").read_text())
         record_property(f"rank_{rank}", shares)
@@ -36,8 +25,10 @@ def test_two_ranks_hold_little_more_than_half_a_model_each_from_load_to_export(
     assert (tmp_path / ".v000001.tmp" / "model.safetensors.index.json").exists()
 
 
-def test_ranks_share_the_reference_too_and_it_scores_as_a_whole_one(tmp_path, record_property):
-    models = [model_at(tmp_path / name, seed) for seed, name in enumerate(("model", "reference"))]
+def test_ranks_share_the_reference_too_and_it_scores_as_a_whole_one(
+    tmp_path, build_model, record_property
+):
+    models = [build_model(layers=6, seed=seed) for seed in (0, 1)]
     spawn(2, score_by_reference, *models, str(tmp_path))
     for rank in (0, 1):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

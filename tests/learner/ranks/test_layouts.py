@@ -5,9 +5,6 @@ import torch
 from layouts import LAYOUTS, folder_of, load, save, state
 from rank_processes import spawn
 
-from learner.config.learner import TinyModelConfig
-from learner.model.policy import build_tiny
-
 pytestmark = pytest.mark.deepspeed
 
 STEP_TOLERANCE = {
@@ -18,14 +15,6 @@ STEP_TOLERANCE = {
 }
 """What sums in another order change in weights by one step, at a learning rate of 1e-3. Muon
 orthogonalises in few bits, and at stage 2 keeps its momentum in bfloat16."""
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
-    return str(folder)
 
 
 def check(source, target, *, optimizer, dtype, same_layout):

@@ -21,22 +21,13 @@ from rank_processes import (
 )
 from rollouts import random_groups
 
-from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.config.learner import LearnerConfig
 from learner.engine import checkpoint
-from learner.model.policy import build_tiny
 from learner.ranks.rank import Rank
 from learner.ranks.spec import EarlierSession, LearnerSpec
 from queues.schema import encode
 
 pytestmark = pytest.mark.deepspeed
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
-    return str(folder)
 
 
 def by_ranks(work, model_path, tmp_path_factory):

@@ -13,10 +13,9 @@ import ray
 from rollouts import random_groups
 
 from headway.errors import HeadwayError
-from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.config.learner import LearnerConfig
 from learner.disk_wait import wait_for_space
 from learner.errors import RankFailed
-from learner.model.policy import build_tiny
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.records import Batch
@@ -57,14 +56,6 @@ class FileBroker:
 class NobodyListens:
     def announce(self, manifest):
         pass
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
-    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
-    return str(folder)
 
 
 class Session:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from queues.errors import JournalError
 from queues.storage.journal import Journal, Location, read_group
+from tests.property_examples import costly
 from tests.queues.conftest import frames
 
 
@@ -27,6 +28,7 @@ def test_a_frame_is_length_checksum_payload(tmp_path: Path) -> None:
     assert file.read_bytes() == expected
 
 
+@costly
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=10), st.integers(1, 100))
 def test_every_payload_is_read_back_by_its_location(
     tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], segment_bytes: int
