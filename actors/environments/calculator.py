@@ -2,22 +2,16 @@
 
 import ast
 import math
-import operator
-from collections.abc import Callable
+
+from actors.sandbox.guarded_parsing import OPERATORS
 
 LONGEST = 200
 """Characters of an expression."""
 LARGEST = 10**30
 """Bound of every intermediate result, positive or negative."""
 
-_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+"""Operators of two numbers, besides powers."""
 
 
 def calculator(expression: str) -> str:
@@ -55,8 +49,8 @@ def _value(node: ast.expr) -> float:
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Pow):
             return _bounded(_power(left, right))
-        if type(node.op) in _BINARY:
-            return _bounded(_BINARY[type(node.op)](left, right))
+        if isinstance(node.op, BINARY):
+            return _bounded(OPERATORS[type(node.op)](left, right))
     raise ValueError("there are only numbers, + - * / // % ** and parentheses")
 
 

@@ -14,39 +14,18 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_,
     ast.Invert: operator.invert,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_SEQUENCES: dict[type[ast.expr], Callable[[list[Any]], Any]] = {
-    ast.List: list,
-    ast.Tuple: tuple,
-    ast.Set: set,
-}
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+"""Functions of the operators that an expression may have."""
+_SEQUENCES: dict[type[ast.AST], type] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
 _LITERALS = (int, float, complex, bool, type(None))
 TAKE_TEXT = frozenset({"Symbol", "Integer", "Float", "Rational", "Function"})
 """Functions of sympy that take a text, which they do not evaluate."""
@@ -91,14 +70,14 @@ def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.UnaryOp(op=op, operand=operand):
-            return _UNARY[type(op)](_value(operand, names))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return OPERATORS[type(op)](_value(operand, names))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             operands = _value(left, names), _value(right, names)
             if any(isinstance(value, (str, list, tuple, set)) for value in operands):
                 raise Refused("an operator between other values than numbers")
-            return _BINARY[type(op)](*operands)
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            return _COMPARE[type(op)](_value(left, names), _value(right, names))
+            return OPERATORS[type(op)](*operands)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](_value(left, names), _value(right, names))
         case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
             return _SEQUENCES[type(node)]([_value(item, names) for item in items])
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords) if name in names:

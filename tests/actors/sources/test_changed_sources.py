@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_files import write_rows
 
 from actors.errors import SourceChanged
 from actors.sources import tiny_task
@@ -48,10 +49,6 @@ class Described(Counting):
         return self.content
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def opened(options, source="files", heldout_size=3):
     loaded = load_source(source, options=options, seed=0, split="train", heldout_size=heldout_size)
     return without_heldout(watched(loaded, options), frozenset())
@@ -60,8 +57,8 @@ def opened(options, source="files", heldout_size=3):
 @pytest.fixture
 def files(tmp_path):
     options = {"path": str(tmp_path / "p.jsonl"), "heldout_path": str(tmp_path / "h.jsonl")}
-    write(tmp_path / "p.jsonl", ROWS)
-    write(tmp_path / "h.jsonl", [{"prompt": f"{n}+9="} for n in range(4)])
+    write_rows(tmp_path / "p.jsonl", *ROWS)
+    write_rows(tmp_path / "h.jsonl", *({"prompt": f"{n}+9="} for n in range(4)))
     return options
 
 
@@ -87,10 +84,10 @@ def test_any_other_row_of_a_table_is_noticed(files, tmp_path, edit, name, mixed)
     before.next(5)
     rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
     rows = [{"answer": "", "metadata": {"n": 0}} | row for row in rows]
-    write(tmp_path / name, rows)  # of every field, so that an edit changes one
+    write_rows(tmp_path / name, *rows)  # of every field, so that an edit changes one
     before = opened(options, source)
     before.next(5)
-    write(tmp_path / name, EDITS[edit]([*rows, *rows[:2]]))
+    write_rows(tmp_path / name, *EDITS[edit]([*rows, *rows[:2]]))
     with pytest.raises(
         SourceChanged, match=rf"{name}: \d+ prompts, .* before, \d+ prompts, .* now"
     ):
@@ -116,13 +113,11 @@ def test_a_new_epoch_has_every_present_row_once_under_ids_of_its_own(
 ):
     path = tmp_path_factory.mktemp("rows") / "p.jsonl"
     options = {"path": str(path)}
-    write(path, ROWS)
+    write_rows(path, *ROWS)
     before = opened(options, heldout_size=0)
     ids = {prompt.prompt_id for prompt in before.next(drawn)} if drawn else set()
-    write(
-        path,
-        rows := [*(ROWS[n] for n in sorted(kept)), *({"prompt": f"{n}-1="} for n in range(more))],
-    )
+    rows = [*(ROWS[n] for n in sorted(kept)), *({"prompt": f"{n}-1="} for n in range(more))]
+    write_rows(path, *rows)
     after = opened(options, heldout_size=0)
     go_on(after, before.cursor(), on_change="new_epoch")
     epoch = after.next(len(rows))
@@ -139,7 +134,7 @@ def test_a_restart_may_be_repeated_and_a_second_change_is_another(files, tmp_pat
     before.next(5)
     cursors = [before.cursor()]
     for change in (ROWS[1:], ROWS[2:]):
-        write(tmp_path / "p.jsonl", change)
+        write_rows(tmp_path / "p.jsonl", *change)
         source = opened(files)
         go_on(source, cursors[-1], on_change="new_epoch")
         first = source.next(4)
@@ -153,7 +148,7 @@ def test_of_a_mixture_only_the_part_that_changed_begins_anew(files, tmp_path):
     parts = [{"source": "tiny:twice"}, {"source": "files", "options": files}]
     before = opened({"parts": parts}, "mixture")
     before.next(20)
-    write(tmp_path / "p.jsonl", ROWS[1:])
+    write_rows(tmp_path / "p.jsonl", *ROWS[1:])
     after = opened({"parts": parts}, "mixture")
     go_on(after, before.cursor(), on_change="new_epoch")
     labels = {p.prompt_id.rsplit("/", 2)[0]: p.prompt_id for p in reversed(after.next(40))}
@@ -219,7 +214,7 @@ def test_a_source_of_the_user_may_describe_itself(tmp_path, monkeypatch):
 
 def test_the_refusal_names_what_changed_and_the_setting_that_goes_on(files, tmp_path):
     before = opened(files)
-    write(tmp_path / "p.jsonl", ROWS[1:])
+    write_rows(tmp_path / "p.jsonl", *ROWS[1:])
     with pytest.raises(
         InputError, match=r"p.jsonl: .*new epoch.* prompts.on_change=\"new_epoch\""
     ) as caught:

@@ -1,12 +1,12 @@
 """Demonstrations and preference pairs: from the demo's source, from files, from a user's source."""
 
-import json
 from functools import partial
 from itertools import islice
 
 import pyarrow
 import pytest
 from pyarrow import parquet
+from row_files import write_rows
 
 from actors.environments.protocol import Message
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
@@ -116,17 +116,12 @@ def test_a_seed_has_its_own_pairs_and_always_the_same():
     }
 
 
-def write(path, *rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [(DEMONSTRATIONS, {"completion": "x"}), (PREFERENCES, {"chosen": "a\u2028", "rejected": "b"})],
 )
 def test_a_file_is_shuffled_anew_every_epoch_and_shows_no_held_out_prompt(tmp_path, kind, fields):
-    path = write(tmp_path / "rows.jsonl", *({"prompt": str(i), **fields} for i in range(30)))
+    path = write_rows(tmp_path / "rows.jsonl", *({"prompt": str(i), **fields} for i in range(30)))
     heldout = frozenset(["0", "1"])
     examples = list(islice(load(kind, path, heldout=heldout), 56))
     assert sorted(examples[:28]) == sorted(examples[28:])
@@ -159,7 +154,7 @@ def test_a_column_of_messages_is_conversations(tmp_path, suffix):
     talk = [{**message, "name": None, "tool_calls": None} for message in TALK]
     rows = [{"id": i, "messages": talk} for i in range(2)]
     if suffix == "jsonl":
-        write(path, *rows)
+        write_rows(path, *rows)
     else:
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert next(demonstrations(path)) == (READ[:2], READ[2:])
@@ -172,7 +167,7 @@ def test_a_column_of_messages_is_conversations(tmp_path, suffix):
     [(DEMONSTRATIONS, {"completion": "a"}), (PREFERENCES, {"chosen": "a", "rejected": "b"})],
 )
 def test_the_prompt_of_an_example_may_be_messages(tmp_path, kind, fields):
-    path = write(tmp_path / "rows.jsonl", {"prompt": TALK[:2], **fields})
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": TALK[:2], **fields})
     assert next(load(kind, path)) == (READ[:2], *fields.values())
 
 
@@ -193,7 +188,7 @@ def test_a_conversation_that_cannot_be_learned_is_refused_with_its_line(
     tmp_path, messages, expected
 ):
     path = tmp_path / "talks.jsonl"
-    write(path, {"messages": TALK}, {"messages": messages})
+    write_rows(path, {"messages": TALK}, {"messages": messages})
     with pytest.raises(InputError) as caught:
         demonstrations(path)
     assert f"{path}:2: " in str(caught.value)

@@ -1,9 +1,9 @@
 """Mixes of sources: shares, schedules, ids, and what is held out."""
 
-import json
 from collections import Counter
 
 import pytest
+from row_files import write_rows
 
 from actors.sources.load_source import load_source
 from actors.sources.mixture import weight_at
@@ -11,8 +11,8 @@ from headway.errors import InputError
 
 
 def rows(path, letter, count=50):
-    path.write_text("".join(json.dumps({"prompt": f"{letter}{i}"}) + "\n" for i in range(count)))
-    return {"source": "files", "options": {"path": str(path)}}
+    path = write_rows(path, *({"prompt": f"{letter}{i}"} for i in range(count)))
+    return {"source": "files", "options": {"path": path}}
 
 
 def mixture(parts, **keywords):

@@ -8,17 +8,11 @@ import sys
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from row_files import write_rows
 
 from actors.environments.single_turn import SingleTurn
 from actors.sources.load_source import load_source
 from headway.errors import InputError
-
-
-def write(path, rows):
-    path.write_bytes(
-        b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
-    )
-    return str(path)
 
 
 def texts(path, count, **options):
@@ -31,7 +25,7 @@ BAD = [{"prompt": "a"}, b"{", {"prompt": "b"}, b"\xff", {"prompt": 3}, b"[" * 10
 
 def test_all_bad_rows_are_told_by_their_lines_in_one_message(tmp_path):
     with pytest.raises(InputError) as caught:
-        texts(write(tmp_path / "x.jsonl", BAD), 1)
+        texts(write_rows(tmp_path / "x.jsonl", *BAD), 1)
     message = str(caught.value)
     reported = [line.partition("x.jsonl:")[2] for line in message.splitlines()[1:]]
     reasons = (
@@ -43,11 +37,11 @@ def test_all_bad_rows_are_told_by_their_lines_in_one_message(tmp_path):
     for line, (number, reason) in zip(reported, reasons, strict=True):
         assert line.startswith(f"{number}: {reason}")
     with pytest.raises(InputError, match="and 90 more"):
-        texts(write(tmp_path / "many.jsonl", [b"{"] * 100), 1)
+        texts(write_rows(tmp_path / "many.jsonl", *[b"{"] * 100), 1)
 
 
 def test_bad_rows_are_left_out_and_told_where_a_recipe_says_so(tmp_path, caplog):
-    path = write(tmp_path / "x.jsonl", BAD)
+    path = write_rows(tmp_path / "x.jsonl", *BAD)
     with caplog.at_level(logging.WARNING, "headway.sources"):
         assert texts(path, 4, bad_rows="skip") == {"a", "b"}
     (record,) = caplog.records
@@ -59,7 +53,7 @@ TWICE = [{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": "a", "answer"
 
 
 def test_repeated_prompts_are_told_and_kept_dropped_or_refused(tmp_path, caplog):
-    path = write(tmp_path / "x.jsonl", TWICE)
+    path = write_rows(tmp_path / "x.jsonl", *TWICE)
     with caplog.at_level(logging.WARNING, "headway.sources"):
         kept = load_source("files", options={"path": path}, seed=0)
         dropped = load_source("files", options={"path": path, "duplicates": "drop"}, seed=0)
@@ -73,7 +67,7 @@ def test_repeated_prompts_are_told_and_kept_dropped_or_refused(tmp_path, caplog)
 
 
 def test_prompts_of_other_lengths_are_left_out_and_counted(tmp_path, caplog):
-    path = write(tmp_path / "x.jsonl", [{"prompt": "x" * length} for length in range(1, 10)])
+    path = write_rows(tmp_path / "x.jsonl", *({"prompt": "x" * length} for length in range(1, 10)))
     with caplog.at_level(logging.WARNING, "headway.sources"):
         result = texts(path, 30, min_characters=3, max_characters=5)
     assert result == {"xxx", "xxxx", "xxxxx"}
@@ -86,7 +80,7 @@ def test_prompts_of_other_lengths_are_left_out_and_counted(tmp_path, caplog):
 
 
 def test_shards_share_out_the_training_rows_and_hold_out_the_same(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"prompt": str(number)} for number in range(20)])
+    path = write_rows(tmp_path / "x.jsonl", *({"prompt": str(number)} for number in range(20)))
 
     def draw(index, split):
         options = {"path": path, "shard": [index, 3]}
@@ -102,7 +96,7 @@ def test_shards_share_out_the_training_rows_and_hold_out_the_same(tmp_path):
 
 def test_fields_may_have_other_names_and_others_become_metadata(tmp_path):
     row = {"question": "1+1", "solution": 2, "level": 3, "metadata": {"kind": "sum"}}
-    path = write(tmp_path / "x.jsonl", [row])
+    path = write_rows(tmp_path / "x.jsonl", row)
     named = {"path": path, "prompt_field": "question", "answer_field": "solution"}
     with pytest.raises(InputError, match=r"unknown fields level; .*or set other_fields$"):
         load_source("files", options=named, seed=0)
@@ -122,7 +116,7 @@ def test_columns_that_are_not_json_are_bad_rows(tmp_path):
 
 def test_a_conversation_opens_an_episode_as_it_is(tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    path = write(tmp_path / "x.jsonl", [{"prompt": messages, "answer": 2}])
+    path = write_rows(tmp_path / "x.jsonl", {"prompt": messages, "answer": 2})
     (prompt,) = load_source("files", options={"path": path}, seed=0).next(1)
     assert prompt.text == "Be brief.\n\n1+1?"
     result = asyncio.run(SingleTurn().reset(prompt))
@@ -143,7 +137,7 @@ def test_a_conversation_opens_an_episode_as_it_is(tmp_path):
 )
 def test_a_wrong_option_names_itself_and_what_is_allowed(tmp_path, options, message):
     with pytest.raises(InputError, match=message):
-        texts(write(tmp_path / "x.jsonl", TWICE), 1, **options)
+        texts(write_rows(tmp_path / "x.jsonl", *TWICE), 1, **options)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +152,7 @@ def test_a_wrong_option_names_itself_and_what_is_allowed(tmp_path, options, mess
 )
 def test_a_conversation_that_is_none_is_a_bad_row(tmp_path, prompt):
     with pytest.raises(InputError, match="must be a text or messages"):
-        texts(write(tmp_path / "x.jsonl", [{"prompt": prompt}]), 1)
+        texts(write_rows(tmp_path / "x.jsonl", {"prompt": prompt}), 1)
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather"])
@@ -167,7 +161,7 @@ def test_a_damaged_table_is_an_input_error(tmp_path, name):
     with pytest.raises(InputError, match="cannot be read"):
         texts(str(tmp_path / name), 1)
     with pytest.raises(InputError, match=r"must end in \.jsonl, \.parquet"):
-        texts(write(tmp_path / "x.csv", []), 1)
+        texts(write_rows(tmp_path / "x.csv"), 1)
 
 
 def test_data_sets_without_their_library_name_what_to_install(monkeypatch):
@@ -186,7 +180,7 @@ def test_a_folder_of_data_sets_is_read_like_a_file(tmp_path):
     saved.save_to_disk(tmp_path / "saved")
     (tmp_path / "plain").mkdir()
     for name, result in parts.items():
-        write(tmp_path / "plain" / f"{name}.jsonl", result)
+        write_rows(tmp_path / "plain" / f"{name}.jsonl", *result)
     for folder in ("saved", "plain"):
         options = {"prompt_field": "question", "heldout_split": "test"}
         drawn = {
@@ -207,7 +201,7 @@ def test_a_folder_of_data_sets_is_read_like_a_file(tmp_path):
 
 def test_a_column_called_messages_is_metadata_and_not_the_prompt(tmp_path):
     row = {"prompt": "asked", "messages": [{"role": "user", "content": "another"}]}
-    path = write(tmp_path / "x.jsonl", [row])
+    path = write_rows(tmp_path / "x.jsonl", row)
     options = {"path": path, "other_fields": "metadata"}
     (prompt,) = load_source("files", options=options, seed=0).next(1)
     (message,) = asyncio.run(SingleTurn().reset(prompt))
@@ -218,7 +212,7 @@ def test_a_column_called_messages_is_metadata_and_not_the_prompt(tmp_path):
 def test_metadata_cannot_take_the_place_of_the_prompts_messages(tmp_path):
     row = {"prompt": "asked", "metadata": {"headway:messages": []}}
     with pytest.raises(InputError, match="has 'headway:messages', which only"):
-        texts(write(tmp_path / "x.jsonl", [row]), 1)
+        texts(write_rows(tmp_path / "x.jsonl", row), 1)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +223,7 @@ def test_metadata_cannot_take_the_place_of_the_prompts_messages(tmp_path):
     ],
 )  # fmt: skip
 def test_a_whole_number_is_an_answer_without_a_point(tmp_path, answer, text):
-    path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answer": answer}])
+    path = write_rows(tmp_path / "x.jsonl", {"prompt": "a", "answer": answer})
     [prompt] = load_source("files", options={"path": path}, seed=0).next(1)
     assert prompt.answer == text
 
@@ -237,7 +231,7 @@ def test_a_whole_number_is_an_answer_without_a_point(tmp_path, answer, text):
 @pytest.mark.parametrize("answer", [True, float("nan"), float("-inf"), [1]])
 def test_an_answer_that_no_policy_can_give_is_told_by_line(tmp_path, answer):
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": answer}]
-    path = write(tmp_path / "x.jsonl", rows)
+    path = write_rows(tmp_path / "x.jsonl", *rows)
     with pytest.raises(InputError, match=r"x\.jsonl:2: answer is .*, must be a string or a number"):
         texts(path, 1)
 
@@ -255,7 +249,7 @@ UNENCODABLE = {
 
 @pytest.mark.parametrize("row", UNENCODABLE.values(), ids=UNENCODABLE)
 def test_a_row_with_text_that_cannot_be_kept_is_refused_by_its_number(tmp_path, row):
-    path = write(tmp_path / "x.jsonl", [{"prompt": "fine"}, row])
+    path = write_rows(tmp_path / "x.jsonl", {"prompt": "fine"}, row)
     with pytest.raises(InputError, match=r"x\.jsonl:2: .* has a (lone surrogate, U\+D|NUL)"):
         texts(path, 1, other_fields="metadata")
     assert texts(path, 1, other_fields="metadata", bad_rows="skip") == {"fine"}
@@ -265,7 +259,7 @@ def test_a_row_with_text_that_cannot_be_kept_is_refused_by_its_number(tmp_path, 
 def test_a_row_that_is_nested_too_deeply_is_refused_by_its_number(tmp_path, field):
     deep = '{"a": ' * 900 + "1" + "}" * 900
     row = json.dumps({"prompt": "b", field: "DEEP"}).replace('"DEEP"', deep)
-    path = write(tmp_path / "x.jsonl", [{"prompt": "a"}, row.encode()])
+    path = write_rows(tmp_path / "x.jsonl", {"prompt": "a"}, row.encode())
     with pytest.raises(InputError, match=r"x\.jsonl:2: ") as caught:
         texts(path, 1)
     assert len(str(caught.value)) < 9000

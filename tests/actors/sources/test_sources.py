@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
+from row_files import write_rows
 
 from actors.sources import reasoning_gym as gym
 from actors.sources.load_source import load_source
@@ -15,11 +16,6 @@ HELD_OUT = 20
 
 def lines(count):
     return [{"prompt": f"{i}+{i}=", "answer": 2 * i, "metadata": {"line": i}} for i in range(count)]
-
-
-def write(path, rows):
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return str(path)
 
 
 def opened(path, **keywords):
@@ -48,7 +44,7 @@ def open_source(request, tmp_path):
     """Return a function that opens the source of the parameter with some keywords."""
     name, options = request.param, {}
     if name == "files":
-        options = {"path": write(tmp_path / "sums.jsonl", lines(100))}
+        options = {"path": write_rows(tmp_path / "sums.jsonl", *lines(100))}
     if name in TABLES:
         rows = [{**line, "answer": str(line["answer"])} for line in lines(100)]
         name, options = "files", {"path": write_table(tmp_path / name, rows)}
@@ -170,7 +166,7 @@ def test_a_source_of_the_users_is_built_with_the_same_keywords():
 
 
 def test_every_epoch_of_a_file_has_every_line_once_in_an_order_of_its_own(tmp_path):
-    path = write(tmp_path / "sums.jsonl", lines(50))
+    path = write_rows(tmp_path / "sums.jsonl", *lines(50))
     source = opened(path, seed=3)
     first, second = source.next(50), source.next(50)
     texts = [[prompt.text for prompt in epoch] for epoch in (first, second)]
@@ -180,7 +176,7 @@ def test_every_epoch_of_a_file_has_every_line_once_in_an_order_of_its_own(tmp_pa
 
 
 def test_a_line_keeps_its_answer_as_text_and_its_metadata(tmp_path):
-    path = write(tmp_path / "one.jsonl", [*lines(1), "", {"prompt": "open"}])
+    path = write_rows(tmp_path / "one.jsonl", *lines(1), "", {"prompt": "open"})
     prompts = opened(path).next(2)
     by_text = {prompt.text: prompt for prompt in prompts}
     assert by_text["0+0="].answer == "0"
@@ -190,8 +186,8 @@ def test_a_line_keeps_its_answer_as_text_and_its_metadata(tmp_path):
 
 
 def test_what_is_held_out_of_a_file_does_not_depend_on_the_order_of_its_lines(tmp_path):
-    there = write(tmp_path / "a.jsonl", lines(60))
-    back = write(tmp_path / "b.jsonl", lines(60)[::-1])
+    there = write_rows(tmp_path / "a.jsonl", *lines(60))
+    back = write_rows(tmp_path / "b.jsonl", *lines(60)[::-1])
     texts = [
         [prompt.text for prompt in opened(path, split="heldout", heldout_size=9).next(9)]
         for path in (there, back)
@@ -200,7 +196,7 @@ def test_what_is_held_out_of_a_file_does_not_depend_on_the_order_of_its_lines(tm
 
 
 def test_lines_that_repeat_a_held_out_text_are_not_trained(tmp_path):
-    path = write(tmp_path / "twice.jsonl", [*lines(10), *lines(10)])
+    path = write_rows(tmp_path / "twice.jsonl", *lines(10), *lines(10))
     held_out, trained = (
         opened(path, split=split, heldout_size=9).next(9) for split in ("heldout", "train")
     )
@@ -211,8 +207,8 @@ def test_lines_that_repeat_a_held_out_text_are_not_trained(tmp_path):
 
 def test_a_second_file_holds_out_and_its_texts_are_not_trained(tmp_path):
     options = {
-        "path": write(tmp_path / "train.jsonl", lines(10)),
-        "heldout_path": write(tmp_path / "test.jsonl", lines(3)),
+        "path": write_rows(tmp_path / "train.jsonl", *lines(10)),
+        "heldout_path": write_rows(tmp_path / "test.jsonl", *lines(3)),
     }
     held_out = load_source("files", options=options, seed=0, split="heldout", heldout_size=3)
     trained = load_source("files", options=options, seed=0, heldout_size=3)
@@ -234,7 +230,7 @@ def test_a_second_file_holds_out_and_its_texts_are_not_trained(tmp_path):
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, row, message):
-    path = write(tmp_path / "bad.jsonl", [*lines(2), row])
+    path = write_rows(tmp_path / "bad.jsonl", *lines(2), row)
     with pytest.raises(InputError, match=message) as caught:
         opened(path)
     assert "bad.jsonl:3: " in str(caught.value)
@@ -243,8 +239,8 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, row, message):
 
 def test_a_file_without_prompts_or_with_too_few_is_refused(tmp_path):
     with pytest.raises(InputError, match="no prompts"):
-        opened(write(tmp_path / "empty.jsonl", ["", ""]))
-    path = write(tmp_path / "few.jsonl", lines(5))
+        opened(write_rows(tmp_path / "empty.jsonl", "", ""))
+    path = write_rows(tmp_path / "few.jsonl", *lines(5))
     with pytest.raises(InputError, match="6 prompts cannot be held out of 5"):
         opened(path, heldout_size=6)
     with pytest.raises(InputError, match="nothing is left"):
