@@ -79,7 +79,7 @@ def beginning(template=None, *, ends=False):
     tokenizer = character_tokenizer(template)
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    tokenizer._tokenizer.post_processor = TemplateProcessing(
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A <eos>" if ends else "<bos> $A",
         special_tokens=[("<bos>", bos), ("<eos>", eos)],
     )
@@ -99,7 +99,7 @@ def test_what_a_tokenizer_puts_before_texts_begins_a_prompt_once(ends):
 def test_a_tokenizer_without_digits_begins_its_prompts_too():
     tokenizer = beginning()
     letters = {text: i for text, i in tokenizer.get_vocab().items() if not text.isdigit()}
-    tokenizer._tokenizer.model = models.BPE(letters, merges=[])
+    tokenizer.backend_tokenizer.model = models.BPE(letters, merges=[])
     renderer = Renderer(tokenizer)
     assert characters(renderer, renderer.prompt([Message("user", "ab")])) == "<bos>ab"
 

@@ -397,7 +397,7 @@ async def test_what_comes_after_the_run_does_not_count_as_idle():
     async with at_work(Desk(), Stage()) as worker:
         pass
     after = worker.statistics.statistics()
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0)
     assert worker.statistics.statistics() == after
 
 
