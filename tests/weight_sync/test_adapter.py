@@ -20,7 +20,6 @@ from weight_sync.errors import IncompatibleWeights, LoadFailed, ManifestError
 from weight_sync.manifest import Manifest, check_signature
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver, ReceiverOptions
-from weight_sync.receive.staging import stage
 
 Q, UP = "model.q.weight", "model.up.weight"
 SHAPES = {"model.norm.weight": (4,), Q: (6, 4), UP: (8, 4)}
@@ -169,9 +168,3 @@ async def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
     report = await receiver.update(published(0))
     assert report.error is None
     assert sizes == [4 * (4000 + 4 + 24 + 32)] * 2
-
-
-def test_factors_are_staged_as_they_were_published(transport, published) -> None:
-    staged = stage(published(5), transport)
-    assert all(torch.equal(tensor, factors(5)[name]) for name, tensor in staged.tensors())
-    staged.close()

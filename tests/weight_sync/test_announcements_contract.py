@@ -141,26 +141,6 @@ async def test_the_permit_of_a_released_holder_goes_to_the_next_in_the_queue(mak
         assert not await broadcaster.acquire_swap("c", 0.05)
 
 
-async def test_no_more_than_the_fraction_holds_permits_under_contention(make) -> None:
-    holding: set[str] = set()
-    most = 0
-
-    async def engine(broadcaster, name: str) -> None:
-        nonlocal most
-        for version in range(3):
-            assert await broadcaster.acquire_swap(name, 30.0)
-            holding.add(name)
-            most = max(most, len(holding))
-            await asyncio.sleep(0.002)
-            holding.discard(name)
-            await broadcaster.report(report(name, version))
-
-    async with make(0.5, 5) as broadcaster:
-        await asyncio.gather(*(engine(broadcaster, f"e{i}") for i in range(5)))
-        assert len(await broadcaster.reports(0)) == 15
-    assert most == 2
-
-
 @given(
     fraction=st.floats(0, 1, exclude_min=True, allow_subnormal=False),
     engines=st.integers(1, 500),

@@ -49,14 +49,6 @@ def test_only_the_newest_version_stays_and_no_unfinished_file(folder, weights) -
     assert not [name for name in os.listdir(version) if name.startswith(".")]
 
 
-def test_an_engine_is_seeded_from_the_folder_when_the_publisher_is_gone(folder, weights) -> None:
-    announced = publish(folder, weights, 7)
-    assert newest_version(folder) == announced
-    staged = stage(announced, FilesystemTransport(folder))
-    assert all(torch.equal(tensor, weights(7)[name]) for name, tensor in staged.tensors())
-    staged.close()
-
-
 def test_a_version_without_its_manifest_does_not_exist(folder, weights) -> None:
     publish(folder, weights, 7)
     later = FilesystemTransport(folder)
