@@ -3,78 +3,79 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from actors.config import ActorsConfig
 from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
 from deploy.planner.memory import Capacity, Lack, Prediction, predict
 from deploy.planner.model_sizes import Sizes
 from headway.errors import InputError
+from learner.config.learner import LearnerConfig
 
+Settings = dict[str, Any]
+"""Values by the names of keys."""
 MOST_CHANGES = 8
 """Settings that are changed one after the other before it is given up."""
 
 
 def remedies(
     config: RunConfig, role: str, longest: int, workers: Sequence[int], gpus: int = 0
-) -> Iterator[tuple[dict[str, Any], RunConfig]]:
+) -> Iterator[tuple[Settings, RunConfig]]:
     """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
 
     `workers` are the values that `actors.tensor_parallel_size` may have, `gpus` the number of a
     node's.
     """
-    learner, actors = config.learner, config.actors
+    changes = [("actors", change) for change in _smaller_shares(config.actors)]
+    if role == "learner":
+        own = _learner_changes(config.learner, longest, gpus)
+        changes = [*(("learner", change) for change in own), *changes]
+    else:
+        larger, fewer = _larger_shares(config.actors), _engine_changes(config.actors, workers)
+        changes = [("actors", c) for c in larger] + changes + [("actors", c) for c in fewer]
+    for section, change in changes:
+        changed = getattr(config, section).model_copy(update=change)
+        named = {f"{section}.{name}": value for name, value in change.items()}
+        yield named, config.model_copy(update={section: changed})
+
+
+def _learner_changes(learner: LearnerConfig, longest: int, gpus: int) -> Iterator[Settings]:
+    if not learner.activation_checkpointing:
+        yield {"activation_checkpointing": True}
+    for part in (2, 4, 8):
+        if (tokens := learner.microbatch_tokens // part) >= longest:
+            yield {"microbatch_tokens": tokens}
+    if learner.zero_stage == 0 or learner.optimizer != "adamw":
+        return
+    if learner.ranks > 1 and learner.zero_stage < 3:
+        yield {"zero_stage": learner.zero_stage + 1}
+    for ranks in (2 * learner.ranks, 4 * learner.ranks):
+        if learner.gpus == 1 and ranks <= gpus:
+            yield {"ranks": ranks}
+    if learner.gpus > 0:
+        yield {"offload_optimizer": not learner.offload_optimizer}
+
+
+def _smaller_shares(actors: ActorsConfig) -> Iterator[Settings]:
+    for part in (0.75, 0.5) if actors.gpus > 0 else ():
+        yield {"gpu_memory_utilization": round(part * actors.gpu_memory_share, 3)}
+
+
+def _larger_shares(actors: ActorsConfig) -> Iterator[Settings]:
     share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
-    shards = learner.zero_stage > 0 and learner.optimizer == "adamw"
-    less = [
-        (actors.gpus > 0, "actors", {"gpu_memory_utilization": round(part * share, 3)})
-        for part in (0.75, 0.5)
-    ]
-    options: dict[str, list[tuple[bool, str, dict[str, Any]]]] = {
-        "learner": [
-            (not learner.activation_checkpointing, "learner", {"activation_checkpointing": True}),
-            *(
-                (tokens >= longest, "learner", {"microbatch_tokens": tokens})
-                for tokens in (learner.microbatch_tokens // part for part in (2, 4, 8))
-            ),
-            (
-                shards and learner.ranks > 1 and learner.zero_stage < 3,
-                "learner",
-                {"zero_stage": learner.zero_stage + 1},
-            ),
-            *(
-                (shards and learner.gpus == 1 and ranks <= gpus, "learner", {"ranks": ranks})
-                for ranks in (2 * learner.ranks, 4 * learner.ranks)
-            ),
-            (
-                shards and learner.gpus > 0,
-                "learner",
-                {"offload_optimizer": not learner.offload_optimizer},
-            ),
-            *less,
-        ],
-        "actor": [
-            *(
-                (
-                    actors.gpus > 0 and share < more <= most,
-                    "actors",
-                    {"gpu_memory_utilization": round(more, 3)},
-                )
-                for more in (most, 2 * share, 1.5 * share, 1.25 * share)
-            ),
-            *less,
-            *(
-                (actors.gpus > 0, "actors", {"tensor_parallel_size": size, "gpus": float(size)})
-                for size in workers
-                if size != actors.gpus
-            ),
-            (not actors.gpus, "actors", {"kv_cache_gib": 1.0}),
-            (actors.count > 1, "actors", {"count": actors.count // 2}),
-        ],
-    }
-    for applies, section, settings in options[role]:
-        if applies:
-            changed = getattr(config, section).model_copy(update=settings)
-            named = {f"{section}.{name}": value for name, value in settings.items()}
-            yield named, config.model_copy(update={section: changed})
+    for more in (most, 2 * share, 1.5 * share, 1.25 * share):
+        if actors.gpus > 0 and share < more <= most:
+            yield {"gpu_memory_utilization": round(more, 3)}
+
+
+def _engine_changes(actors: ActorsConfig, workers: Sequence[int]) -> Iterator[Settings]:
+    if actors.gpus == 0:
+        yield {"kv_cache_gib": 1.0}
+    else:
+        for size in workers:
+            if size != actors.gpus:
+                yield {"tensor_parallel_size": size, "gpus": float(size)}
+    if actors.count > 1:
+        yield {"count": actors.count // 2}
 
 
 def _excess(lacks: Sequence[Lack]) -> float:
@@ -98,7 +99,7 @@ def refuse(
     if not prediction.lacks:
         return
     lacks = prediction.lacks
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     texts = [lack.text for lack in lacks]
     for _ in range(MOST_CHANGES):
         role = lacks[0].role

@@ -8,8 +8,9 @@ import asyncio
 
 from actors.metrics import ActorMetrics
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy import session as session
+from deploy import run, session
 from deploy.cli import main
+from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.run import Run
 from headway import clock
 from headway.metrics import MetricsAccess, serve
@@ -19,6 +20,15 @@ from weight_sync.announcements import WeightUpdateReport
 SIMULATED = 64
 HOST = "127.0.0.1"
 POLL_SECONDS = 1.0
+SIMULATED_TARGETS: list[tuple[str, str]] = []
+"""Names and addresses of the simulated actors."""
+
+
+class CrowdedTargets(ScrapeTargets):
+    """The addresses of a run, and of simulated actors in this process."""
+
+    def reachable(self) -> list[tuple[str, str]]:
+        return [*super().reachable(), *SIMULATED_TARGETS]
 
 
 class Crowded(Run):
@@ -41,7 +51,8 @@ class Crowded(Run):
         statistics = ActorStatistics(engine)
         statistics.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
         self.context.record.restarts[name] = 1
-        self.targets.add(name, f"{HOST}:{serve([ActorMetrics(statistics)], MetricsAccess(HOST))}")
+        port = serve([ActorMetrics(statistics)], MetricsAccess(HOST))
+        SIMULATED_TARGETS.append((name, f"{HOST}:{port}"))
         broadcaster, serves = self.processes.broadcaster, -1
         while True:
             manifest = await broadcaster.newest(serves, POLL_SECONDS)
@@ -60,4 +71,5 @@ class Crowded(Run):
 
 if __name__ == "__main__":
     session.Run = Crowded
+    run.ScrapeTargets = CrowdedTargets
     main()

@@ -14,10 +14,17 @@ from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes
 from tests.deploy.leased import train_early
-from weight_sync.announcements import WeightUpdateReport
+from tests.deploy.run_rows import batch_row, weight_update
 
 TRUE = EngineRates(step_seconds=0.004, rollout_step_seconds=0.0002, turnover_seconds=0.003)
 PUT = 0.02
+
+
+def group_of_one(began, ended, tokens):
+    return GroupTimes(
+        engine_id="engine-0", accepted_at=ended + PUT, taken_at=ended + PUT + 0.5,
+        rollouts=[(began, ended)], tokens=[tokens],
+    )  # fmt: skip
 
 
 def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80):
@@ -38,15 +45,7 @@ def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80):
             engine.running.remove(engine.running[0])
             engine.running.sort(key=lambda entry: entry[0])
             began, tokens = begun.pop(which)
-            groups.append(
-                GroupTimes(
-                    engine_id="engine-0",
-                    accepted_at=now + PUT,
-                    taken_at=now + PUT + 0.5,
-                    rollouts=[(began, now)],
-                    tokens=[tokens],
-                )
-            )
+            groups.append(group_of_one(began, now, tokens))
         else:
             number += 1
             tokens = chance.randint(shortest, longest)
@@ -65,15 +64,13 @@ def made_in_batches(count=15, size=64, seed=0):
         began = now
         lengths = sorted(min(160, 5 + round(chance.expovariate(1 / 30))) for _ in range(size))
         engine.stalled += size * TRUE.turnover_seconds / 2
-        engine.running = [(engine.token + each, each, engine.token, None) for each in lengths]
+        engine.running = [(engine.token + length, length, engine.token, None) for length in lengths]
         while engine.running:
             now = engine.next_end()
             engine.advance(now)
             _, tokens, _, _ = engine.running.pop(0)
             engine.stalled += TRUE.turnover_seconds / 2
-            times = {"accepted_at": now + PUT, "taken_at": now + PUT + 0.5}
-            rollout = {"rollouts": [(began, now)], "tokens": [tokens]}
-            groups.append(GroupTimes(engine_id="engine-0", **times, **rollout))
+            groups.append(group_of_one(began, now, tokens))
         now += 0.7
         engine.advance(now)
     return groups
@@ -81,28 +78,17 @@ def made_in_batches(count=15, size=64, seed=0):
 
 def rows(count):
     """Batches a second apart: half of it waiting, the rest a step of 0.1 s and 1 ms a token."""
-    found, now = [], 0.0
+    batches, now = [], 0.0
     for version in range(count):
         tokens = 200 + 50 * (version % 3)
-        waited = now + 0.5
-        stepped = waited + 0.1 + 0.001 * tokens
-        found.append(
-            {
-                "version": version,
-                "weights_checksum": "",
-                "wait_started_at": now,
-                "wait_finished_at": waited,
-                "step_started_at": waited,
-                "step_finished_at": stepped,
-                "tokens_trained": tokens,
-                "rollouts_trained": 8,
-                "lag_mean": 1.5,
-                "lag_histogram": {"1": tokens // 2, "2": tokens // 2},
-                "ess": None,
-            }
-        )
-        now = stepped + 0.01
-    return found
+        row = batch_row(
+            version, now, waited=0.5, stepped=0.1 + 0.001 * tokens, tokens_trained=tokens,
+            rollouts_trained=8, lag_mean=1.5, ess=None,
+            lag_histogram={"1": tokens // 2, "2": tokens // 2},
+        )  # fmt: skip
+        batches.append(row)
+        now = row["step_finished_at"] + 0.01
+    return batches
 
 
 def measure(rows, swaps=(), groups=None):
@@ -110,16 +96,9 @@ def measure(rows, swaps=(), groups=None):
     return rates_of(batches, swaps, made() if groups is None else groups)
 
 
-def swap(version, published, *, staged=0.02, pause=0.05, **more):
-    return WeightUpdateReport(
-        engine_id="engine-0",
-        version=version,
-        published_at=published,
-        bytes=7,
-        staged_at=published + staged,
-        swap_started_at=published + staged,
-        swap_finished_at=published + staged + pause,
-        **more,
+def swap(version, published, *, pause=0.05, **more):
+    return weight_update(
+        version, published, staged=0.02, started=0.02, finished=0.02 + pause, **more
     )
 
 

@@ -167,12 +167,8 @@ def test_a_rate_for_whole_weights_is_noted_where_an_adapter_is_trained(settings,
 def test_a_plan_notes_that_a_shared_gpu_counts_as_several_devices(gpus):
     config = load_recipe("demo").updated(learner={"gpus": gpus}, actors={"gpus": gpus, "count": 1})
     given = PlanInputs(
-        tokens=60,
-        tokens_variation=1.0,
-        rollout_rate=60,
-        engine_rate=400,
-        train_rate=9000,
+        tokens=60, tokens_variation=1.0, rollout_rate=60, engine_rate=400, train_rate=9000,
         pause=0.1,
-    )
+    )  # fmt: skip
     notes = plan(config, run=None, given=given, bounds=[0], devices=None)["notes"]
     assert any("shares of a GPU" in note for note in notes) == (gpus < 1)

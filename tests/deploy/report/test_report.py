@@ -25,7 +25,7 @@ from deploy.storage.run_record import Record
 from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.selection_bias import Fate, compare
-from weight_sync.announcements import WeightUpdateReport
+from tests.deploy.run_rows import batch_row, weight_update
 
 FETCHED = Path(__file__).parents[3] / ".chromium"
 LIBRARIES = FETCHED / "usr" / "lib"
@@ -34,50 +34,27 @@ PHONE = 390
 """Pixels."""
 
 
+ORIGINS = ("fresh", "crossed", "stale")
+FIGURES = {
+    "rollouts_trained": 8, "tokens_trained": 80, "optimizer_steps": 1, "loss": -0.5,
+    "grad_norm": 1.5, "entropy_mean": 2.0, "learning_rate": 1e-4, "lag_mean": 0.5, "max_lag": 1,
+    "lag_histogram": {"0": 40, "1": 40}, "ess": 0.9, "response_length_mean": 10.0,
+    "multi_version_rollouts": 0,
+    **{f"{kind}_{origin}": 0 for kind in ("tokens", "mismatch", "kl") for origin in ORIGINS},
+}  # fmt: skip
+SWAP = weight_update(
+    1, 10.0, staged=None, started=None, finished=0.5, pause_seconds=0.1, load_seconds=0.05,
+    resume_seconds=0.05,
+)  # fmt: skip
+
+
 def batch(version, *, session=1.0, waited=1.0, took=4.0, late=0.0, **more):
     """Return a batch that began `took` seconds after the one before, and `late` seconds later."""
-    begin = 100.0 + took * version + late
-    row = {
-        "version": version,
-        "weights_checksum": "",
-        "session_started_at": session,
-        "wait_started_at": begin,
-        "wait_finished_at": begin + waited,
-        "step_started_at": begin + waited,
-        "step_finished_at": begin + took - 0.5,
-        "published_at": begin + took,
-        "rollouts_trained": 8,
-        "tokens_trained": 80,
-        "optimizer_steps": 1,
-        "reward_mean": 0.25 * version,
-        "loss": -0.5,
-        "grad_norm": 1.5,
-        "entropy_mean": 2.0,
-        "learning_rate": 1e-4,
-        "reward_parts": {"task": 0.25 * version, "style": None if version else 1.0},
-        "lag_mean": 0.5,
-        "max_lag": 1,
-        "lag_histogram": {"0": 40, "1": 40},
-        "ess": 0.9,
-        "response_length_mean": 10.0,
-        "multi_version_rollouts": 0,
-        **{f"{kind}_{origin}": 0 for kind in ("tokens", "mismatch", "kl") for origin in ORIGINS},
-        **more,
-    }
+    parts = {"task": 0.25 * version, "style": None if version else 1.0}
+    own = {"session_started_at": session, "reward_mean": 0.25 * version, "reward_parts": parts}
+    begin, stepped = 100.0 + took * version + late, took - 0.5 - waited
+    row = batch_row(version, begin, waited=waited, stepped=stepped, **FIGURES | own | more)
     return TrainedBatch.from_dict(row)
-
-
-ORIGINS = ("fresh", "crossed", "stale")
-SWAP = WeightUpdateReport(
-    engine_id="engine-0",
-    version=1,
-    published_at=10.0,
-    swap_finished_at=10.5,
-    pause_seconds=0.1,
-    load_seconds=0.05,
-    resume_seconds=0.05,
-    bytes=7,
-)
 
 
 def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4"):
@@ -92,8 +69,8 @@ def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4")
 
 
 def plot(title):
-    [found] = [plot for plot in PLOTS if plot.title == title]
-    return found
+    [titled] = [plot for plot in PLOTS if plot.title == title]
+    return titled
 
 
 def lines(title, *runs):
@@ -188,7 +165,7 @@ def test_what_was_left_out_stands_beside_what_was_trained():
     fates = [Fate(name="trained", seconds=2.0, reward=1.0), Fate(name="dropped", seconds=6.0)]
     axes = figure_of(plot("Left out, and trained"), [shown(fates=fates)]).axes
     assert [text.get_text() for text in axes[0].get_yticklabels()] == ["trained (1)", "dropped (1)"]
-    means = [[float(line.get_xdata()[0]) for line in each.get_lines()[1::2]] for each in axes]
+    means = [[float(line.get_xdata()[0]) for line in axis.get_lines()[1::2]] for axis in axes]
     assert means == [[2.0, 6.0], [], [1.0]]
 
 

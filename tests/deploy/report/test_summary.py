@@ -10,52 +10,26 @@ from deploy.report.tables import figures
 from deploy.storage.run_record import Earlier, Record
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.records import Evaluation
-from weight_sync.announcements import WeightUpdateReport
+from tests.deploy.run_rows import batch_row, weight_update
 
 
 def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
-    tokens = sum(lags.values())
-    return {
-        "version": version,
-        "weights_checksum": "",
-        "session_started_at": session,
-        "wait_started_at": start - wait,
-        "wait_finished_at": start,
-        "step_started_at": start,
-        "step_finished_at": end,
-        "published_at": end,
-        "optimizer_steps": 1,
-        "tokens_trained": tokens,
-        "rollouts_trained": rollouts,
-        "multi_version_rollouts": 1,
-        "max_lag": max(int(lag) for lag in lags),
-        "lag_mean": 0.0,
-        "lag_histogram": lags,
-        "ess": 0.5 + version / 10,
-        "reward_mean": 0.5,
-        "tokens_fresh": 10 * version,
-        "mismatch_fresh": 1e-6 if version else None,
-        "tokens_crossed": 5,
-        "mismatch_crossed": 1e-3,
-        "tokens_stale": 0,
-        "mismatch_stale": None,
-    }
+    return batch_row(
+        version, start - wait, waited=wait, stepped=end - start, published=0.0,
+        session_started_at=session, optimizer_steps=1, tokens_trained=sum(lags.values()),
+        rollouts_trained=rollouts, multi_version_rollouts=1,
+        max_lag=max(int(lag) for lag in lags), lag_mean=0.0, lag_histogram=lags,
+        ess=0.5 + version / 10, reward_mean=0.5, tokens_fresh=10 * version,
+        mismatch_fresh=1e-6 if version else None, tokens_crossed=5, mismatch_crossed=1e-3,
+        tokens_stale=0, mismatch_stale=None,
+    )  # fmt: skip
 
 
-def swap(version, *, published, started, finished, error=None, seeding=False):
-    return WeightUpdateReport(
-        seeding=seeding,
-        engine_id="actor-0",
-        version=version,
-        published_at=published,
-        swap_started_at=started,
-        swap_finished_at=finished,
-        pause_seconds=0.01,
-        load_seconds=0.02,
-        resume_seconds=0.03,
-        bytes=1000,
-        error=error,
-    )
+def swap(version, published, *, finished, **more):
+    return weight_update(
+        version, published, staged=None, started=0.2, finished=finished, pause_seconds=0.01,
+        load_seconds=0.02, resume_seconds=0.03, **more,
+    )  # fmt: skip
 
 
 BATCHES = [
@@ -64,10 +38,10 @@ BATCHES = [
     batch(2, start=16, end=18, wait=1, lags={"2": 8}),
 ]
 SWAPS = [
-    swap(0, published=9, started=9.2, finished=9.3, seeding=True),
-    swap(1, published=12, started=12.2, finished=12.5),
-    swap(2, published=15, started=15.2, finished=15.4),
-    swap(3, published=18, started=18.2, finished=None, error="LoadFailed"),
+    swap(0, 9, finished=0.3, seeding=True),
+    swap(1, 12, finished=0.5),
+    swap(2, 15, finished=0.4),
+    swap(3, 18, finished=None, error="LoadFailed"),
 ]
 
 

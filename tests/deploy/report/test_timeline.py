@@ -1,7 +1,5 @@
 """The timeline of a run: rows to curves and spans, by tables."""
 
-from dataclasses import replace
-
 import pytest
 
 from deploy.report.timeline import (
@@ -18,7 +16,7 @@ from deploy.report.timeline import (
 )
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes, History
-from weight_sync.announcements import WeightUpdateReport
+from tests.deploy.run_rows import batch_row, weight_update
 
 
 def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):
@@ -28,31 +26,11 @@ def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):
 
 
 def batch(version, start, session=0.0):
-    row = {
-        "version": version,
-        "weights_checksum": "",
-        "session_started_at": session,
-        "wait_started_at": start,
-        "wait_finished_at": start + 1,
-        "step_started_at": start + 1,
-        "step_finished_at": start + 3,
-        "published_at": start + 3.5,
-    }
-    return TrainedBatch.from_dict(row)
+    return TrainedBatch.from_dict(batch_row(version, start, session_started_at=session))
 
 
-def swap(version, published, engine="engine-0", **changes):
-    report = WeightUpdateReport(
-        engine_id=engine,
-        version=version,
-        published_at=published,
-        bytes=7,
-        staged_at=published + 1,
-        prepare_seconds=0.25,
-        swap_started_at=published + 2,
-        swap_finished_at=published + 3,
-    )
-    return replace(report, **changes)
+def swap(version, published, **changes):
+    return weight_update(version, published, prepare_seconds=0.25, **changes)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +92,8 @@ def test_the_learner_waits_steps_publishes_acknowledges_and_saves_in_this_order(
 
 
 def test_an_update_is_staged_and_prepared_gets_its_permit_and_pauses_the_engine():
-    failed = swap(2, 5.0, swap_started_at=None, swap_finished_at=None, error="lost")
-    spans = update_spans([swap(1, 0.0), failed, swap(1, 0.5, engine="engine-1")])
+    failed = swap(2, 5.0, started=None, finished=None, error="lost")
+    spans = update_spans([swap(1, 0.0), failed, swap(1, 0.5, engine_id="engine-1")])
     assert spans["engine-0"] == [
         Span("staging", 0, 1),
         Span("prepare", 1, 1.25),
