@@ -1,5 +1,6 @@
 """What the processes of a run hold, seen from outside."""
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def open_shared_memory(folder):
     return held
 
 
+def wait_for_end(headway, seconds):
+    """Wait until no process of the runs lives and no shared memory of theirs is held."""
+    deadline = time.monotonic() + seconds
+    while remains := [*open_shared_memory(headway.folder), *processes_of(headway.folder)]:
+        assert time.monotonic() < deadline, remains
+        time.sleep(0.1)
+
+
 def leaked_shared_memory(before):
     """Return the files of named shared memory that are new and that no living process has mapped.
 
@@ -66,9 +75,9 @@ def titled(pid, title):
     Ray puts its own title in the place of ours for up to half a second after each call.
     """
     below = psutil.Process(pid).children(recursive=True)
-    found = []
+    matching = []
     for process in below:
         with suppress(psutil.NoSuchProcess):
             if " ".join(process.cmdline()).startswith(title):
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching

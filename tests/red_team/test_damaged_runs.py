@@ -14,8 +14,8 @@ from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import committed_checkpoints, newest_checkpoint
 from queues.readers.open_run import open_ledger
 from tests.deploy.conftest import headway  # noqa: F401  (a fixture)
-from tests.deploy.runs.test_actors_die import until
-from tests.deploy.runs.test_resume import wait_for_end
+from tests.deploy.processes import wait_for_end
+from tests.deploy.running import until
 from tests.red_team.damage import files_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from tests.deploy.conftest import REWARD, Headway, read_rows
-from tests.deploy.runs.test_actors_die import ENGINE, until
+from tests.deploy.running import ENGINE, until
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.deepspeed,

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,8 @@ from deploy.config.loader import load_recipe, read_recipe
 from deploy.errors import RunFailed
 from headway.errors import InputError
 from queues.readers.checkpoints import newest_checkpoint
+from tests.deploy.conftest import read_rows
+from tests.deploy.running import until
 
 RECIPE = Path(__file__).parents[1] / "recipe.toml"
 ON_CLUSTER = [
@@ -160,30 +161,18 @@ class Cluster:
         self.address = f"http://127.0.0.1:{port}"
         ray = Path(sys.executable).parent / "ray"
         command = [
-            ray,
-            "start",
-            "--head",
-            "--block",
-            "--port=0",
-            f"--dashboard-port={port}",
+            ray, "start", "--head", "--block", "--port=0", f"--dashboard-port={port}",
             f"--ray-client-server-port={client_port}",
-            f"--dashboard-agent-listen-port={agent_port}",
-            "--min-worker-port=0",
-            "--max-worker-port=0",
-            f"--temp-dir={folder}",
-            "--num-cpus=4",
-            "--disable-usage-stats",
-        ]
+            f"--dashboard-agent-listen-port={agent_port}", "--min-worker-port=0",
+            "--max-worker-port=0", f"--temp-dir={folder}", "--num-cpus=4", "--disable-usage-stats",
+        ]  # fmt: skip
         path = f"{ray.parent}:{os.environ['PATH']}"
         self.log = folder / "head.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command,
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**environment, "PATH": path, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            )  # fmt: skip
 
     def end(self):
         below = psutil.Process(self.process.pid).children(recursive=True)
@@ -199,23 +188,13 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def wait_for(what, deadline=240):
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        if answer := what():
-            return answer
-        time.sleep(0.2)
-    raise AssertionError(f"not within {deadline} s")
-
-
 @pytest.fixture(scope="module")
 def cluster(headway, tmp_path_factory):
     folder = Path(f"/tmp/headway-ray-{os.getpid()}")  # sockets want a short path
     folder.mkdir()
     made = Cluster(folder, headway.environment)
     try:
-        wait_for(lambda: "runtime started" in made.log.read_text() or made.process.poll())
-        assert made.process.poll() is None, made.log.read_text()
+        until(lambda: "runtime started" in made.log.read_text(), made.process)
         (headway.folder / "mine.py").write_text(
             "from helper import value\n"
             "def score(prompt, completion, answer, metadata): return value(completion)\n"
@@ -229,16 +208,9 @@ def cluster(headway, tmp_path_factory):
 
 def submitted(headway, cluster, name, *settings, more=()):
     """Return the arguments of a submission."""
-    all_settings = [
-        f"name={name}",
-        "sft.name=small",
-        f"deploy.runs_dir={headway.folder / 'runs'}",
-        *settings,
-    ]
-    return [
-        *headway.arguments("submit", *all_settings)[1:],
-        *("--address", cluster.address, *more),
-    ]
+    fixed = (f"name={name}", "sft.name=small", f"deploy.runs_dir={headway.folder / 'runs'}")
+    submission = headway.arguments("submit", *fixed, *settings)[1:]
+    return [*submission, "--address", cluster.address, *more]
 
 
 def job_of(output):
@@ -256,8 +228,8 @@ class TestOnACluster:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "job: done" in done.stdout
         assert (headway.folder / "runs" / "of-the-job-sft" / "model").is_dir()
-        rows = (headway.folder / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
-        assert any(json.loads(row)["reward_mean"] for row in rows)
+        rows = read_rows(headway.run_folder("job") / "metrics.jsonl")
+        assert any(row["reward_mean"] for row in rows)
         again = headway("attach", job_of(done.stdout), "--address", cluster.address)
         assert again.returncode == 0
         assert "job: done" in again.stdout
@@ -282,12 +254,12 @@ class TestOnACluster:
         job = job_of(first.stdout)
         terminal = headway.start_plain("attach", job, "--address", cluster.address)
         metrics = folder / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 4)
+        until(lambda: len(read_rows(metrics)) > 4, cluster.process)
         os.killpg(terminal.pid, signal.SIGKILL)
         terminal.wait(30)
         terminal.stdout.close()
-        before = len(metrics.read_text().splitlines())
-        wait_for(lambda: len(metrics.read_text().splitlines()) > before + 4)
+        before = len(read_rows(metrics))
+        until(lambda: len(read_rows(metrics)) > before + 4, cluster.process)
         targets = json.loads((folder / "targets.json").read_text())
         [driver] = [target for target in targets if target["labels"]["process"] == "driver"]
         seen = headway("top", driver["targets"][0], "--once")

@@ -1,6 +1,5 @@
 """A whole run whose command is killed again and again: it goes on by itself, without `resume`."""
 
-import json
 import random
 import signal
 import time
@@ -11,15 +10,14 @@ import psutil
 import pytest
 
 from deploy.cluster.ray_cluster import RAYLET
-from tests.deploy.conftest import read_rows
-from tests.deploy.processes import started_for
-from tests.deploy.runs.test_learner_dies import WAIT_SECONDS, Going
-from tests.deploy.runs.test_resume import wait_for_end
+from tests.deploy.processes import started_for, wait_for_end
+from tests.deploy.running import WAIT_SECONDS, Running
 from tests.deploy.runtime.test_session_process import links
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(3000)]
 
 KILLS, STEPS = 20, 600
+SLOW = "actors.scripted_options={tokens_per_second=40.0}"
 
 
 def commands(folder):
@@ -42,47 +40,47 @@ def watches(process):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_outlives_the_death_of_its_raylet(headway, how):
     """All of its processes but the session's die; the next session makes them again."""
-    with Going(headway, f"grounded-{how:d}", "steps=60", "heldout.every=60") as going:
-        going.trains(13)
-        [session] = [p for p in psutil.Process(going.process.pid).children() if p.children()]
+    settings = ("steps=60", "heldout.every=60", "learner.checkpoint_every=10", SLOW)
+    with Running(headway, f"grounded-{how:d}", *settings) as run:
+        run.trains(13)
+        [session] = [p for p in psutil.Process(run.process.pid).children() if p.children()]
         [raylet] = [child for child in session.children() if child.name() == RAYLET]
         struck = time.time()
         raylet.send_signal(how)
-        going.until(lambda: read_rows(going.folder / "restarts.jsonl"))
-        [restart] = read_rows(going.folder / "restarts.jsonl")
+        [restart] = run.until(lambda: run.rows("restarts.jsonl"))
         print(f"the next session began after {restart['at'] - struck:.1f} s")
         assert restart["actor"] == "driver"
         assert "Ray's raylet on this machine died" in restart["reason"]
         assert restart["at"] - struck < (60.0 if how is signal.SIGKILL else 120.0)
-        run = going.end()
+        run.ends()
     assert (run.summary["status"], run.summary["version"]) == ("done", 60)
-    going.check_accounts(60)
+    run.check_accounts(60)
     wait_for_end(headway, seconds=60)
 
 
 def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):
     draw = random.Random(24)
-    settings = (f"steps={STEPS}", f"heldout.every={STEPS}", f"deploy.max_restarts={KILLS}")
-    with Going(headway, "undying", *settings) as going:
+    settings = (
+        f"steps={STEPS}", f"heldout.every={STEPS}", f"deploy.max_restarts={KILLS}",
+        "learner.checkpoint_every=10", SLOW,
+    )  # fmt: skip
+    with Running(headway, "undying", *settings) as run:
         for _ in range(KILLS):
             time.sleep(draw.uniform(0.5, 25.0))
             # A kill within the second in which the other one is replaced would be that of both.
             deadline = time.monotonic() + WAIT_SECONDS
             while len(both := commands(headway.folder)) != 2 or not any(map(watches, both)):
-                assert time.monotonic() < deadline, going.process.stdout.read()
+                assert time.monotonic() < deadline, run.output()
                 time.sleep(0.05)
             victim = draw.choice(both)
-            print(f"{time.time():.1f}: of {[one.pid for one in both]} {victim.pid} is killed")
+            print(f"{time.time():.1f}: of {[p.pid for p in both]} {victim.pid} is killed")
             victim.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + 6 * WAIT_SECONDS
         while commands(headway.folder):
             assert time.monotonic() < deadline
             time.sleep(0.5)
-        output = going.process.stdout.read()
-        print(output)
+        print(run.output())
     wait_for_end(headway, seconds=60)
-    restarts = read_rows(going.folder / "restarts.jsonl")
-    assert restarts
-    assert {row["actor"] for row in restarts} == {"driver"}
-    assert json.loads((going.folder / "summary.json").read_text())["status"] == "done"
-    going.check_accounts(STEPS)
+    assert {row["actor"] for row in run.rows("restarts.jsonl")} == {"driver"}
+    assert run.summary["status"] == "done"
+    run.check_accounts(STEPS)

@@ -1,11 +1,10 @@
 """A whole run with two engines of vLLM, one of which serves a wrong tensor."""
 
 import os
-import signal
 
 import pytest
 
-from tests.deploy.runs.test_actors_die import going, rows, until
+from tests.deploy.running import ENDLESS, Running
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,32 +59,25 @@ def test_an_engine_with_a_wrong_tensor_is_named_sent_its_weights_again_and_resta
     own = ("sft.name=planted", "actors.environment=planted_world:World")
     made = headway.recipe("sft", *own)
     assert made.returncode == 0, made.stderr
-    with going(
-        headway, "drifts", *own, "steps=100000", "heldout.every=100000", "actors.engine=vllm",
-        "prompts.groups_per_batch=4",
-        "learner.checkpoint_every=100000", "weight_sync.on_drift=restart",
-    ) as (process, folder):  # fmt: skip
-        metrics = folder / "metrics.jsonl"
-        until(lambda: rows(metrics), process)
-        until(lambda: rows(folder / "drift.jsonl"), process)
-        until(lambda: len(rows(folder / "drift.jsonl")) >= 2, process)
-        until(lambda: rows(folder / "restarts.jsonl"), process)
-        trained = len(rows(metrics))
-        until(lambda: len(rows(metrics)) >= trained + 60, process)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=180)
-    assert process.returncode == 130, output
-    found = rows(folder / "drift.jsonl")
-    print([(row["version"], row["mismatch_ratio"], row["mismatch_fresh"]) for row in found])
-    assert {row["engine_id"] for row in found} == {"engine-1"}
-    assert [row["response"] for row in found] == ["resend", "restart"]
-    assert found[0]["version"] < 20
-    [restart] = rows(folder / "restarts.jsonl")
+    settings = (
+        *ENDLESS, *own, "actors.engine=vllm", "prompts.groups_per_batch=4",
+        "weight_sync.on_drift=restart",
+    )  # fmt: skip
+    with Running(headway, "drifts", *settings, cores="count = 2\ncpus = 0.5") as run:
+        run.until(lambda: run.rows("restarts.jsonl"), 600)
+        run.trains_more(60)
+        output = run.interrupt()
+    rows = run.rows("drift.jsonl")
+    print([(row["version"], row["mismatch_ratio"], row["mismatch_fresh"]) for row in rows])
+    assert {row["engine_id"] for row in rows} == {"engine-1"}
+    assert [row["response"] for row in rows] == ["resend", "restart"]
+    assert rows[0]["version"] < 20
+    [restart] = run.rows("restarts.jsonl")
     assert (restart["actor"], restart["reason"]) == (
         "actor-1",
         "its engine drifts from the others",
     )
     assert "engine-1 drifts: its log-probabilities differ from the learner's" in output
-    again = [swap for swap in rows(folder / "swaps.jsonl") if swap["engine_id"] == "engine-1"]
+    again = [swap for swap in run.rows("swaps.jsonl") if swap["engine_id"] == "engine-1"]
     unprepared = [swap for swap in again if not swap["seeding"] and swap["prepare_seconds"] == 0]
     assert len(unprepared) == 1, "the re-send used nothing that was prepared"

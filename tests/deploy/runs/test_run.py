@@ -4,9 +4,7 @@ import importlib.metadata
 import json
 import os
 import re
-import signal
 import sqlite3
-import time
 
 import pytest
 
@@ -15,7 +13,8 @@ from deploy.observability.samples import heading, text_of
 from deploy.offline.rollouts import read_samples
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import RECIPE
-from tests.deploy.processes import open_shared_memory, processes_of
+from tests.deploy.processes import open_shared_memory, wait_for_end
+from tests.deploy.running import ENDLESS, Running
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -190,19 +189,12 @@ def test_the_driver_and_the_learner_have_a_log(headway, finished):
 @pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_readable_accounts_and_no_process(headway):
     """Ctrl-C, and SIGKILL of the whole process group, are in `test_resume.py`."""
-    name = "stopped"
-    process = headway.start("run", f"name={name}", "steps=100000", "heldout.every=100000")
-    headway.wait_for_batches(name, 3, process)
-    assert open_shared_memory(headway.folder)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    deadline = time.monotonic() + 60
-    while remains := [*open_shared_memory(headway.folder), *processes_of(headway.folder)]:
-        assert time.monotonic() < deadline, remains
-        time.sleep(0.2)
-    accounts = headway.accounting(name)
-    assert accounts["balanced"]
+    with Running(headway, "stopped", *ENDLESS) as run:
+        run.trains(3)
+        assert open_shared_memory(headway.folder)
+        run.process.terminate()
+        assert "Traceback" not in run.ends(130)
+    wait_for_end(headway, seconds=60)
+    accounts = headway.accounting("stopped")
+    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
     assert accounts["trained"] >= 3 * 2
-    assert accounts["trained_twice"] == 0

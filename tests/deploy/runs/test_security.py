@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
 import pytest
+
+from tests.deploy.running import ACTOR, ENDLESS, RANK, Running
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("actors", "deploy", "learner", "queues", "weight_sync")
@@ -37,15 +38,15 @@ def test_nothing_is_unpickled_but_by_ray_itself():
         for node in ast.walk(ast.parse(path.read_text())):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Import):
-                renamed = {each.name.split(".")[0] for each in node.names if each.asname}
+                renamed = {alias.name.split(".")[0] for alias in node.names if alias.asname}
                 assert not renamed & UNPICKLES, where
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in UNPICKLES:
                 assert node.attr == "dumps", where
             if isinstance(node, ast.ImportFrom):
                 assert (node.module or "").split(".")[0] not in UNPICKLES, where
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-                safe = [each for each in node.keywords if each.arg == "weights_only"]
-                assert [ast.unparse(each.value) for each in safe] == ["True"], where
+                safe = [key for key in node.keywords if key.arg == "weights_only"]
+                assert [ast.unparse(key.value) for key in safe] == ["True"], where
 
 
 def test_nothing_turns_off_that_ray_asks_for_a_token():
@@ -91,45 +92,26 @@ def judge():
 
 @pytest.fixture(scope="module")
 def run(headway, judge):
-    """Yield process, folder and output so far of a run that has trained some batches."""
-    folder = headway.folder / "runs" / "kept"
-    settings = ("name=kept", "sft.name=small", "steps=100000", "heldout.every=100000")
-    command = headway.arguments("run", *settings, "learner.ranks=2", "actors.cpus=0", *judge)
-    log = headway.folder / "kept.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, cwd=headway.folder, env={**headway.environment, **SECRETS},
-            stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 200
-        rows = folder / "metrics.jsonl"
-        while not rows.exists() or len(rows.read_text().splitlines()) < 3:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
-        yield process, folder, log
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
+    """Yield a run that has trained some batches, whose environment has secrets."""
+    settings = (*ENDLESS, "learner.ranks=2", "actors.cpus=0", *judge)
+    with Running(headway, "kept", *settings, environment=SECRETS) as run:
+        run.trains(3)
+        yield run
 
 
 class TestARun:
     pytestmark = RAN
 
     def test_every_socket_that_listens_is_on_loopback(self, run):
-        process = psutil.Process(run[0].pid)
+        processes = psutil.Process(run.process.pid)
         listening = [
-            (each.name(), found.laddr)
-            for each in (process, *process.children(recursive=True))
-            for found in each.net_connections(kind="inet")
-            if found.status == psutil.CONN_LISTEN
+            (process.name(), socket.laddr)
+            for process in (processes, *processes.children(recursive=True))
+            for socket in process.net_connections(kind="inet")
+            if socket.status == psutil.CONN_LISTEN
         ]
-        assert {"ray::RolloutActor", "ray::RankActor"} <= {
-            " ".join(psutil.Process(each.pid).cmdline()).split()[0]
-            for each in process.children(recursive=True)
-        }
+        assert run.titled(ACTOR)
+        assert run.titled(RANK)
         assert len(listening) > 5
         elsewhere = [
             (name, address) for name, address in listening if not address.ip.endswith("127.0.0.1")
@@ -137,12 +119,12 @@ class TestARun:
         assert not elsewhere
 
     def test_who_has_no_token_is_not_let_into_the_cluster(self, run, tmp_path):
-        below = psutil.Process(run[0].pid).children(recursive=True)
-        [store] = [each for each in below if each.name() == "gcs_server"]
+        below = psutil.Process(run.process.pid).children(recursive=True)
+        [store] = [process for process in below if process.name() == "gcs_server"]
         ports = [
-            found.laddr.port
-            for found in store.net_connections(kind="inet")
-            if found.status == psutil.CONN_LISTEN
+            socket.laddr.port
+            for socket in store.net_connections(kind="inet")
+            if socket.status == psutil.CONN_LISTEN
         ]
         program = (
             "import sys\n"
@@ -165,16 +147,16 @@ class TestARun:
             assert let_in or "token" in done.stderr.lower()
 
     def test_no_secret_of_the_environment_is_written_anywhere(self, run):
-        process, folder, log = run
-        process.terminate()
-        assert process.wait(60) == 130
-        recipe = tomllib.loads((folder / "recipe.toml").read_text())
+        run.process.terminate()
+        run.ends(130)
+        recipe = tomllib.loads((run.folder / "recipe.toml").read_text())
         options = recipe["actors"]["reward_options"]["llm_judge"]
         assert options["key_variable"] == "JUDGE_KEY"
         assert Marks.keys == {f"Bearer {SECRETS['JUDGE_KEY']}"}
-        written = [log, *(path for path in folder.rglob("*") if path.is_file())]
+        written = [run.file, *(path for path in run.folder.rglob("*") if path.is_file())]
         assert any(path.parent.name == "logs" for path in written)
         for path in written:
             content = path.read_bytes()
-            found = [name for name, secret in SECRETS.items() if secret.encode() in content]
-            assert not found, path
+            assert not [name for name, secret in SECRETS.items() if secret.encode() in content], (
+                path
+            )
