@@ -8,8 +8,7 @@ import time
 from contextlib import closing, suppress
 
 from learner.diagnostics.trained_log import VARIABLE
-from tests.deploy import conftest
-from tests.deploy.conftest import HEADWAY, FinishedRun, read_rows
+from tests.deploy.conftest import HEADWAY, RECIPE, FinishedRun, read_rows
 from tests.deploy.processes import titled
 
 WAIT_SECONDS = 300.0
@@ -38,23 +37,22 @@ def restarts(**counts):
 class Running:
     """A run that begins with a `with` block, and is ended with it at the latest.
 
-    Its output goes to a file, and the learner's own log of what it trains to another. `cores`
-    takes the place of the recipe's core for its actor; `words` are the command's before a recipe.
+    Its output goes to a file, and the learner's own log of what it trains to another, `log`.
+    `cores` takes the place of the recipe's core for its actor.
     """
 
-    def __init__(
-        self, headway, name, *settings, command="run", cores=None, environment=None, words=()
-    ):
+    def __init__(self, headway, name, *settings, cores=None, environment=None, log=None):
         self.headway, self.name, self.folder = headway, name, headway.run_folder(name)
-        self.log, self.file = headway.folder / f"{name}.trained", headway.folder / f"{name}.out"
-        recipe = conftest.RECIPE
+        self.file = headway.folder / f"{name}.out"
+        self.log = log or headway.folder / f"{name}.trained"
+        recipe = RECIPE
         if cores is not None:
             text = recipe.read_text()
             assert 'cores = ["0"]' in text
             recipe = headway.folder / f"{name}.toml"
             recipe.write_text(text.replace('cores = ["0"]', cores))
         changes = [part for s in (f"name={name}", *settings) for part in ("--set", s)]
-        self.arguments = [*words, HEADWAY, command, recipe, *changes]
+        self.arguments = [HEADWAY, "run", recipe, *changes]
         self.environment = {**headway.environment, VARIABLE: str(self.log), **(environment or {})}
 
     def __enter__(self):

@@ -58,6 +58,14 @@ def test_a_log_that_breaks_often_is_followed_as_long_as_text_comes(monkeypatch, 
     assert set(pauses) == {PAUSES_SECONDS[0]}
 
 
+def test_a_log_that_breaks_off_goes_on_at_the_very_character(monkeypatch, pauses):
+    logs = (["one\n", "tw", RuntimeError("closed")], ["one\ntwo\n", "th"], ["one\ntwo\nthree\n"])
+    printed = []
+    client = Client(logs, ["RUNNING", "RUNNING", "RUNNING", "FAILED"], code=7)
+    assert jobs(monkeypatch, client, pauses).follow("job", printed.append) == 7
+    assert ("".join(printed), pauses) == ("one\ntwo\nthree\n", [0.5, 0.5])
+
+
 def test_a_log_that_brings_nothing_again_and_again_is_given_up(monkeypatch, pauses):
     logs = [[ConnectionResetError("reset by peer")]] * len(PAUSES_SECONDS)
     followed = jobs(monkeypatch, Client(logs, ["RUNNING"]), pauses)

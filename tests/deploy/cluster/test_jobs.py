@@ -9,14 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from deploy.cluster.jobs import Jobs, check, command_of, files_of, pack
+from deploy.cluster.jobs import check, command_of, files_of, pack
 from deploy.config.loader import load_recipe, read_recipe
-from deploy.errors import RunFailed
 from headway.errors import InputError
 from queues.readers.checkpoints import newest_checkpoint
 from tests.deploy.conftest import read_rows
@@ -111,46 +109,6 @@ def test_a_run_folder_that_is_not_one_of_the_head_node_is_refused(settings, mess
     with pytest.raises(InputError, match=re.escape(message)):
         check(read_recipe("demo", settings))
     check(read_recipe("demo", [*settings, "deploy.runs_dir=/data/runs"]))
-
-
-class Client:
-    """Stands for Ray's client of a job whose log breaks off at given places."""
-
-    def __init__(self, *logs):
-        self.logs = list(logs)
-
-    def get_job_status(self, job):
-        return SimpleNamespace(value="RUNNING" if self.logs else "FAILED")
-
-    def get_job_info(self, job):
-        return SimpleNamespace(status=self.get_job_status(job), driver_exit_code=7)
-
-    async def tail_job_logs(self, job):
-        for text in self.logs.pop(0):
-            if isinstance(text, Exception):
-                raise text
-            yield text
-
-
-def follow(monkeypatch, *logs):
-    """Return the exit code of a job, all that was printed of its log, and the waits."""
-    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda _: Client(*logs))
-    printed, waits = [], []
-    code = Jobs("http://head:8265", sleep=waits.append).follow("job", printed.append)
-    return code, "".join(printed), waits
-
-
-def test_a_log_that_breaks_off_goes_on_where_it_was(monkeypatch):
-    logs = (["one\n", "tw", RuntimeError("closed")], ["one\ntwo\n", "th"], ["one\ntwo\nthree\n"])
-    assert follow(monkeypatch, *logs) == (7, "one\ntwo\nthree\n", [0.5, 0.5])
-
-
-def test_a_log_that_brings_nothing_more_is_given_up(monkeypatch):
-    broken = RuntimeError("no route to the head")
-    with pytest.raises(
-        RunFailed, match=r"broke off 6 times \(no route to the head\); .*attach job"
-    ):
-        follow(monkeypatch, *[[broken]] * 9)
 
 
 class Cluster:

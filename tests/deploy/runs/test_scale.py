@@ -1,14 +1,9 @@
 """Whole runs whose number of actors changes while they train."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from queues.schema import summarize
-from tests.deploy.conftest import HEADWAY, RECIPE, read_rows
+from tests.deploy.conftest import HEADWAY
 from tests.deploy.running import ACTOR, ENDLESS, Running, restarts
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(1200)]
@@ -55,37 +50,6 @@ def test_a_run_grows_and_shrinks_and_a_resume_keeps_its_size(headway):
     assert accounts["trained"] == 2 * len(run.rows("metrics.jsonl"))
     code, words = scale(headway, "scaled", 2)
     assert (code, "go on with `headway resume" in words) == (2, True)
-
-
-def test_actors_follow_the_nodes_of_a_cluster(headway):
-    """Nodes join, one gets SIGTERM, one is killed; the run goes on with what is there."""
-    recipe = headway.folder / "elastic.toml"
-    recipe.write_text(RECIPE.read_text().replace('cores = ["0"]', "max_count = 3"))
-    settings = (
-        "name=elastic", "steps=100000", "heldout.every=100000",
-        "actors.scripted_options={tokens_per_second=20.0}",
-        "weight_sync.transport=object_store", "queues.lease_seconds=10.0",
-        "queues.heartbeat_seconds=1.0",
-        'deploy.placement.actors={labels={pool="generate"}}',
-    )  # fmt: skip
-    changes = [part for setting in settings for part in ("--set", setting)]
-    folder, program = headway.run_folder("elastic"), Path(__file__).parents[1] / "elastic_nodes.py"
-    done = subprocess.run(
-        [sys.executable, program, folder, HEADWAY, "run", recipe, *changes],
-        cwd=headway.folder,
-        env=headway.environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["code"] == 130, result["said"]
-    assert len(result["steps"]) == 5
-    assert "leaves its node, which is lost or drained" in result["said"]
-    accounts = headway.accounting("elastic")
-    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
-    assert accounts["trained"] == 2 * len(read_rows(folder / "metrics.jsonl"))
 
 
 def tokens_kept(run):

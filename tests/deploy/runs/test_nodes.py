@@ -1,7 +1,8 @@
-"""Runs that lose a node: of the broker, with its disk, of the learner, or of reward models."""
+"""Runs on several nodes: where their roles are, nodes that join and leave, nodes that are lost."""
 
 import contextlib
 import shutil
+import subprocess
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ from learner.diagnostics.trained_log import VARIABLE
 from tests.deploy.conftest import HEADWAY
 from tests.deploy.offline.test_reward_model import JUDGED, SECTION
 from tests.deploy.processes import titled
-from tests.deploy.running import RANK, Running
+from tests.deploy.running import ACTOR, BROKER, ENDLESS, RANK, Running, until
 
 BACKUP_SECONDS = 2.0
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
@@ -48,19 +49,19 @@ def raylet(node):
 
 
 @pytest.fixture
-def run_on(headway, monkeypatch):
-    """Return a run of 40 batches on a cluster."""
+def run_on(headway, monkeypatch, tmp_path):
+    """Return a function that makes a run of 40 batches on a cluster, which starts later."""
+    log = tmp_path / "trained"
+    monkeypatch.setenv(VARIABLE, str(log))  # nodes have the environment of this process
 
     def on(cluster, name, *settings, **options):
-        # The nodes' processes have the environment of this one.
-        monkeypatch.setenv(VARIABLE, str(headway.folder / f"{name}.trained"))
         address = f"deploy.ray_address={cluster.address}"
         fixed = (
             "steps=40", "heldout.every=40", "learner.checkpoint_every=10",
             "actors.scripted_options={tokens_per_second=40.0}",
             "weight_sync.transport=object_store",
         )  # fmt: skip
-        return Running(headway, name, *fixed, *settings, address, **options)
+        return Running(headway, name, *fixed, *settings, address, log=log, **options)
 
     return on
 
@@ -81,10 +82,12 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
     accepted = "SELECT group_id, accepted_at FROM results JOIN groups USING (group_id)"
     accepted += " WHERE purpose = 'train'"
     with (
-        nodes_of(learn=1, generate=1) as (cluster, _),
+        nodes_of(learn=1, generate=1) as (cluster, (learn, generate)),
         run_on(cluster, "lost-node", *backup, *POOLS) as run,
     ):
         run.trains(13)
+        for place, title in ((learn, RANK), (generate, ACTOR), (cluster.head_node, BROKER)):
+            assert titled(raylet(place), title), "each role is where it is placed"
         command, node = map(psutil.Process, (run.process.pid, raylet(cluster.head_node)))
         killed_at = clock.now()
         for process in (command, *command.children(), *node.children(recursive=True)):
@@ -160,3 +163,48 @@ def test_reward_models_go_on_where_another_node_joins(headway, run_on):
         cluster.add_node(num_cpus=1, labels={"pool": "judge"}, resources={"judge": 1})
         output, _ = went_on(run, "reward_models")
     assert "reward-model is ready again" in output
+
+
+def test_actors_follow_the_nodes_of_a_cluster(headway, run_on):
+    """Nodes join, one gets SIGTERM, one is killed; the run goes on with what is there."""
+    settings = (
+        *ENDLESS, 'deploy.placement.actors={labels={pool="generate"}}',
+        "queues.lease_seconds=10.0", "queues.heartbeat_seconds=1.0",
+    )  # fmt: skip
+    with nodes_of() as (cluster, _), contextlib.ExitStack() as ends:
+        joins = [HEADWAY.parent / "ray", "start", "--block", f"--address={cluster.address}"]
+        first = subprocess.Popen([*joins, "--num-cpus=1", "--labels=pool=generate"])
+        ends.callback(first.terminate)
+        run = ends.enter_context(run_on(cluster, "elastic", *settings, cores="max_count = 3"))
+        nodes = {"first": first.pid}
+
+        def has_actors(*names):
+            """Wait until these nodes and no others have an actor, and the run trains with them."""
+            having = lambda: {name for name, pid in nodes.items() if titled(pid, ACTOR)}  # noqa: E731
+            run.until(lambda: having() == {*names})
+            run.trains_more(2)
+
+        def join(name):
+            node = cluster.add_node(num_cpus=1, labels={"pool": "generate"})
+            nodes[name] = raylet(node)
+            return node
+
+        has_actors("first")
+        second = join("second")
+        has_actors("first", "second")
+        first.terminate()
+        until(lambda: first.poll() is not None, run.process)
+        del nodes["first"]
+        has_actors("second")
+        join("third")
+        has_actors("second", "third")
+        del nodes["second"]
+        cluster.remove_node(second, allow_graceful=False)
+        has_actors("third")
+        join("fourth")
+        has_actors("third", "fourth")
+        output = run.interrupt()
+    assert "leaves its node, which is lost or drained" in output
+    accounts = headway.accounting("elastic")
+    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
+    assert accounts["trained"] == 2 * len(run.rows("metrics.jsonl"))
