@@ -27,6 +27,7 @@ from deploy.planner.processes import (
     learner_rank,
     total,
 )
+from headway.roles import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Node(NamedTuple):
 class Lack(NamedTuple):
     """Memory that is too small."""
 
-    role: str
+    role: Role
     """The role whose settings help."""
     text: str
     excess: float
@@ -69,7 +70,7 @@ class Prediction:
     journal: float
     """Bytes of the journal at the end, at most."""
     lacks: tuple[Lack, ...]
-    """What does not fit."""
+    """Memory that is too small, as far as the capacity is known."""
 
 
 def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
@@ -203,8 +204,9 @@ def on_one_gpu(processes: tuple[Process, ...]) -> Iterator[list[Process]]:
 
     The learner's GPU has as many engines as its rest holds; others share GPUs of their own.
     """
-    learners = [process for process in processes if process.role == "learner" and process.share]
-    for actor in (process for process in processes if process.role == "actor" and process.share):
+    sharing = [process for process in processes if process.share]
+    learners = [process for process in sharing if process.role is Role.LEARNER]
+    for actor in (process for process in sharing if process.role is Role.ACTOR):
         left = actor.count
         for others in [learners, []] if learners else [[]]:
             free = 1 - sum(process.gpus for process in others)

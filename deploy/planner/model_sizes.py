@@ -46,7 +46,7 @@ class ModelSizes:
     parameters: int
     """Weights, tied ones once, and the factors of an adapter."""
     trained: int
-    """Those that have gradients."""
+    """Weights that have gradients."""
     largest_layer: int
     """Weights of the largest transformer block."""
     largest_tensor: int

@@ -19,6 +19,7 @@ from deploy.planner.byte_counts import (
     version_bytes,
 )
 from deploy.planner.model_sizes import EngineSizes, ModelSizes
+from headway.roles import Role
 from learner.config.learner import LearnerConfig
 from learner.engine.gathering import BUCKET_ELEMENTS, live_elements
 from weight_sync.vllm.device_memory import SPARE_BYTES
@@ -52,7 +53,7 @@ ENGINE_WORK = 2 * GIB
 class Process:
     """A process, or an actor with the processes of its engine."""
 
-    role: str
+    role: Role
     count: int
     host: Parts
     """Bytes of host memory that each of them has for itself."""
@@ -120,7 +121,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         first["checkpoint of the reference"] = float(itemsize * sizes.parameters)
     if not learner.gpus:
         host = {"libraries": LEARNER_BASE, **training, **stepped, **captured}
-        return Process("learner", learner.ranks, host, {}, 0, first=first)
+        return Process(Role.LEARNER, learner.ranks, host, {}, 0, first=first)
     loading = {"weights as loaded": loaded}
     host = {"libraries": LEARNER_BASE + GPU_BASE, **_larger(loading, stepped), **captured}
     device: dict[str, float] = {"CUDA": CONTEXT}
@@ -128,7 +129,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         copies = TRANSFERS[config.weight_sync.transport] * sizes.largest_tensor / sizes.parameters
         device["transfer"] = max(float(GIB), copies * version)
     device |= _larger(training, loading)
-    return Process("learner", learner.ranks, host, device, learner.gpus, first=first)
+    return Process(Role.LEARNER, learner.ranks, host, device, learner.gpus, first=first)
 
 
 def _added(parts: Sequence[Parts]) -> dict[str, float]:
@@ -227,7 +228,7 @@ def engine(
         mapped["staged version"] *= 2  # in the actor, and in the engine
         host |= {"weights": PACKED * weights, "next version": NEXT * weights}
         host["KV cache"] = float(served.cpu_cache)
-        return Process("actor", actors.count, host, {}, 0, mapped=mapped)
+        return Process(Role.ACTOR, actors.count, host, {}, 0, mapped=mapped)
     workers = actors.tensor_parallel_size
     rollout = served.kv_token * served.context / min(workers, served.kv_heads)
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary  # gathered on each worker
@@ -253,7 +254,7 @@ def engine(
             notes.append("updates come from host memory")
     device |= {"KV cache": cache, "CUDA": float(CONTEXT)}
     return Process(
-        "actor",
+        Role.ACTOR,
         actors.count,
         host,
         device,

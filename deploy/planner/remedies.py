@@ -9,6 +9,7 @@ from deploy.config.run_config import RunConfig
 from deploy.planner.memory import Capacity, Lack, Prediction, predict
 from deploy.planner.model_sizes import Sizes
 from headway.errors import InputError
+from headway.roles import Role
 from learner.config.learner import LearnerConfig
 
 Settings = dict[str, Any]
@@ -18,7 +19,7 @@ MOST_CHANGES = 8
 
 
 def remedies(
-    config: RunConfig, role: str, longest: int, workers: Sequence[int], gpus: int = 0
+    config: RunConfig, role: Role, longest: int, workers: Sequence[int], gpus: int = 0
 ) -> Iterator[tuple[Settings, RunConfig]]:
     """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
 
@@ -26,7 +27,7 @@ def remedies(
     node's.
     """
     changes = [("actors", change) for change in _smaller_shares(config.actors)]
-    if role == "learner":
+    if role is Role.LEARNER:
         own = _learner_changes(config.learner, longest, gpus)
         changes = [*(("learner", change) for change in own), *changes]
     else:

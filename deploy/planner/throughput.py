@@ -39,7 +39,7 @@ class Prospect:
     actors_alone: float
     """Samples/s of these actors if the learner took no time."""
     ess: float | None
-    """As a fraction; it falls with the square of the lag, since policies drift apart."""
+    """Share of the tokens that count; it falls with the square of the lag, as policies drift."""
     limit: str
     """The limit of the throughput: learner, actors, or, where neither is always busy, window or
     staleness: batches wait for long rollouts, and no others may begin meanwhile."""
@@ -104,9 +104,9 @@ def between(tried: Sequence[int], middle: int) -> list[int]:
 
 def best(prospects: Sequence[Prospect]) -> Prospect:
     """Return the prospect of the largest throughput, or one within AS_GOOD with less staleness."""
-    most = max(one.outcome.samples_per_second for one in prospects)
-    as_good = [one for one in prospects if one.outcome.samples_per_second >= AS_GOOD * most]
-    return min(as_good, key=lambda one: (one.max_staleness, -one.outcome.samples_per_second))
+    most = max(prospect.outcome.samples_per_second for prospect in prospects)
+    as_good = [p for p in prospects if p.outcome.samples_per_second >= AS_GOOD * most]
+    return min(as_good, key=lambda p: (p.max_staleness, -p.outcome.samples_per_second))
 
 
 def setting_of(

@@ -1,4 +1,4 @@
-"""Rates are found again from the rows of a run that was made with them."""
+"""Rates are measured again from the rows of a run that was made with them."""
 
 import math
 import random
@@ -103,30 +103,30 @@ def swap(version, published, *, pause=0.05, **more):
 
 
 def test_an_engine_s_rates_are_found_again():
-    found = measure(rows(70))
-    assert found.explained > 0.98
-    assert found.rates.engine.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.2)
-    assert found.rates.engine.rollout_step_seconds == pytest.approx(
+    measured = measure(rows(70))
+    assert measured.explained > 0.98
+    assert measured.rates.engine.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.2)
+    assert measured.rates.engine.rollout_step_seconds == pytest.approx(
         TRUE.rollout_step_seconds, rel=0.2
     )
-    assert found.rates.engine.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
-    assert found.rates.engine.put_seconds == pytest.approx(PUT)
+    assert measured.rates.engine.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
+    assert measured.rates.engine.put_seconds == pytest.approx(PUT)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rollouts_of_one_short_length_take_their_time_for_tokens(seed):
     """Where the turnover alone explains their seconds, nothing could be simulated by it."""
     turnover = EngineRates(step_seconds=1e-12, turnover_seconds=0.003)
-    found = measure(rows(70), groups=made(seed=seed, engine=turnover, longest=2, shortest=2))
-    assert found.rates.engine.token_seconds(1) > 0
+    measured = measure(rows(70), groups=made(seed=seed, engine=turnover, longest=2, shortest=2))
+    assert measured.rates.engine.token_seconds(1) > 0
 
 
 def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():
     """Its longest rollouts are alone at last, where a token takes little but `step_seconds`."""
-    found = measure(rows(70), groups=made_in_batches()).rates.engine
-    assert found.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.1)
-    assert found.rollout_step_seconds == pytest.approx(TRUE.rollout_step_seconds, rel=0.1)
-    assert found.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
+    measured = measure(rows(70), groups=made_in_batches()).rates.engine
+    assert measured.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.1)
+    assert measured.rollout_step_seconds == pytest.approx(TRUE.rollout_step_seconds, rel=0.1)
+    assert measured.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
 
 
 def test_a_learner_s_rates_are_found_again():
@@ -173,11 +173,11 @@ def test_a_run_is_measured_until_nothing_is_left_to_lease(tmp_path, staleness):
     run, steps = RunDirectory(tmp_path), 16
     batches = train_early(run, steps=steps, staleness=staleness)
     last = steps - 1 - (staleness + 1)
-    found = read_rates(run)
-    assert (found.first, found.last, found.batches) == (0, last, last + 1)
-    assert list(found.rates.lengths) == [(4 + version,) * 2 for version in range(5, last + 1)]
+    measured = read_rates(run)
+    assert (measured.first, measured.last, measured.batches) == (0, last, last + 1)
+    assert list(measured.rates.lengths) == [(4 + version,) * 2 for version in range(5, last + 1)]
     seconds = batches[last]["step_finished_at"] - batches[4]["step_finished_at"]
-    assert found.samples_per_second == pytest.approx(2 * (last - 4) / seconds)
+    assert measured.samples_per_second == pytest.approx(2 * (last - 4) / seconds)
 
 
 def test_a_run_that_leased_everything_early_is_refused(tmp_path):

@@ -119,8 +119,8 @@ def test_another_model_is_refused_before_the_run_is_measured(tmp_path):
     ],
 )
 def test_what_the_rates_depend_on_and_differs_is_one_note_each(setting, note):
-    [found] = differences(recipe(setting), recipe())
-    assert found.startswith(note)
+    [difference] = differences(recipe(setting), recipe())
+    assert difference.startswith(note)
     key, _, _ = setting.partition("=")
     assert key in (*chain(*TAKEN_OVER.values()), "actors.max_new_tokens")
 
@@ -131,18 +131,18 @@ def test_what_the_rates_do_not_depend_on_is_no_note():
 
 
 @pytest.mark.parametrize(
-    ("bound", "bounds", "said"),
+    ("bound", "bounds", "message"),
     [
         (0, [0, 1], "the run was synchronous: "),
         (2, [0, 1], "the run was asynchronous: .* at a bound of 0, .* too low"),
         (2, [1, 2], None),
     ],
 )
-def test_rates_of_a_run_that_shared_cores_in_another_way_are_said_to_be_off(bound, bounds, said):
+def test_rates_of_a_run_that_shared_cores_in_another_way_are_said_to_be_off(bound, bounds, message):
     recorded = recipe(f"queues.max_staleness={bound}")
     notes = caveats(MEASURED, recorded, bounds=bounds, evaluated=False)
-    assert len(notes) == (said is not None)
-    assert all(re.match(said, note) for note in notes)
+    assert len(notes) == (message is not None)
+    assert all(re.match(message, note) for note in notes)
 
 
 def test_what_held_the_engines_up_is_said():

@@ -25,6 +25,7 @@ from deploy.planner.processes import (
 from deploy.planner.remedies import refuse, remedies
 from deploy.preflight.memory import check_memory
 from headway.errors import InputError
+from headway.roles import Role
 
 SHAPES = Path(__file__).parent / "shapes"
 BILLION = 10**9
@@ -77,7 +78,9 @@ def test_a_shipped_recipe_fits_on_the_machines_that_it_names(name, model, learne
     rank, engine = prediction.processes
     assert total(rank.device) / GIB == pytest.approx(learner, abs=0.1)
     assert total(engine.device) / GIB == pytest.approx(actor, abs=0.1)
-    assert max(total(one.parts) for one in prediction.nodes) / GIB == pytest.approx(node, rel=0.02)
+    assert max(total(item.parts) for item in prediction.nodes) / GIB == pytest.approx(
+        node, rel=0.02
+    )
     assert f"of {config.deploy.node.gpu_gib:.1f}" in text
     assert f"of {config.deploy.node.memory_gib:.1f}" in text
 
@@ -215,8 +218,8 @@ def test_engines_without_a_placement_take_the_gpus_that_the_learner_leaves(
     cluster = ("deploy.ray_address=auto", "weight_sync.transport=object_store")
     config = recipe("learner.ranks=4", "actors.count=8", *cluster, *overrides)
     node = predict(config, SIZES, Capacity(gpus=gpus)).nodes[0]
-    actors = [one for one in node.processes if one.role == "actor"]
-    assert sum(one.count for one in actors) == engines
+    actors = [item for item in node.processes if item.role == "actor"]
+    assert sum(item.count for item in actors) == engines
     assert (f"{engines} × actor" in node.parts) == (engines > 0)
 
 
@@ -262,8 +265,8 @@ def test_every_process_that_shares_a_gpu_is_added_up(engines, share, enough, tex
     ],
 )
 def test_a_gpu_is_shared_by_as_many_engines_as_it_holds(learner, engine, count, shared):
-    roles = Process("learner", 1, {}, {}, learner), Process("actor", count, {}, {}, engine)
-    numbers = [{one.role: one.count for one in sharing} for sharing in on_one_gpu(roles)]
+    roles = Process(Role.LEARNER, 1, {}, {}, learner), Process(Role.ACTOR, count, {}, {}, engine)
+    numbers = [{item.role: item.count for item in sharing} for sharing in on_one_gpu(roles)]
     assert [(n.get("learner", 0), n.get("actor", 0)) for n in numbers] == shared
 
 
@@ -386,7 +389,7 @@ def test_smaller_microbatches_and_more_ranks_are_tried_before_the_optimizer_is_o
     config = recipe("learner.microbatch_tokens=8192", "learner.activation_checkpointing=true")
     tried = [
         tuple(*named.items())
-        for named, _ in remedies(config, "learner", 2048, (1,), 4)
+        for named, _ in remedies(config, Role.LEARNER, 2048, (1,), 4)
         if all(name.startswith("learner") for name in named)
     ]
     assert tried == [
@@ -398,7 +401,7 @@ def test_smaller_microbatches_and_more_ranks_are_tried_before_the_optimizer_is_o
 def test_every_remedy_is_a_valid_recipe():
     for name in ("gsm8k_qwen_8gpu", "gsm8k_qwen_1gpu", "demo"):
         config = load_recipe(name)
-        for role in ("learner", "actor"):
+        for role in (Role.LEARNER, Role.ACTOR):
             for _, changed in remedies(config, role, 256, (1, 2, 4), 8):
                 type(config).model_validate(changed.model_dump())
 
@@ -407,5 +410,5 @@ def test_actors_of_a_cluster_are_on_nodes_of_their_own():
     config = load_recipe("gsm8k_qwen32b_8nodes")
     prediction = predict(config, SIZES, Capacity(gpus=8))
     learners, actors = prediction.nodes
-    assert [(one.role, one.count) for one in learners.processes] == [("learner", 8)]
-    assert [(one.role, one.count) for one in actors.processes] == [("actor", 2)]
+    assert [(item.role, item.count) for item in learners.processes] == [("learner", 8)]
+    assert [(item.role, item.count) for item in actors.processes] == [("actor", 2)]

@@ -40,7 +40,7 @@ def with_data(folder, *, dtype, checkpointing, lora=None):
         add_adapter(model, lora, seed=0)
     if checkpointing:
         checkpoint_activations(model, str(folder))
-    for parameter in (one for one in model.parameters() if one.requires_grad):
+    for parameter in (tensor for tensor in model.parameters() if tensor.requires_grad):
         parameter.register_post_accumulate_grad_hook(lambda own: setattr(own, "grad", None))
     positions = torch.arange(LONGEST).repeat(SEQUENCES)
     policy = Policy(model, HEAD)

@@ -36,11 +36,16 @@ def rates(*, lengths=((100,),), train=0.5, step=0.01, **more):
 
 
 def test_synchronous_phases_take_turns():
-    found = simulate(setting(0), rates())
-    assert found.samples_per_second == pytest.approx(1 / 1.5)
-    assert found.learner_idle == pytest.approx(1.0 / 1.5)
-    assert found.actors_idle == pytest.approx(0.5 / 1.5)
-    assert (found.lag_mean, found.lag_square_mean, found.lag_p95, found.lag_max) == (0, 0, 0, 0)
+    outcome = simulate(setting(0), rates())
+    assert outcome.samples_per_second == pytest.approx(1 / 1.5)
+    assert outcome.learner_idle == pytest.approx(1.0 / 1.5)
+    assert outcome.actors_idle == pytest.approx(0.5 / 1.5)
+    assert (outcome.lag_mean, outcome.lag_square_mean, outcome.lag_p95, outcome.lag_max) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_with_one_batch_of_staleness_the_slower_side_decides():
@@ -73,15 +78,15 @@ def test_rollouts_share_an_engine_and_a_group_waits_for_its_last():
         engine=EngineRates(step_seconds=0.01, rollout_step_seconds=0.02),
     )
     # Ten tokens beside another at 0.05 s each, then twenty alone at 0.03 s.
-    found = simulate(setting(0, size=2, slots=2), shared)
-    assert found.samples_per_second == pytest.approx(2 / (10 * 0.05 + 20 * 0.03))
+    outcome = simulate(setting(0, size=2, slots=2), shared)
+    assert outcome.samples_per_second == pytest.approx(2 / (10 * 0.05 + 20 * 0.03))
 
 
 def test_a_baseline_takes_room_and_is_not_trained():
     per_token = rates(lengths=((100,), (50,)))
     per_token = replace(per_token, learner=LearnerRates(token_seconds=0.005))
-    found = simulate(setting(0, slots=2, baseline=True), per_token)
-    assert found.samples_per_second == pytest.approx(1 / 1.5), "the learner takes 100 tokens"
+    outcome = simulate(setting(0, slots=2, baseline=True), per_token)
+    assert outcome.samples_per_second == pytest.approx(1 / 1.5), "the learner takes 100 tokens"
 
 
 def test_engines_swap_one_after_another_where_only_one_may():
@@ -108,19 +113,19 @@ def test_no_token_that_is_trained_exceeds_the_bound(staleness, engines):
     lengths = lognormal_lengths(40, 1.5, group_size=4, seed=staleness)
     tailed = rates(lengths=lengths, train=0.3, step=0.01, update=UpdateRates(staging_seconds=0.5))
     wide = setting(staleness, batch=6, size=4, engines=engines, slots=16)
-    found = simulate(wide, tailed)
-    assert found.lag_mean <= found.lag_p95 <= found.lag_max <= staleness
-    assert found.lag_mean**2 <= found.lag_square_mean <= found.lag_max * found.lag_mean
-    assert 0 <= found.learner_idle <= 1
-    assert 0 <= found.actors_idle <= 1
-    assert simulate(wide, tailed) == found, "the same again"
+    outcome = simulate(wide, tailed)
+    assert outcome.lag_mean <= outcome.lag_p95 <= outcome.lag_max <= staleness
+    assert outcome.lag_mean**2 <= outcome.lag_square_mean <= outcome.lag_max * outcome.lag_mean
+    assert 0 <= outcome.learner_idle <= 1
+    assert 0 <= outcome.actors_idle <= 1
+    assert simulate(wide, tailed) == outcome, "the same again"
 
 
 def test_staleness_buys_throughput_of_long_tails_and_less_with_every_step():
     tailed = rates(lengths=lognormal_lengths(40, 1.2, group_size=4, seed=0), train=0.6)
     speeds = [
-        simulate(setting(each, steps=200, batch=6, size=4, slots=24), tailed).samples_per_second
-        for each in (0, 1, 2, 3, 4)
+        simulate(setting(bound, steps=200, batch=6, size=4, slots=24), tailed).samples_per_second
+        for bound in (0, 1, 2, 3, 4)
     ]
     assert speeds == sorted(speeds)
     assert speeds[1] > 1.15 * speeds[0]

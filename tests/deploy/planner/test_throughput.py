@@ -67,17 +67,17 @@ def test_splits_use_the_devices_up(devices, each, expected):
     config = recipe()
     actors = config.actors.model_copy(update={"tensor_parallel_size": each})
     config = config.model_copy(update={"actors": actors})
-    found = predict(config, rates(train=0.002), bounds=[1], devices=devices)
-    assert [(prospect.actors, prospect.ranks) for prospect in found] == expected
+    prospects = predict(config, rates(train=0.002), bounds=[1], devices=devices)
+    assert [(prospect.actors, prospect.ranks) for prospect in prospects] == expected
 
 
 @given(most=st.integers(1, 500), own=st.integers(1, 500))
 def test_of_many_counts_some_are_tried_with_both_ends_and_the_recipe_s_own(most, own):
-    found = some_counts(most, own)
-    assert (found[0], found[-1]) == (1, most)
-    assert min(most, 12) <= len(found) <= 13
-    assert (own in found) == (own <= most)
-    assert most > 12 or found == list(range(1, most + 1))
+    counts = some_counts(most, own)
+    assert (counts[0], counts[-1]) == (1, most)
+    assert min(most, 12) <= len(counts) <= 13
+    assert (own in counts) == (own <= most)
+    assert most > 12 or counts == list(range(1, most + 1))
 
 
 @given(tried=st.sets(st.integers(1, 100), min_size=1).map(sorted), data=st.data())
@@ -87,22 +87,22 @@ def test_beside_the_best_count_nothing_stays_untried(tried, data):
     while gaps := between(tried, best_count):
         assert not set(gaps) & set(tried)
         tried, rounds = sorted({*tried, *gaps}), rounds + 1
-    place = tried.index(best_count)
-    neighbours = tried[max(0, place - 1) : place + 2]
+    index = tried.index(best_count)
+    neighbours = tried[max(0, index - 1) : index + 2]
     assert all(high - low == 1 for low, high in itertools.pairwise(neighbours))
     assert rounds <= 7
 
 
 def test_the_best_of_many_splits_is_found_and_not_only_the_best_of_those_tried_at_first():
     config = recipe("actors.max_concurrent_rollouts=4")
-    found = predict(config, rates(train=0.0101), bounds=[4], devices=65)
+    prospects = predict(config, rates(train=0.0101), bounds=[4], devices=65)
     all_of_them = [
         prospect
         for count in range(1, 65, 3)
         for prospect in predict_split(config, rates(train=0.0101), count, 65 - count, [4])
     ]
-    assert len({prospect.actors for prospect in found}) < 24
-    assert speed(best(found)) >= 0.99 * speed(best(all_of_them))
+    assert len({prospect.actors for prospect in prospects}) < 24
+    assert speed(best(prospects)) >= 0.99 * speed(best(all_of_them))
 
 
 def test_a_device_is_not_enough():
@@ -130,28 +130,28 @@ def test_a_setting_is_that_of_the_run():
 
 def test_more_devices_go_to_the_side_that_is_slower():
     """An engine generates two batches a second; a rank of the learner trains one in 3.2 s."""
-    found = predict(recipe(), rates(train=0.002), bounds=[1], devices=4)
-    assert [(each.actors, each.ranks) for each in found] == [(1, 3), (2, 2), (3, 1)]
-    assert best(found).ranks == 3
-    assert [each.limit for each in found] == ["learner"] * 3
-    assert speed(found[0]) == pytest.approx(16 / (3.2 / 3), rel=0.01)
+    prospects = predict(recipe(), rates(train=0.002), bounds=[1], devices=4)
+    assert [(p.actors, p.ranks) for p in prospects] == [(1, 3), (2, 2), (3, 1)]
+    assert best(prospects).ranks == 3
+    assert [p.limit for p in prospects] == ["learner"] * 3
+    assert speed(prospects[0]) == pytest.approx(16 / (3.2 / 3), rel=0.01)
 
 
 def test_the_smallest_bound_that_is_as_good_is_the_best():
     config = recipe("actors.max_concurrent_rollouts=16")  # a batch: the second waits
-    found = predict(config, rates(train=0.0001), bounds=[0, 1, 2, 4], devices=2)
-    by_bound = {prospect.max_staleness: prospect for prospect in found}
+    prospects = predict(config, rates(train=0.0001), bounds=[0, 1, 2, 4], devices=2)
+    by_bound = {prospect.max_staleness: prospect for prospect in prospects}
     assert by_bound[0].limit == "staleness"
     assert speed(by_bound[0]) == pytest.approx(16 / 1.16, rel=0.01)
-    assert best(found).max_staleness == 1
-    assert best(found).limit == "actors"
+    assert best(prospects).max_staleness == 1
+    assert best(prospects).limit == "actors"
 
 
 def test_lag_costs_sample_size_by_its_square():
-    found = predict(recipe(), rates(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
-    assert found[0].ess == 1.0
-    assert found[1].ess == pytest.approx(math.exp(-0.1 * found[1].outcome.lag_square_mean))
-    assert 0.6 < found[1].ess < math.exp(-0.1 * found[1].outcome.lag_mean)
+    prospects = predict(recipe(), rates(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
+    assert prospects[0].ess == 1.0
+    assert prospects[1].ess == pytest.approx(math.exp(-0.1 * prospects[1].outcome.lag_square_mean))
+    assert 0.6 < prospects[1].ess < math.exp(-0.1 * prospects[1].outcome.lag_mean)
 
 
 def test_lengths_are_cut_where_the_recipe_cuts_them():

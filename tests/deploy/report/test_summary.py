@@ -94,14 +94,14 @@ def test_the_time_between_two_sessions_does_not_count():
 def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     known = record()
     for version, score, best in ((0, 0.25, 0.5), (3, 0.5, 0.75)):
-        found = Evaluation(
+        result = Evaluation(
             name=f"sampled@{version}", count=40, failed=0, score=score, best=best, incomplete=1,
             lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
         )  # fmt: skip
         planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=10)
-        known.add_score(planned, replace(found, count=10), now=20.0)
+        known.add_score(planned, replace(result, count=10), now=20.0)
         sampled = replace(planned, kind="sampled", samples=4)
-        known.add_score(sampled, found, now=20.0)
+        known.add_score(sampled, result, now=20.0)
     summary = summarise(known, status="done", now=21.0)
     assert [row["size"] for row in summary["heldout"]] == [10, 10]
     assert "pass_at_k" not in summary["heldout"][0]
