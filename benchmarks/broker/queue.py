@@ -9,9 +9,15 @@ Ray actor that only answers the same messages, the same bytes written with as ma
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.harness.study import Options, Record, Study, medians_over, number, option
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, number, several
+from benchmarks.harness.tables import medians_over
 
 OF_CEILING = 0.7
 OF_RAY_QUEUE = {100: 5.0, 8000: 1.0}
@@ -21,19 +27,29 @@ GROWTH = 0.05
 COMPARED = ("broker", "empty", "disk", "ray_queue")
 
 
-def measure(options: Options) -> Iterator[Record]:
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(Options):
+    """Options of `headway bench queue`."""
+
+    actors: Annotated[Sequence[int], several(number(1), "Simulated.")] = (1, 4, 16, 64)
+    tokens: Annotated[Sequence[int], several(number(4), "Of each rollout.")] = (100, 1000, 8000)
+    rounds: Annotated[int, typer.Option(min=1, help="Of all measurements.")] = 3
+    soak: Annotated[float, typer.Option(help="Seconds of the memory test; 0: none.")] = 0.0
+
+
+def measure(options: QueueOptions) -> Iterator[Record]:
+    """Yield the figures of all settings, then those of memory."""
     import ray
 
-    from benchmarks.broker.queue_rates import PROCESSES, compare, soak
+    from benchmarks.broker.rates import FAST_PROCESSES, compare, soak
 
-    ray.init("local", num_cpus=PROCESSES + 2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=FAST_PROCESSES + 2, include_dashboard=False, log_to_driver=False)
     settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
     rounds: dict[tuple[int, int], list[Record]] = {setting: [] for setting in settings}
     with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name:
-        folder = Path(name)
         for index in range(options.rounds):
             for tokens, actors in settings:
-                measured = compare(tokens, actors, folder)
+                measured = compare(tokens, actors, Path(name))
                 rounds[tokens, actors].append(measured)
                 figures = {"tokens": tokens, "actors": actors, **summarize([measured])}
                 print(f"round {index + 1}: {describe(figures)}", flush=True)
@@ -43,7 +59,7 @@ def measure(options: Options) -> Iterator[Record]:
                 for (tokens, actors), measured in rounds.items()
             ]
         }
-        yield {"soak": soak(options, folder) if options.soak else None}
+        yield {"soak": soak(options.soak, Path(name)) if options.soak else None}
     ray.shutdown()
 
 
@@ -60,6 +76,7 @@ def summarize(rounds: Sequence[Record]) -> Record:
 
 
 def conclude(record: Record) -> Record:
+    """Return the aims that are missed so far."""
     misses = []
     for setting in record["settings"]:
         name = f"{setting['tokens']} tokens, {setting['actors']} actors"
@@ -75,6 +92,7 @@ def conclude(record: Record) -> Record:
 
 
 def describe(figures: Record) -> str:
+    """Describe one setting on a line."""
     return (
         f"{figures['tokens']:5d} tokens, {figures['actors']:2d} actors:"
         f" {figures['broker_groups_per_second']:7,.0f}"
@@ -87,25 +105,18 @@ def describe(figures: Record) -> str:
 
 
 def table(record: Record) -> str:
-    from benchmarks.broker.queue_workers import GROUP_SIZE
-
-    lines = [f"\nmedians of {record['arguments']['rounds']} rounds, groups of {GROUP_SIZE}"]
+    """Return a line for each setting, and the growth of memory."""
+    lines = [f"\nmedians of {record['arguments']['rounds']} rounds, groups of 8 rollouts"]
     lines += [describe(setting) for setting in record["settings"]]
     if soaked := record["soak"]:
         lines.append(f"memory over {soaked['seconds']:g} s: {100 * soaked['growth']:+.1f}%")
     return "\n".join(lines)
 
 
-COUNT = number(int, 1)
 STUDY = Study(
     name="queue",
     about=__doc__,
-    options=(
-        option("--actors", [1, 4, 16, 64], "simulated", type=COUNT),
-        option("--tokens", [100, 1000, 8000], "of each rollout", type=number(int, 4)),
-        option("--rounds", 3, "of all measurements", type=COUNT),
-        option("--soak", 0.0, "seconds of the memory test; 0: none"),
-    ),
+    options=QueueOptions,
     file="queue.json",
     measure=measure,
     conclude=conclude,

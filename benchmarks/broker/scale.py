@@ -9,10 +9,13 @@ percentiles of puts and of leases shall be at most 100 ms at 200 groups/s.
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, number, several
+from benchmarks.harness.tables import text_table
 
 AIM_SECONDS = 0.1
 """Aim for the 99th percentile of a put, and of a lease."""
@@ -20,40 +23,44 @@ AIM_SHARE = 0.95
 """Least share of the asked groups/s; with less, calls are fast because they are few."""
 COMPARED = ("put", "lease")
 SHOWN = (*COMPARED, "heartbeat", "save", "serving", "lease_poll", "announced", "permit")
+HEAD = (
+    *("actors", "asked", "groups/s", "refused", "broker: cores", "MB", "groups/s of a core"),
+    *("broadcaster: cores", "MB", "busiest crowd", *(f"{call}, ms" for call in SHOWN), "scrape"),
+)
 Setting = Mapping[str, Any]
-"""The figures of `scale.measure_setting`."""
+"""The figures of `rates.measure_setting`."""
 
 
-def describe(setting: Setting) -> list[str]:
-    asked, cores = setting["asked_groups_per_second"], setting["cores"]
-    megabytes, count = setting["megabytes"], (setting["seconds"]["put"] or {"count": 0})["count"]
-    calls = ", ".join(f"{call} {_milliseconds(setting, call)}" for call in SHOWN)
-    lines = [
-        f"{setting['actors']:5d} actors, {'at most' if asked is None else f'{asked:g}':>7} asked:"
-        f" {setting['accepted_groups_per_second']:6,.0f} groups/s accepted, {setting['refused']}"
-        f" refused; broker {cores['broker']:.2f} cores {megabytes['broker']:.0f} MB (so"
-        f" {setting['broker_groups_per_core_second']:,.0f} groups/s of a whole core), broadcaster"
-        f" {cores['broadcaster']:.2f} cores {megabytes['broadcaster']:.0f} MB, busiest process of"
-        f" the crowd {_crowd(setting):.2f} cores",
-        f"      ms p50/p99: {calls}; scrape {1e3 * setting['scrape']['max']:.0f} ms at most",
+def row(setting: Setting) -> list[str]:
+    """Return the cells of a setting: medians and 99th percentiles of calls; the longest scrape."""
+    cores, megabytes, asked = (
+        setting[key] for key in ("cores", "megabytes", "asked_groups_per_second")
+    )
+    crowd = max(share for name, share in cores.items() if name.startswith("crowd"))
+    seconds = [setting["seconds"][call] for call in SHOWN]
+    return [
+        f"{setting['actors']}",
+        f"{asked:g}" if asked else "at most",
+        f"{setting['accepted_groups_per_second']:,.0f}",
+        f"{setting['refused']}",
+        f"{cores['broker']:.2f}",
+        f"{megabytes['broker']:.0f}",
+        f"{setting['broker_groups_per_core_second']:,.0f}",
+        f"{cores['broadcaster']:.2f}",
+        f"{megabytes['broadcaster']:.0f}",
+        f"{crowd:.2f}",
+        *(f"{1e3 * x['p50']:.0f}/{1e3 * x['p99']:.0f}" if x else "–" for x in seconds),
+        f"{1e3 * setting['scrape']['max']:.0f}",
     ]
-    if not setting["enough_puts"]:
-        lines.append(
-            f"      only {count} puts were timed in {setting['measured_seconds']:.0f} s: the 99th"
-            " percentiles are of few"
-        )
-    return lines + [f"      missed: {miss}" for miss in missed(setting)]
 
 
 def missed(setting: Setting) -> list[str]:
     """Return the missed aims; without an asked rate there are none."""
-    asked = setting["asked_groups_per_second"]
+    asked, accepted = setting["asked_groups_per_second"], setting["accepted_groups_per_second"]
     if not asked:
         return []
-    accepted, misses = setting["accepted_groups_per_second"], slow_calls(setting)
-    if accepted < AIM_SHARE * asked:
-        misses.append(f"{accepted:,.0f} groups/s accepted, not {AIM_SHARE:g} of {asked:g}")
-    return misses
+    few = [f"{accepted:,.0f} groups/s accepted, not {AIM_SHARE:g} of {asked:g}"]
+    return slow_calls(setting) + (few if accepted < AIM_SHARE * asked else [])
 
 
 def slow_calls(setting: Setting) -> list[str]:
@@ -69,42 +76,48 @@ def slow_calls(setting: Setting) -> list[str]:
 
 
 def verdict(settings: Sequence[Setting]) -> list[str]:
-    """Describe up to which rate calls are fast, and the first setting beyond it."""
-    fast = [setting for setting in settings if not slow_calls(setting)]
-    slow = [setting for setting in settings if slow_calls(setting)]
-    reach = "in no setting"
-    if fast:
-        best = max(fast, key=_accepted)
-        reach = f"up to {_accepted(best):,.0f} groups/s, of {best['actors']} actors"
-    lines = [f"p99 of puts and of leases at most {1e3 * AIM_SECONDS:g} ms: {reach}"]
-    if slow:
-        beyond = max(slow, key=_accepted)
-        lines.append(
-            f"beyond it: {beyond['actors']} actors, {_accepted(beyond):,.0f} groups/s;"
-            f" {'; '.join(slow_calls(beyond))}"
+    """Describe up to which rate calls are fast, and the fastest setting beyond it."""
+    ordered = sorted(settings, key=lambda setting: setting["accepted_groups_per_second"])
+    reach, beyond = "in no setting", []
+    for setting in ordered:
+        text = (
+            f"{setting['accepted_groups_per_second']:,.0f} groups/s, of {setting['actors']} actors"
         )
-    return lines
+        if slow := slow_calls(setting):
+            beyond = [f"beyond it: {text}; {'; '.join(slow)}"]
+        else:
+            reach = f"up to {text}"
+    return [f"p99 of puts and of leases at most {1e3 * AIM_SECONDS:g} ms: {reach}", *beyond]
 
 
-def _accepted(setting: Setting) -> float:
-    return float(setting["accepted_groups_per_second"])
+def table(record: Record) -> str:
+    """Return a row for each setting, which of them timed few puts, and the verdict."""
+    settings = record["settings"]
+    few = [
+        f"only {(setting['seconds']['put'] or {'count': 0})['count']} puts of {setting['actors']} "
+        f"actors were timed in {setting['measured_seconds']:.0f} s: their percentiles are of few"
+        for setting in settings
+        if not setting["enough_puts"]
+    ]
+    title = "calls of actors: median and 99th percentile"
+    return "\n".join([text_table(HEAD, map(row, settings), title), *few, *record["verdict"]])
 
 
-def _crowd(setting: Setting) -> float:
-    """Return the cores of the busiest process that simulates actors."""
-    crowds = [share for name, share in setting["cores"].items() if name.startswith("crowd")]
-    return float(max(crowds))
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(Options):
+    """Options of `headway bench scale`."""
+
+    actors: Annotated[Sequence[int], several(number(1), "Simulated.")] = (8, 32, 128, 512, 1024)
+    rates: Annotated[
+        Sequence[float], several(number(0, kind=float), "Groups/s; 0: as many as they can.")
+    ] = (200.0, 0.0)
 
 
-def _milliseconds(setting: Setting, call: str) -> str:
-    known = setting["seconds"][call]
-    return "–" if known is None else f"{1e3 * known['p50']:.0f}/{1e3 * known['p99']:.0f}"
-
-
-def measure(options: Options) -> Iterator[Record]:
+def measure(options: ScaleOptions) -> Iterator[Record]:
+    """Yield the figures of all settings so far."""
     import ray
 
-    from benchmarks.broker.scale_rates import measure_setting
+    from benchmarks.broker.rates import measure_setting
 
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     settings = []
@@ -112,7 +125,7 @@ def measure(options: Options) -> Iterator[Record]:
         for rate in options.rates:
             for actors in options.actors:
                 settings.append(measure_setting(actors, rate, Path(name)))
-                print(*describe(settings[-1]), sep="\n", flush=True)
+                print("  ".join(row(settings[-1])), flush=True)
                 yield {"settings": settings}
     ray.shutdown()
 
@@ -120,13 +133,10 @@ def measure(options: Options) -> Iterator[Record]:
 STUDY = Study(
     name="scale",
     about=__doc__,
-    options=(
-        option("--actors", [8, 32, 128, 512, 1024], "simulated", type=number(int, 1)),
-        option("--rates", [200.0, 0.0], "groups/s; 0: as many as they can", type=number(float, 0)),
-    ),
+    options=ScaleOptions,
     file="scale.json",
     measure=measure,
     conclude=lambda record: {"verdict": verdict(record["settings"])},
-    table=lambda record: "\n".join(record["verdict"]),
+    table=table,
     misses=lambda record: [miss for setting in record["settings"] for miss in missed(setting)],
 )

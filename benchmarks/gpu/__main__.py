@@ -1,9 +1,9 @@
 """Benchmarks of one GPU in at most ten minutes: kernels, memory, learner, generation, pause.
 
-    python -m benchmarks.gpu [--sizes 0.5b 1.5b] [--device cuda] [--output gpu.json]
+    python -m benchmarks.gpu [--sizes 0.5b,1.5b] [--device cuda] [--output gpu.json]
 
 Each part runs in a process of its own with a deadline, and what it has printed by then is kept. A
-part that cannot run is stored with what is missing. This file needs nothing but Python.
+part that cannot run is stored with what is missing. This file needs nothing but Python and typer.
 """
 
 import contextlib
@@ -15,13 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, number, option
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice, name_of, several
 from benchmarks.harness.synthetic_load import SIZES
 
 SECONDS = 590.0
@@ -46,6 +50,19 @@ WEIGHTS = {
     "zero1": 2, "zero2": 2, "zero3": 2, "learner": 4, "lag": 2, "generation": 5, "pause": 4,
 }  # fmt: skip
 """Weights by which parts share the time that is left; `transfers` is the first to import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOptions(Options):
+    """Options of `python -m benchmarks.gpu`."""
+
+    sizes: Annotated[Sequence[str], several(name_of(SIZES), "Of models.")] = ("0.5b", "1.5b")
+    device: Annotated[str, choice(("cuda", "cpu"), "Use cpu for a trial.")] = "cuda"
+    rounds: Annotated[int, typer.Option(min=1, help="Batches of each measurement.")] = 5
+    seconds: Annotated[float, typer.Option(help="Of all parts together.")] = SECONDS
+    part: Annotated[
+        str, choice(("", *NEEDS), "Only this one, in this process; its figures as JSON.")
+    ] = ""
 
 
 def missing(part: str, device: str) -> list[str]:
@@ -107,7 +124,7 @@ def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[
         return kernels.zero(size, where, int(part.removeprefix("zero")))
     if part == "lag":
         return sample_size_by_lag(size, where)
-    ways = {"learner": utilisation, **{one.__name__: one for one in kernels.TIMED}}
+    ways = {"learner": utilisation, **{way.__name__: way for way in kernels.TIMED}}
     return ways[part](size, where, rounds=rounds)
 
 
@@ -115,12 +132,12 @@ def pause(size: str) -> Iterator[Record]:
     """Yield the record of `headway bench update-pause`; a missed aim is no failure here."""
     from benchmarks.weights import update_pause
 
-    arguments = ["--size", size, "--dtype", "bfloat16", "--rounds", "7"]
-    for record in update_pause.measure(update_pause.STUDY.parse(arguments)):
+    options = update_pause.PauseOptions(size=size, dtype="bfloat16", rounds=7)
+    for record in update_pause.measure(options):
         yield record | update_pause.conclude(record)
 
 
-def command_of(part: str, size: str, options: Options) -> list[str]:
+def command_of(part: str, size: str, options: GpuOptions) -> list[str]:
     return [
         sys.executable, "-m", "benchmarks.gpu", "--part", part, "--sizes", size or "tiny",
         "--device", options.device, "--rounds", str(options.rounds),
@@ -164,7 +181,8 @@ def figures(lines: Iterable[str]) -> Record:
     return merged
 
 
-def measure(options: Options) -> Iterator[Record]:
+def measure(options: GpuOptions) -> Iterator[Record]:
+    """Yield the figures of all parts so far, or of one part in this process."""
     deadline = time.monotonic() + options.seconds
     planned = plan(options.sizes)
     lacks = {part: missing(part, options.device) for part in NEEDS}
@@ -185,36 +203,27 @@ def measure(options: Options) -> Iterator[Record]:
         yield {"device": options.device, "parts": parts}
 
 
-STUDY = Study(
+class Suite(Study[GpuOptions]):
+    """The suite, which runs a part alone where it is asked to."""
+
+    def run(self, options: GpuOptions) -> int:
+        """Measure all parts and store the record; one part alone is printed and not stored."""
+        if not options.part:
+            return super().run(options)
+        for record in run_part(options.part, options.sizes[0], options.device, options.rounds):
+            print(json.dumps(record), flush=True)
+        return 0
+
+
+STUDY = Suite(
     name="benchmarks.gpu",
-    command="python -m",
     about=__doc__,
-    options=(
-        option("--sizes", ["0.5b", "1.5b"], "of models", choices=list(SIZES)),
-        option("--device", "cuda", "cpu: for a trial", choices=["cuda", "cpu"]),
-        option("--rounds", 5, "batches of each measurement", type=number(int, 1)),
-        option("--seconds", SECONDS, "of all parts together"),
-        option(
-            "--part",
-            None,
-            "only this one, in this process; its figures as JSON",
-            choices=list(NEEDS),
-        ),
-    ),
-    folder=Path(),
-    where=".",
+    options=GpuOptions,
+    command="python -m",
+    folder=lambda options: Path(),
     file="gpu.json",
     measure=measure,
 )
 
-
-def main() -> None:
-    options = STUDY.parse()
-    if options.part is None:
-        STUDY.main()
-    for part in run_part(options.part, options.sizes[0], options.device, options.rounds):
-        print(json.dumps(part), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    STUDY.main()

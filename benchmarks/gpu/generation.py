@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.synthetic_load import SIZES, Size, build
-from benchmarks.training.flops import synchronize
+from benchmarks.harness.synthetic_load import SIZES, Size, build, synchronize
 
 PROMPT, TOKENS = 32, 256
 AT_ONCE = (1, 16, 128, 512)

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.learner import PlainEngine
-from benchmarks.harness.synthetic_load import SIZES, Size, build, lognormal_lengths
+from benchmarks.harness.synthetic_load import (
+    SIZES,
+    Size,
+    build,
+    lognormal_lengths,
+    synchronize,
+)
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import NAME, attend_packed
 from learner.model.policy import Policy, checkpoint_activations
@@ -31,17 +37,12 @@ def timed(device: torch.device, rounds: int, work: Callable[[], object]) -> floa
     """Return the least seconds of a call, after one that warms up."""
     seconds = []
     for _ in range(rounds + 1):
-        _wait(device)
+        synchronize(device)
         begin = time.perf_counter()
         work()
-        _wait(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def transfers(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
@@ -208,7 +209,7 @@ def _pass(size: Size, device: torch.device, *, checkpoints: bool) -> dict[str, f
     positions = torch.cat([torch.arange(length) for length in lengths])
     begin = time.perf_counter()
     engine.backward(engine.forward(tokens, positions).logprobs.mean())
-    _wait(device)
+    synchronize(device)
     figures = {"seconds": time.perf_counter() - begin}
     if device.type == "cuda":
         figures["bytes"] = float(torch.cuda.max_memory_allocated(device))

@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.synthetic_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
-from benchmarks.training.flops import Peak, shape_of, training_flops
-from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
+from benchmarks.training.utilisation import (
+    ClockedEngine,
+    Peak,
+    figures_of,
+    shape_of,
+    timed_rounds,
+    training_flops,
+)
 from headway.errors import HeadwayError
 from learner.config.learner import LearnerConfig
 from learner.config.optimizer import OptimizerConfig

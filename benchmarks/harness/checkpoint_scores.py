@@ -12,20 +12,15 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness.study import Options, Record
+from benchmarks.harness.record import Record
 from benchmarks.harness.subprocesses import child, follow, raise_failure, run_main
 from benchmarks.harness.training_runs import (
-    TrainingRuns,
-    Variant,
-    commits,
     count_lines,
     describe_seconds,
-    failure,
-    make_warm_start,
     seconds_left,
     vary,
 )
@@ -33,7 +28,6 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
 from deploy.storage.run_record import Score
-from headway.errors import HeadwayError
 from queues.records import Prompt
 
 if TYPE_CHECKING:
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient
 
 SCORED = "scored.txt"
-"""File in the folder of the runs with a line for each scored checkpoint, of the present process."""
+"""File in the folder of the runs with a line for each checkpoint scored by the present process."""
 SCORES = "scores.json"
 INITIAL = "initial_score.json"
 STAGED = {"transport": "shared_memory", "folder": None}
@@ -52,11 +46,11 @@ SECONDS = 600.0
 
 
 def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
-    """Score the runs that have no scores yet, in a process of its own.
+    """Score the runs that have no scores yet, in another process.
 
     Raises:
-        InputError: It refused its input.
-        RunFailed: It failed; names its log.
+        InputError: The process refused its input.
+        RunFailed: The process failed; names its log.
     """
     out = base.deploy.runs_dir
     unscored = [run for run in runs if not (run / SCORES).exists()]
@@ -81,61 +75,6 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     ):
         follow(process, lambda: count_lines(scored), show)
     raise_failure("scoring", process.returncode, log)
-
-
-def measure_variants(
-    options: Options, read: Callable[[Variant, float], Record]
-) -> Iterator[Record]:
-    """Train, score and read the variants of a benchmark, seed by seed.
-
-    Args:
-        options: Of the benchmark, with `base` and `variants`, a list for each seed.
-        read: Returns the figures of a scored variant with a target for its score.
-
-    Yields:
-        After each seed the facts, figures (`arms`) and failures (`failed`) of all so far.
-
-    Raises:
-        InputError: A variant refused its input.
-        RunFailed: There are no figures of any variant; the first seed without any ends it.
-    """
-    make_warm_start(options, options.base)
-    runs = TrainingRuns(options.out, sum(map(len, options.variants)))
-    facts = {name: getattr(options, name) for name in ("recipe", "settings", "problems", "target")}
-    figures: list[Record] = []
-    failed: list[Record] = []
-    for variants in options.variants:
-        trained, untrained = runs.train(variants)
-        failed += untrained
-        if not trained and not figures:
-            break
-        score_runs(options.base, [variant.directory.path for variant in trained])
-        measured, unread = read_variants(trained, options.target, read)
-        figures += measured
-        failed += unread
-        if figures:
-            yield {
-                **facts,
-                "steps": options.base.steps,
-                "commits_of_arms": commits(figures),
-                "arms": figures,
-                "failed": failed,
-            }
-    if not figures:
-        raise RunFailed("no variant came to its end, for the reasons above")
-
-
-def read_variants(
-    variants: Sequence[Variant], target: float, read: Callable[[Variant, float], Record]
-) -> tuple[list[Record], list[Record]]:
-    """Return the figures of variants that can be read, and a record of each other."""
-    figures, failed = [], []
-    for variant in variants:
-        try:
-            figures.append(read(variant, target))
-        except HeadwayError as error:
-            failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
-    return figures, failed
 
 
 def read_scores(run: Path) -> dict[int, float]:

@@ -16,7 +16,7 @@ STOP_SECONDS = 40.0
 POLL_SECONDS = 1.0
 """Interval between two looks at the progress of a process."""
 MESSAGE = "headway: "
-"""What an error message of a command begins with."""
+"""Beginning of an error message of a command."""
 CLI = ("-c", "from deploy.cli import main; main()")
 """Arguments of Python that run the command `headway`."""
 
@@ -30,7 +30,9 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     sys.path.append(os.getcwd())
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as leaving:  # typer turns the first into the second
+        if isinstance(leaving, SystemExit) and leaving.code != Interrupted.exit_code:
+            raise
         print(f"{MESSAGE}stopped by the user", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
     except HeadwayError as error:
@@ -55,7 +57,7 @@ def start(
     Args:
         command: Program and arguments.
         output: File of its output; None: that of this process.
-        variables: Added to its environment.
+        variables: Environment variables that are added.
         cwd: Its folder; None: that of this process.
         errors: File of its standard error; None: the same as `output`.
     """

@@ -87,6 +87,14 @@ def build(size: Size, *, attention: str = "sdpa") -> Any:
     )
 
 
+def synchronize(device: Any) -> None:
+    """Wait until a device of torch has finished its work."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 def write(size: Size, folder: Path) -> None:
     """Write such a model into a folder, without a tokenizer."""
     import torch

@@ -10,47 +10,44 @@ Without actors.cores and learner.cores in the recipe, the learner gets half of t
 and the engines share the others. The picture is drawn as PNG and SVG.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
 
-from benchmarks.harness.cores import all_cores, describe_devices, on_gpus, shareable
-from benchmarks.harness.plots import plot_means, plot_tradeoff, save_picture, tradeoffs
-from benchmarks.harness.study import (
-    Options,
-    Record,
-    Study,
-    cells,
-    option,
-    text_table,
-    whole_numbers,
-)
-from benchmarks.harness.training_runs import (
-    BATCHES,
-    RECIPE,
-    TrainingRuns,
+import typer
+
+from benchmarks.harness.comparison import (
+    Comparison,
+    RecipeOptions,
     check_inputs,
-    load_comparison,
-    make_warm_start,
-    start_from,
-    vary,
+    in_turn,
+    make_base,
 )
+from benchmarks.harness.cores import all_cores, on_gpus, shareable
+from benchmarks.harness.plots import plot_means, plot_tradeoff, save_picture, tradeoffs
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Study, number, several
+from benchmarks.harness.tables import cells, text_table
+from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns, vary
 from benchmarks.loop import run_figures
+from benchmarks.loop.comparison_report import BOUND, Groups, group, median_of, plot_by_bound
 from deploy.config.run_config import RunConfig
 from deploy.report.plots import new_figure
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
-from deploy.report.timeline import Timeline, draw_timeline, height, read_timeline
+from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from headway.cpu_cores import parse_cores
-from headway.errors import InputError
 from learner.config.learner import ModelConfig
 from queues.readers.checkpoints import newest_checkpoint
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""
 ALL_CORES = "0, all cores"
-WORKER = "benchmarks.loop.run_worker"
+LIMITS = 3
+"""Number of the runs of a round that measure limits."""
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "of limit": ("ratio_to_limit", "{:.2f}"),
@@ -63,121 +60,143 @@ COLUMNS = {
 }
 
 
-def check(options: Options) -> None:
-    """Check the options and the recipe; sets `base`, `chosen` and `reference`.
+@dataclass(frozen=True, kw_only=True)
+class AsyncOptions(RecipeOptions):
+    """Options of `headway bench async`."""
+
+    bounds: Annotated[Sequence[int], several(number(0), "Values of max_staleness.")] = (0, 1, 2, 4)
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything.")] = 3
+
+    @property
+    def reference(self) -> int:
+        """The bound that the limits are measured for."""
+        return REFERENCE if REFERENCE in self.bounds else max(self.bounds)
+
+
+def plan(options: AsyncOptions) -> Comparison[AsyncOptions]:
+    """Return the runs of every round.
 
     Raises:
         InputError: Something cannot be measured.
     """
-    recipe = load_comparison(options)
-    least = WARM_UP + 2
-    steps = recipe.steps if options.steps is None else options.steps
-    if steps < least:
-        raise InputError(
-            f"--steps {steps} must be at least {least}: the first {WARM_UP} are "
-            "left out of every figure"
-        )
-    if options.rounds < 1:
-        raise InputError(f"--rounds {options.rounds} must be at least 1")
-    options.chosen = tuple(map(int, whole_numbers(options.bounds, "--bounds")))
-    options.reference = REFERENCE if REFERENCE in options.chosen else max(options.chosen)
-    options.base = start_from(recipe, options, "async", steps).model_copy(update={"heldout": None})
-    check_inputs(options.base)
+    base = make_base(options, "async", WARM_UP + 2).model_copy(update={"heldout": None})
+    check_inputs(base)
+    rounds = [round_arms(base, options, 1 + index) for index in range(options.rounds)]
+    return Comparison(options=options, base=base, arms=rounds)
 
 
-def variants(base: RunConfig, bounds: tuple[int, ...], number: int) -> dict[str, RunConfig]:
-    """Return the training runs of a round in their order, by their names in the table."""
-    runs = {
-        str(bound): vary(base, f"round{number}-eta{bound}", queues={"max_staleness": bound})
-        for bound in bounds
-    }
+def round_arms(base: RunConfig, options: AsyncOptions, round_number: int) -> Sequence[Arm]:
+    """Return the training runs of a round in their order."""
+
+    def arm(kind: str, name: str, folder: str, **changes: dict[str, Any]) -> Arm:
+        config = vary(base, f"round{round_number}-eta{folder}", **changes)
+        title = f"round {round_number}/{options.rounds} · η = {name}"
+        return Arm(name=name, seed=round_number, kind=kind, title=title, config=config)
+
+    arms = [
+        arm(BOUND, str(bound), str(bound), queues={"max_staleness": bound})
+        for bound in options.bounds
+    ]
     if not on_gpus(base):
         cores = all_cores(base)
-        runs[ALL_CORES] = vary(
-            base,
-            f"round{number}-eta0-all-cores",
-            queues={"max_staleness": 0},
-            actors={"cores": (cores,) * base.actors.count, "cpus": 0.0},
-            learner={
-                "cores": shareable(parse_cores(cores), base.learner.ranks),
-                "threads": None,
-            },
-        )
-    return dict(reversed(runs.items())) if number % 2 == 0 else runs
+        shared = shareable(parse_cores(cores), base.learner.ranks)
+        changes: dict[str, dict[str, Any]] = {
+            "queues": {"max_staleness": 0},
+            "actors": {"cores": (cores,) * base.actors.count, "cpus": 0.0},
+            "learner": {"cores": shared, "threads": None},
+        }
+        arms.append(arm(ALL_CORES, ALL_CORES, "0-all-cores", **changes))
+    return in_turn(arms, round_number - 1)
 
 
-def measure(options: Options) -> Iterator[Record]:
-    base = options.base
-    make_warm_start(options, base)
-    yield {
-        "recipe": options.recipe,
-        "settings": options.settings,
-        "steps": base.steps,
-        "devices": describe_devices(base),
-        "warm_up_steps_left_out": WARM_UP,
-        "reference_bound": options.reference,
-    }
-    rounds: list[Record] = []
-    total = options.rounds * (len(variants(base, options.chosen, 1)) + 3)
-    runs = TrainingRuns(options.out, total)
-    for number in range(1, options.rounds + 1):
-        rounds.append(measure_round(options, runs, number))
-        yield {"rounds": rounds}
+def measure(plan: Comparison[AsyncOptions]) -> Iterator[Record]:
+    """Yield the figures and limits of all rounds so far."""
+    runs = plan.start(LIMITS * plan.options.rounds)
+    facts = {"warm_up_steps_left_out": WARM_UP, "reference_bound": plan.options.reference}
+    figures: list[Record] = []
+    limits: list[Record] = []
+    yield plan.facts() | facts
+    for arms in plan.arms:
+        measured = {}
+        for arm in arms:
+            run = runs.run(arm)
+            measured[arm.name] = {
+                "kind": arm.kind,
+                "name": arm.name,
+                "seed": arm.seed,
+                **run_figures.read_run(run),
+            }
+        reference = next(arm for arm in arms if arm.name == str(plan.options.reference))
+        limit = measure_limits(plan, runs, reference, measured[reference.name])
+        figures += beside_limit(measured.values(), limit["samples_per_second"])
+        limits.append(limit)
+        yield {"arms": figures, "limits": limits}
 
 
-def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
-    base, title = options.base, f"round {number}/{options.rounds}"
-    figures, directories = {}, {}
-    for name, config in variants(base, options.chosen, number).items():
-        directories[name] = runs.run(f"{title} · η = {name}", config, WORKER, "train")
-        figures[name] = read_run(directories[name])
-    reference = str(options.reference)
-    recorded = directories[reference].path
+def beside_limit(arms: Iterable[Record], limit: float) -> list[Record]:
+    """Return the figures of a round with their share of its limit, in samples/s."""
+    return [
+        {**figures, "ratio_to_limit": figures["samples_per_second"] / limit} for figures in arms
+    ]
+
+
+def measure_limits(
+    plan: Comparison[AsyncOptions], runs: TrainingRuns, reference: Arm, figures: Record
+) -> Record:
+    """Run actors alone, with two policies, and the learner alone on the reference's batches."""
+    base, number = plan.base, reference.seed
+    recorded = reference.directory.path
+
+    def alone(name: str, config: RunConfig, label: str, *worker: str | Path) -> list[Record]:
+        title = f"round {number}/{len(plan.arms)} · {label}"
+        config = config.model_copy(update={"name": f"round{number}-{name}"})
+        arm = Arm(name=name, config=config, title=title, worker=(WORKER, *worker))
+        return runs.run(arm).rows(BATCHES)
+
     checkpoint = newest_checkpoint(recorded)
     assert checkpoint is not None, "a finished run has a checkpoint"
     generated = {}
-    policies = {"initial": str(base.model.path), "trained": str(checkpoint[1])}
-    for policy, model in policies.items():
-        config = vary(base, f"round{number}-actors-{policy}")
-        config = config.model_copy(update={"model": ModelConfig(path=model)})
-        label = f"{title} · actors alone, {policy} policy"
-        rows = runs.run(label, config, WORKER, "actors").rows(BATCHES)
-        generated[policy] = run_figures.generation(rows)
-    config = vary(base, f"round{number}-learner", queues={"max_staleness": options.reference})
-    label = f"{title} · learner on a full queue"
-    replayed = runs.run(label, config, WORKER, "learner", recorded).rows(BATCHES)
+    for policy, model in {"initial": base.model.path, "trained": str(checkpoint[1])}.items():
+        config = base.model_copy(update={"model": ModelConfig(path=model)})
+        rows = alone(f"actors-{policy}", config, f"actors alone, {policy} policy", "actors")
+        generated[policy] = run_figures.speed(rows)
+    config = reference.config
+    rows = alone("learner", config, "learner on a full queue", "learner", recorded)
+    learner = run_figures.training(rows, actors_idle=1.0)
     actors = run_figures.actors_limit(
-        generated["initial"], generated["trained"], figures[reference]["tokens_per_rollout"]
+        generated["initial"], generated["trained"], figures["tokens_per_rollout"]
     )
-    limits = {
+    speeds = (actors["samples_per_second"], learner["samples_per_second"])
+    return {
         "actors": {**actors, "raw": generated},
-        "learner_samples_per_second": run_figures.samples_per_second(replayed),
-        "learner": run_figures.training(replayed, actors_idle=1.0),
+        "learner": learner,
+        "samples_per_second": min(speeds),
     }
-    return run_figures.compare_with_limits(figures, limits)
-
-
-def read_rows(directory: RunDirectory) -> list[Record]:
-    """Return the recorded batches of a run, as `metrics.jsonl` has them."""
-    return [batch.to_dict() for batch in read_record(directory).batches]
-
-
-def read_run(directory: RunDirectory) -> Record:
-    rows = read_rows(directory)
-    return run_figures.training(
-        rows, actors_idle=run_figures.actors_idle(directory, rows, len(rows))
-    )
 
 
 def conclude(record: Record) -> Record:
-    return {"medians": run_figures.medians(record["rounds"])} if "rounds" in record else {}
+    """Return medians over rounds of the limits, and of each arm's figures; ratios are of rounds."""
+    if "arms" not in record:
+        return {}
+    names = ("actors", "learner")
+    limits = {
+        name: median(limit[name]["samples_per_second"] for limit in record["limits"])
+        for name in names
+    }
+    limits["samples_per_second"] = median(x["samples_per_second"] for x in record["limits"])
+    medians = {
+        name: {key: median_of(runs, key) for key, _ in COLUMNS.values()}
+        for kind in (BOUND, ALL_CORES)
+        for name, runs in group(record["arms"], kind).items()
+    }
+    return {"medians": {"arms": medians, "limits": limits}}
 
 
 def table(record: Record) -> str:
-    medians, limits = record["medians"], record["medians"]["limits"]
-    names = sorted(medians["arms"], key=lambda name: (int(name.split(",")[0]), not name.isdigit()))
-    rows = [[name, *cells(medians["arms"][name], COLUMNS)] for name in names]
-    title = f"medians of {len(record['rounds'])} round(s), {record['steps']} steps"
+    """Return the medians over rounds beside the limit."""
+    limits, rounds = record["medians"]["limits"], len(record["limits"])
+    rows = [[name, *cells(row, COLUMNS)] for name, row in record["medians"]["arms"].items()]
+    title = f"medians of {rounds} round(s), {record['steps']} steps"
     return (
         f"{text_table(['η', *COLUMNS], rows, title)}\n"
         f"limit {limits['samples_per_second']:.1f} samples/s: actors alone {limits['actors']:.1f}, "
@@ -187,69 +206,44 @@ def table(record: Record) -> str:
     )
 
 
-def reference_timeline(record: Record, folder: Path) -> Timeline:
-    """Return ten steps of the reference run of the last round."""
-    directory = RunDirectory(
-        folder / f"round{len(record['rounds'])}-eta{record['reference_bound']}"
-    )
-    return read_timeline(directory, read_record(directory))
-
-
 def draw(record: Record, folder: Path) -> None:
-    timeline = reference_timeline(record, folder)
+    """Draw throughput by bound and by off-policyness above ten steps of the last reference run."""
+    reference = record["reference_bound"]
+    directory = RunDirectory(folder / f"round{len(record['limits'])}-eta{reference}")
+    timeline = read_timeline(directory, read_record(directory))
     heights = [4.5, height(timeline)]
-    arms: dict[str, list[Record]] = {}
-    for one_round in record["rounds"]:
-        for name, figures in one_round["arms"].items():
-            arms.setdefault(name, []).append(figures)
-    synchronous = arms.pop(ALL_CORES, [])
-    shown = tradeoffs(arms)
+    bounds = group(record["arms"], BOUND)
+    shown = tradeoffs(bounds)
     figure: Any = new_figure(max(12, 4.8 * (1 + len(shown))), sum(heights))
     above, below = figure.subfigures(2, 1, height_ratios=heights)
     speed, *others = above.subplots(1, 1 + len(shown), squeeze=False).flat
-    _draw_throughput(speed, record, arms, synchronous)
+    _draw_speed(speed, record["medians"]["limits"], bounds, group(record["arms"], ALL_CORES))
     for axes, off_policyness in zip(others, shown, strict=True):
-        plot_tradeoff(axes, arms, off_policyness)
+        plot_tradeoff(axes, bounds, off_policyness)
     steps = sum(span.kind == "step" for span in timeline.learner)
-    draw_timeline(below, timeline, f"η = {record['reference_bound']}: {steps} steps")
+    draw_timeline(below, timeline, f"η = {reference}: {steps} steps")
     save_picture(figure, folder / "async_gain")
 
 
-def _draw_throughput(
-    axes: Any, record: Record, arms: Mapping[str, list[Record]], synchronous: list[Record]
-) -> None:
-    def speeds(rounds: list[Record]) -> list[float]:
-        return [figures["samples_per_second"] for figures in rounds]
-
-    by_bound = {float(name): speeds(rounds) for name, rounds in arms.items()}
-    plot_means(axes, by_bound, "split devices")
-    if synchronous:
-        plot_means(axes, {0.0: speeds(synchronous)}, "synchronous, all cores in turn", "s")
-    limits = record["medians"]["limits"]
-    axes.axhline(limits["samples_per_second"], color="black", label="limit: the smaller of both")
+def _draw_speed(axes: Any, limits: Record, bounds: Groups, synchronous: Groups) -> None:
+    speed = "samples_per_second"
+    plot_by_bound(axes, bounds, bounds, speed, "split devices")
+    for runs in synchronous.values():
+        plot_means(axes, {0.0: [run[speed] for run in runs]}, "synchronous, all cores in turn", "s")
+    axes.axhline(limits[speed], color="black", label="limit: the smaller of both")
     axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
     axes.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
-    axes.set(
-        title="What asynchrony gains",
-        xlabel="max_staleness η (0 is synchronous)",
-        ylabel="samples trained per second",
-        ylim=(0, None),
-        xticks=sorted({0, *map(int, arms)}),
-    )
+    axes.set(title="What asynchrony gains", ylabel="samples trained per second", ylim=(0, None))
     axes.legend(fontsize=8)
 
 
 STUDY = Study(
     name="async",
     about=__doc__,
-    options=(
-        *RECIPE,
-        option("--bounds", "0,1,2,4", "values of max_staleness"),
-        option("--rounds", 3, "repetitions of everything"),
-    ),
-    check=check,
+    options=AsyncOptions,
+    plan=plan,
     in_folder=True,
-    folder=None,
+    folder=lambda plan: plan.folder,
     file="async_gain.json",
     measure=measure,
     conclude=conclude,

@@ -10,10 +10,14 @@ for. Takes seconds.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, option
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.rates import Rates
@@ -22,29 +26,38 @@ from deploy.planner.throughput import setting_of_run
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import HeadwayError, InputError
 
-FILE = "plan_check.json"
 RUN_NAME = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
 
 
-def check(options: Options) -> None:
-    """Choose the folder and the file of the record; sets `options.folder` and `options.out`.
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Options):
+    """Options of `headway bench plan`."""
+
+    folder: Annotated[
+        Path | None, typer.Argument(help="Of async or staleness; else the newest in runs/.")
+    ] = None
+
+
+def plan(options: PlanOptions) -> Path:
+    """Return the folder of a comparison.
 
     Raises:
         InputError: There is no folder of a comparison, or it has no runs.
     """
-    if options.folder is None:
+    folder = options.folder
+    if folder is None:
         made = [*Path("runs").glob("bench-async*"), *Path("runs").glob("bench-staleness*")]
         if not made:
             raise InputError(
                 "runs/ has no folder of `headway bench async` or `staleness`; name the folder"
             )
-        options.folder = max(made, key=lambda folder: folder.stat().st_mtime)
-    if not find_runs(options.folder):
+        folder = max(made, key=lambda folder: folder.stat().st_mtime)
+    if not find_runs(folder):
         raise InputError(
-            f"{options.folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench "
+            f"{folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench "
             "async` or `bench staleness`"
         )
-    options.out = options.out or options.folder / FILE
+    return folder
 
 
 def find_runs(folder: Path) -> dict[str, dict[int, RunDirectory]]:
@@ -66,13 +79,12 @@ def read(run: RunDirectory) -> Measured | None:
         return None
 
 
-def measure(options: Options) -> Iterator[Record]:
+def measure(folder: Path) -> Iterator[Record]:
     """Predict every run of every round with the rates of each.
 
     Raises:
         InputError: None of them can be read.
     """
-    folder = options.folder
     checks = []
     for name, runs in find_runs(folder).items():
         rates_of = {bound: read(run) for bound, run in sorted(runs.items())}
@@ -124,19 +136,10 @@ def _describe(check: Mapping[str, Any]) -> str:
 STUDY = Study(
     name="plan",
     about=__doc__,
-    options=(
-        option(
-            "folder",
-            None,
-            "of `async` or `staleness`; by default the newest in runs/",
-            nargs="?",
-            type=Path,
-        ),
-    ),
-    check=check,
-    folder=None,
-    where="FOLDER",
-    file=FILE,
+    options=PlanOptions,
+    plan=plan,
+    folder=lambda folder: folder,
+    file="plan_check.json",
     measure=measure,
     table=table,
 )

@@ -8,22 +8,25 @@ suits some better than others; one that fails is a row like the others.
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, cells, option
-from benchmarks.harness.subprocesses import CLI, set_options
+import typer
+
+from benchmarks.harness.comparison import Settings, make_model
+from benchmarks.harness.record import Record, timestamp
+from benchmarks.harness.study import Options, Study, name_of, several
+from benchmarks.harness.tables import cells
+from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
-from deploy.errors import RunFailed
-from deploy.preflight.model_origins import warm_start_origin
+from deploy.preflight.provenance import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from deploy.storage.run_directory import RunDirectory
 
 COLUMNS = {
     "greedy before": ("greedy_before", "{:.3f}"),
@@ -39,15 +42,58 @@ COLUMNS = {
 }
 
 
-def headway(*arguments: str) -> int:
-    """Run a command of Headway in the foreground and return its exit code."""
-    return subprocess.run([sys.executable, *CLI, *arguments], check=False).returncode
+@dataclass(frozen=True, kw_only=True)
+class PresetOptions(Options):
+    """Options of `headway bench presets`."""
+
+    presets: Annotated[Sequence[str], several(name_of(preset_names()), "Names.")] = tuple(
+        preset_names()
+    )
+    steps: Annotated[int, typer.Option(min=1, help="Batches of each run.")] = 40
+    seed: Annotated[int, typer.Option(help="Of prompts and sampling.")] = 0
+    settings: Settings = field(default_factory=list)
 
 
-def figures(folder: Path) -> Record:
+@dataclass(frozen=True, kw_only=True)
+class PresetRuns:
+    """The plan: a run of each preset below one folder."""
+
+    options: PresetOptions
+    folder: Path
+
+    @property
+    def shared(self) -> list[str]:
+        """Settings of every command."""
+        runs_dir = f"deploy.runs_dir={json.dumps(str(self.folder.absolute()))}"
+        return [*self.options.settings, f"seed={self.options.seed}", runs_dir]
+
+    def arms(self) -> list[Arm]:
+        """Return the runs.
+
+        Raises:
+            InputError: A setting is wrong.
+        """
+        steps = self.options.steps
+        settings = [*self.shared, f"steps={steps}", f"heldout.every={steps}"]
+        recipes = {name: load_recipe(name, settings) for name in self.options.presets}
+        return [
+            Arm(name=name, title=name, config=recipe, worker=(WORKER, "run"))
+            for name, recipe in recipes.items()
+        ]
+
+
+def plan(options: PresetOptions) -> PresetRuns:
+    """Check that every preset can be loaded."""
+    runs = PresetRuns(
+        options=options, folder=options.out or Path("runs") / f"bench-presets-{timestamp()}"
+    )
+    runs.arms()
+    return runs
+
+
+def figures(directory: RunDirectory) -> Record:
     """Return the figures of a finished run; None where it has none."""
-    summary = json.loads((folder / "summary.json").read_text())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary, rows = json.loads(directory.summary_file.read_text()), directory.rows(BATCHES)
     greedy = summary["heldout"] or [{"score": None, "size": None}]
     sampled = summary["heldout_sampled"] or [{"score": None}]
     return {
@@ -89,7 +135,11 @@ def markdown(document: Mapping[str, Any]) -> str:
     scores = {name: row["greedy_after"] for name, row in done.items()}
     ranked = sorted(done, key=lambda name: (scores[name] is None, -(scores[name] or 0)))
     rows = {name: cells(done[name], COLUMNS) for name in ranked}
-    rows |= {name: [row["status"]] for name, row in document["presets"].items() if name not in done}
+    rows |= {
+        name: [row["status"].splitlines()[0]]
+        for name, row in document["presets"].items()
+        if name not in done
+    }
     lines += [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
     for name in ranked:
         if failed := done[name].get("greedy_failed"):
@@ -97,9 +147,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def prepare(
-    config: RunConfig, users: RunConfig, settings: Sequence[str], presets: Sequence[str]
-) -> None:
+def prepare(config: RunConfig, users: RunConfig, plan: PresetRuns) -> None:
     """Make the models that runs start from; a warm start of the same settings is copied.
 
     Raises:
@@ -108,61 +156,38 @@ def prepare(
     origin = users.warm_start / ORIGIN_FILE
     if origin.exists() and origin.read_text() == warm_start_origin(config):
         shutil.copytree(users.warm_start.parent, config.warm_start.parent)
-    elif headway("sft", "demo", *settings):
-        raise RunFailed("the warm start failed, for the reason above")
-    if "ppo_rlhf" in presets and headway("reward-model", "demo", *settings):
-        raise RunFailed("the reward model failed, for the reason above")
+    else:
+        make_model("sft", "demo", plan.shared, plan.folder)
+    if "ppo_rlhf" in plan.options.presets:
+        make_model("reward-model", "demo", plan.shared, plan.folder)
 
 
-def check(options: Options) -> None:
-    """Check that every preset can be loaded; sets `names`, `shared` and `own` settings.
-
-    Raises:
-        InputError: A preset or setting is wrong.
-    """
-    if options.out is None:
-        options.out = Path("runs") / f"bench-presets-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    options.names = [name for name in options.presets.split(",") if name]
-    runs_dir = f"deploy.runs_dir={json.dumps(str(options.out.absolute()))}"
-    options.shared = [*options.settings, f"seed={options.seed}", runs_dir]
-    options.own = [f"steps={options.steps}", f"heldout.every={options.steps}"]
-    for name in options.names:
-        load_recipe(name, [*options.shared, *options.own])
-
-
-def measure(options: Options) -> Iterator[Record]:
-    config, users = load_recipe("demo", options.shared), load_recipe("demo", options.settings)
-    prepare(config, users, set_options(options.shared), options.names)
+def measure(plan: PresetRuns) -> Iterator[Record]:
+    """Yield the rows of all presets so far."""
+    options, arms = plan.options, plan.arms()
+    facts = {"steps": options.steps, "seed": options.seed, "settings": options.settings}
     rows: dict[str, Record] = {}
-    yield {
-        "steps": options.steps,
-        "seed": options.seed,
-        "settings": options.settings,
-        "presets": rows,
-    }
-    for name in options.names:
-        code = headway("run", name, *set_options([*options.shared, *options.own]))
-        failed = {"status": f"failed with exit code {code}"}
-        rows[name] = failed if code else figures(options.out / name)
+    yield {**facts, "presets": rows}
+    prepare(load_recipe("demo", plan.shared), load_recipe("demo", options.settings), plan)
+    runs = TrainingRuns(len(arms))
+    for arm in arms:
+        _, failed = runs.train([arm])
+        rows[arm.name] = {"status": failed[0]["why"]} if failed else figures(arm.directory)
         yield {"presets": rows}
 
 
 def write_page(record: Record, folder: Path) -> None:
+    """Write the table as a page."""
     (folder / "presets.md").write_text(markdown(record))
 
 
 STUDY = Study(
     name="presets",
     about=__doc__,
-    options=(
-        option("--presets", ",".join(preset_names()), "names"),
-        option("--steps", 40, "batches of each run"),
-        option("--seed", 0, "of prompts and sampling"),
-        option("--set", [], dest="settings", action="append", metavar="KEY=VALUE"),
-    ),
-    check=check,
+    options=PresetOptions,
+    plan=plan,
     in_folder=True,
-    folder=None,
+    folder=lambda plan: plan.folder,
     file="presets.json",
     measure=measure,
     table=markdown,

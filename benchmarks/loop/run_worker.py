@@ -1,6 +1,6 @@
 """One measurement of a benchmark in a process of its own, so that Ray ends with it.
 
-python -m benchmarks.loop.run_worker RECIPE.json train|actors|learner [RECORDED_RUN]
+python -m benchmarks.loop.run_worker RECIPE.json run|train|actors|learner [RECORDED_RUN]
 """
 
 import asyncio
@@ -40,13 +40,8 @@ TAKE_SECONDS = 900.0
 """Deadline of a batch."""
 
 
-def actors_alone(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+async def generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
     """Generate for a consumer that takes and acknowledges at once, without training."""
-    with cluster(config, directory.logs):
-        asyncio.run(_generate(config, inputs, directory))
-
-
-async def _generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
     steps = config.steps + MARGIN
     unbounded = config.queues.model_copy(update={"max_staleness": steps})
     fleet = await start_fleet(config, inputs.model_path, directory.path, unbounded, steps)
@@ -104,17 +99,12 @@ class Replay(Broker):
         """Do nothing."""
 
 
-def learner_alone(
+async def train_again(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, recorded: Path
 ) -> None:
     """Train the recorded batches of a run again, published and saved as usual."""
     shutil.copy(recorded / FILE_NAME, directory.path)
     shutil.copytree(recorded / JOURNAL_NAME, directory.path / JOURNAL_NAME)
-    with cluster(config, directory.logs):
-        asyncio.run(_train(config, inputs, directory))
-
-
-async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
     replay = (
         ray.remote(Replay)
         .options(num_cpus=0, max_concurrency=100)
@@ -148,13 +138,16 @@ def main() -> None:
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
     with directory.created(config, replace=False):
-        match kind:
-            case "train":  # without evaluations: checkpoints are scored afterwards
-                run(config, replace(inputs, evaluations=[]), directory, Terminal())
-            case "actors":
-                actors_alone(config, inputs, directory)
-            case "learner":
-                learner_alone(config, inputs, directory, Path(recorded[0]))
+        if kind in ("run", "train"):
+            if kind == "train":  # checkpoints are scored afterwards
+                inputs = replace(inputs, evaluations=[])
+            run(config, inputs, directory, Terminal())
+            return
+        with cluster(config, directory.logs):
+            if kind == "actors":
+                asyncio.run(generate(config, inputs, directory))
+            else:
+                asyncio.run(train_again(config, inputs, directory, Path(recorded[0])))
 
 
 if __name__ == "__main__":

@@ -13,29 +13,29 @@ measured mean lag, 1 − effective sample size and KL.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from benchmarks.harness.checkpoint_scores import last_failed, measure_variants, read_scores
-from benchmarks.harness.cores import describe_devices
-from benchmarks.harness.study import Options, Record, Study, known_names, option, whole_numbers
-from benchmarks.harness.training_runs import SCORED, Variant, make_base, vary
-from benchmarks.loop import staleness_report
-from benchmarks.loop.run_figures import (
-    actors_idle,
-    curve,
-    learning,
-    off_policyness,
-    tokens_per_rollout,
-    window,
+import typer
+
+from benchmarks.harness.checkpoint_scores import last_failed, read_scores
+from benchmarks.harness.comparison import (
+    Comparison,
+    ScoredOptions,
+    in_turn,
+    make_scored_base,
+    measure_scored,
 )
-from benchmarks.loop.staleness_report import UNBOUNDED
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Study, name_of, number, several
+from benchmarks.harness.training_runs import BATCHES, Arm, vary
+from benchmarks.loop import staleness_report
+from benchmarks.loop.comparison_report import BOUND, UNBOUNDED
+from benchmarks.loop.run_figures import learning, read_run
+from benchmarks.loop.staleness_report import CORRECTION
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
-from deploy.planner.rates import Rates
 from deploy.planner.throughput import predict_split
-from deploy.report.report import read_record
-from deploy.report.summary import WARM_UP
 from headway.errors import HeadwayError, InputError
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
@@ -50,33 +50,52 @@ REFERENCE = "2"
 """The bound whose runs the predictions are made from; the largest one where it is not asked for."""
 
 
-def check(options: Options) -> None:
-    """Check the options and the recipe; sets `base`, `variants` by seed, and `reference`.
+def bound(text: str) -> str:
+    """Parse a bound: a whole number, or no bound; raises `typer.BadParameter`."""
+    return text if text == UNBOUNDED else str(number(0)(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessOptions(ScoredOptions):
+    """Options of `headway bench staleness`."""
+
+    bounds: Annotated[
+        Sequence[str], several(bound, f"Values of max_staleness; {UNBOUNDED}: none.")
+    ] = ("0", "1", "2", "4", "8", "16", UNBOUNDED)
+    corrections: Annotated[
+        Sequence[str], several(name_of(CORRECTIONS), "Compared at --stale; '': none.")
+    ] = tuple(CORRECTIONS)
+    stale: Annotated[int, typer.Option(min=1, help="Bound of the runs with corrections.")] = 8
+
+    @property
+    def reference(self) -> str:
+        """The bound whose runs the predictions are made from."""
+        largest = max(self.bounds, key=lambda bound: bound_in_steps(bound, sys.maxsize))
+        return REFERENCE if REFERENCE in self.bounds else largest
+
+
+def plan(options: StalenessOptions) -> Comparison[StalenessOptions]:
+    """Return the runs of every seed.
 
     Raises:
         InputError: Something cannot be measured.
     """
-    asked = whole_numbers(options.bounds, "--bounds", or_else=UNBOUNDED)
-    bounds = sorted(asked, key=lambda bound: bound_in_steps(bound, sys.maxsize))
-    seeds = [int(seed) for seed in whole_numbers(options.seeds, "--seeds")]
-    corrections = known_names(options.corrections, "--corrections", CORRECTIONS)
-    if options.stale < 1:
-        raise InputError(f"--stale {options.stale} must be at least 1")
-    base = make_base(options, "staleness")
-    unleased = 1 + (options.stale if corrections else 0)
+    base = make_scored_base(options, "staleness")
+    unleased = 1 + (options.stale if options.corrections else 0)
     if base.steps < LEAST_BATCHES + unleased:
         raise InputError(
             f"--steps {base.steps} must be at least {LEAST_BATCHES + unleased}: figures need "
             f"{LEAST_BATCHES} batches, and the last {unleased} of a run are trained when nothing "
             "is leased any more"
         )
-    options.base, options.variants = base, []
-    options.reference = REFERENCE if REFERENCE in bounds else bounds[-1]
-    for position, seed in enumerate(seeds):
+    bounds = sorted(options.bounds, key=lambda bound: bound_in_steps(bound, sys.maxsize))
+    arms = []
+    for position, seed in enumerate(options.seeds):
         seeded = base.model_copy(update={"seed": seed})
-        variants = [bound_variant(seeded, bound) for bound in bounds]
-        variants += [correction_variant(seeded, name, options.stale) for name in corrections]
-        options.variants.append(variants if position % 2 == 0 else variants[::-1])
+        of_seed = [bound_arm(seeded, bound) for bound in bounds]
+        of_seed += [correction_arm(seeded, name, options.stale) for name in options.corrections]
+        arms.append(in_turn(of_seed, position))
+    return Comparison(options=options, base=base, arms=arms)
 
 
 def bound_in_steps(bound: str, steps: int) -> int:
@@ -85,18 +104,19 @@ def bound_in_steps(bound: str, steps: int) -> int:
 
 
 def live_groups(config: RunConfig, eta: int) -> int:
-    """Return as many live groups as a bound allows, so that the window does not hold them back."""
+    """Return the live groups that a bound allows, so that the window does not hold them back."""
     return (eta + 1) * config.prompts.groups_per_batch
 
 
-def bound_variant(base: RunConfig, bound: str) -> Variant:
+def bound_arm(base: RunConfig, bound: str) -> Arm:
+    """Return the recipe with another bound."""
     eta = bound_in_steps(bound, base.steps)
     queues = {"max_staleness": eta, "window": live_groups(base, eta)}
     config = vary(base, f"eta{bound}-seed{base.seed}", queues=queues)
-    return Variant(bound, base.seed, config, kind="bound")
+    return Arm(name=bound, seed=base.seed, config=config, kind=BOUND)
 
 
-def correction_variant(base: RunConfig, name: str, eta: int) -> Variant:
+def correction_arm(base: RunConfig, name: str, eta: int) -> Arm:
     """Return the recipe with another loss, as stale as η allows."""
     live = live_groups(base, eta)
     config = vary(
@@ -106,97 +126,70 @@ def correction_variant(base: RunConfig, name: str, eta: int) -> Variant:
         learner={**PLAIN, **CORRECTIONS[name]},
         actors={"max_concurrent_rollouts": -(-live * base.prompts.group_size // base.actors.count)},
     )
-    return Variant(name, base.seed, config, kind="correction")
+    return Arm(name=name, seed=base.seed, config=config, kind=CORRECTION)
 
 
-def measure(options: Options) -> Iterator[Record]:
-    for runs in measure_variants(options, read_variant):
+def measure(plan: Comparison[StalenessOptions]) -> Iterator[Record]:
+    """Yield the figures of all seeds so far, and what is predicted for them."""
+    for runs in measure_scored(plan, read_arm):
         yield {
             **runs,
-            "devices": describe_devices(options.base),
-            "stale": options.stale,
-            "reference": options.reference,
-            "predictions": predict_seeds(options, runs["arms"]),
+            "stale": plan.options.stale,
+            "reference": plan.options.reference,
+            "predictions": predict_seeds(plan, runs["arms"]),
         }
 
 
-def read_variant(variant: Variant, target: float) -> Record:
-    directory = variant.directory
-    batches = [batch.to_dict() for batch in read_record(directory).batches]
-    measured = read_rates(directory)
-    rows = [row for row in batches if measured.first <= row["version"] <= measured.last]
-    begin, end = window(rows)
-    scores = curve(batches, read_scores(directory.path))
-    tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
+def read_arm(arm: Arm, target: float) -> Record:
+    """Return the figures of a scored run, of its batches before the last lease."""
+    directory = arm.directory
+    rows = directory.rows(BATCHES)
     return {
-        "kind": variant.kind,
-        "name": variant.name,
-        "seed": variant.seed,
-        "environment": variant.environment(),
-        "first_version": rows[WARM_UP]["version"],
-        "batches": len(rows) - WARM_UP,
-        "samples_per_second": measured.samples_per_second,
-        "tokens_per_second": tokens / (end - begin),
-        "tokens_per_rollout": tokens_per_rollout(rows),
-        "learner_idle": measured.learner_idle,
-        "actors_idle": actors_idle(directory, rows, len(batches)),
-        **off_policyness(rows),
-        "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
-        **learning(scores, target),
+        "kind": arm.kind,
+        "name": arm.name,
+        "seed": arm.seed,
+        "environment": arm.environment(),
+        **read_run(directory, leased_only=True),
+        **learning(rows, read_scores(directory.path), target),
         "heldout": last_failed(directory.path),
     }
 
 
-def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
+def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record]) -> list[Record]:
     """Predict the throughput of every measured bound by the rates of its seed's reference run."""
-    measured = {(run["name"], run["seed"]) for run in figures if run["kind"] == "bound"}
-    bounds = [
-        variant
-        for variants in options.variants
-        for variant in variants
-        if variant.kind == "bound" and (variant.name, variant.seed) in measured
-    ]
-    predictions = []
+    measured = {(run["name"], run["seed"]) for run in figures if run["kind"] == BOUND}
+    every = [arm for arms in plan.arms for arm in arms if arm.kind == BOUND]
+    bounds = [arm for arm in every if (arm.name, arm.seed) in measured]
+    predictions, ranks = [], plan.base.learner.ranks
     try:
-        for reference in (variant for variant in bounds if variant.name == options.reference):
-            measured_rates = read_rates(reference.directory).rates
-            rates = replace(measured_rates, ranks=options.base.learner.ranks)
-            predictions += [
-                predict(variant, rates) for variant in bounds if variant.seed == reference.seed
-            ]
+        for reference in (arm for arm in bounds if arm.name == plan.options.reference):
+            rates = replace(read_rates(reference.directory).rates, ranks=ranks)
+            for arm in (arm for arm in bounds if arm.seed == reference.seed):
+                eta = arm.config.queues.max_staleness
+                [prospect] = predict_split(arm.config, rates, arm.config.actors.count, ranks, [eta])
+                predictions.append(
+                    {
+                        "name": arm.name,
+                        "seed": arm.seed,
+                        "simulated": prospect.outcome.samples_per_second,
+                        "lag_mean": prospect.outcome.lag_mean,
+                        "ess": prospect.ess,
+                    }
+                )
     except HeadwayError as error:
         print(f"nothing is predicted: {error}", flush=True)
         return []
     return predictions
 
 
-def predict(variant: Variant, rates: Rates) -> Record:
-    config = variant.config
-    actors, ranks, bound = config.actors.count, config.learner.ranks, config.queues.max_staleness
-    [prospect] = predict_split(config, rates, actors, ranks, [bound])
-    return {
-        "name": variant.name,
-        "seed": variant.seed,
-        "simulated": prospect.outcome.samples_per_second,
-        "lag_mean": prospect.outcome.lag_mean,
-        "ess": prospect.ess,
-    }
-
-
 STUDY = Study(
     name="staleness",
     about=__doc__,
-    options=(
-        *SCORED,
-        option("--bounds", "0,1,2,4,8,16,inf", "of max_staleness"),
-        option("--corrections", ",".join(CORRECTIONS), "'' for none of them"),
-        option("--stale", 8, "bound of the runs with other corrections"),
-        option("--score-every", 25, "steps between scores"),
-    ),
-    check=check,
+    options=StalenessOptions,
+    plan=plan,
     in_folder=True,
     continued=True,
-    folder=None,
+    folder=lambda plan: plan.folder,
     file="staleness.json",
     measure=measure,
     conclude=lambda record: {"conclusions": staleness_report.conclude(record)},

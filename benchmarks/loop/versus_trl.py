@@ -10,36 +10,27 @@ figure is compared. It samples by transformers: its vLLM cannot take new weights
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.checkpoint_scores import (
-    failures,
-    last_failed,
-    measure_variants,
-    read_scores,
+from benchmarks.harness.checkpoint_scores import failures, last_failed, read_scores
+from benchmarks.harness.comparison import (
+    Comparison,
+    ScoredOptions,
+    ScoreEvery,
+    in_turn,
+    make_scored_base,
+    measure_scored,
 )
 from benchmarks.harness.cores import all_cores
-from benchmarks.harness.study import (
-    Options,
-    Record,
-    Study,
-    cells,
-    known_names,
-    option,
-    text_table,
-    whole_numbers,
-)
-from benchmarks.harness.training_runs import (
-    SCORED,
-    Variant,
-    conditions,
-    make_base,
-    vary,
-)
-from benchmarks.loop.run_figures import curve, learning, samples_per_second, tokens_per_rollout
-from deploy.cli.bench import ROOT
+from benchmarks.harness.record import ROOT, Record
+from benchmarks.harness.study import Study, name_of, number, several
+from benchmarks.harness.tables import cells, text_table
+from benchmarks.harness.training_runs import BATCHES, Arm, conditions, vary
+from benchmarks.loop.comparison_report import group, median_of, seeds_of
+from benchmarks.loop.run_figures import learning, speed
 from deploy.config.run_config import RunConfig
 from deploy.report.summary import WARM_UP
 from headway.cpu_cores import bind_process, parse_cores
@@ -47,6 +38,7 @@ from headway.errors import InputError
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"
+TRL_WORKER = "benchmarks.loop.trl_worker"
 SETTINGS = "trl.json"
 """File in the folder of a TRL run: its settings and versions."""
 GENERATION = ("padded", "continuous")
@@ -91,24 +83,38 @@ COLUMNS = {
 }
 
 
-def check(options: Options) -> None:
-    """Check the options and the recipe; sets `base`, `cores` and `variants` by seed.
+@dataclass(frozen=True, kw_only=True)
+class TrlOptions(ScoredOptions):
+    """Options of `headway bench versus-trl`."""
+
+    microbatch: Annotated[Sequence[int], several(number(1), "TRL's, in rollouts.")] = (128, 32)
+    threads: Annotated[Sequence[int], several(number(1), "TRL's.")] = (1, 2)
+    generation: Annotated[Sequence[str], several(name_of(GENERATION), "How TRL samples.")] = (
+        GENERATION
+    )
+    score_every: ScoreEvery = 5
+
+
+def plan(options: TrlOptions) -> Comparison[TrlOptions]:
+    """Return the runs of every seed.
 
     Raises:
         InputError: Something cannot be measured.
     """
     if not (TRL / "trl").exists():
         raise InputError(f"{TRL} has no TRL: install it with `make trl`")
-    seeds = whole_numbers(options.seeds, "--seeds")
-    options.base = make_base(options, "versus-trl")
-    check_alike(options.base)
-    options.cores = all_cores(options.base)
-    samples = options.base.prompts.groups_per_batch * options.base.prompts.group_size
-    settings = make_settings(options, samples)
-    options.variants = []
-    for position, seed in enumerate(seeds):
-        variants = variants_of(options.base, int(seed), settings)
-        options.variants.append(variants if position % 2 == 0 else variants[::-1])
+    base = make_scored_base(options, "versus-trl")
+    check_alike(base)
+    all_cores(base)
+    samples = base.prompts.groups_per_batch * base.prompts.group_size
+    for size in options.microbatch:
+        if samples % size:
+            raise InputError(f"--microbatch {size} does not divide a batch of {samples} rollouts")
+    arms = [
+        in_turn(arms_of(base, seed, options), position)
+        for position, seed in enumerate(options.seeds)
+    ]
+    return Comparison(options=options, base=base, arms=arms)
 
 
 def check_alike(base: RunConfig) -> None:
@@ -128,136 +134,105 @@ def check_alike(base: RunConfig) -> None:
         raise InputError("learner.loss_options: TRL is only given 'cap_high' here")
 
 
-def make_settings(options: Options, samples: int) -> list[tuple[str, str, str]]:
-    """Return the combinations of microbatch, threads and generation that TRL is run with.
-
-    Raises:
-        InputError: One of them cannot be.
-    """
-    microbatches = whole_numbers(options.microbatch, "--microbatch")
-    threads = whole_numbers(options.threads, "--threads")
-    generation = known_names(options.generation, "--generation", GENERATION)
-    for size in map(int, microbatches):
-        if size < 1 or samples % size:
-            raise InputError(f"--microbatch {size} does not divide a batch of {samples} rollouts")
-    if "0" in threads:
-        raise InputError(f"--threads {options.threads!r}: there must be at least 1")
-    return list(product(microbatches, threads, generation))
-
-
-def variants_of(
-    base: RunConfig, seed: int, settings: Sequence[tuple[str, str, str]]
-) -> list[Variant]:
+def arms_of(base: RunConfig, seed: int, options: TrlOptions) -> Sequence[Arm]:
+    """Return Headway's run and those of TRL with every combination of its settings."""
     seeded = base.model_copy(update={"seed": seed})
-    variants = [Variant(HEADWAY, seed, vary(seeded, f"headway-seed{seed}"))]
+    arms = [Arm(name=HEADWAY, seed=seed, config=vary(seeded, f"headway-seed{seed}"))]
     paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    for microbatch, threads, generation in settings:
-        variants.append(
-            Variant(
-                f"TRL, microbatch {microbatch}, threads {threads}, {generation}",
-                seed,
-                vary(seeded, f"trl-{microbatch}-{threads}-{generation}-seed{seed}"),
-                worker=("benchmarks.loop.trl_worker", microbatch, generation),
-                variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+    for size, threads, generation in product(
+        options.microbatch, options.threads, options.generation
+    ):
+        arms.append(
+            Arm(
+                name=f"TRL, microbatch {size}, threads {threads}, {generation}",
+                seed=seed,
+                config=vary(seeded, f"trl-{size}-{threads}-{generation}-seed{seed}"),
+                worker=(TRL_WORKER, str(size), generation),
+                variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
             )
         )
-    return variants
+    return arms
 
 
-def hold(cores: str) -> None:
-    """Bind this process, and every process that it starts, to cores.
-
-    Raises:
-        InputError: This machine does not have them.
-    """
-    try:
-        bind_process(parse_cores(cores), "actors.cores with learner.cores")
-    except InputError as error:
-        raise InputError(str(error)) from None
-
-
-def measure(options: Options) -> Iterator[Record]:
-    hold(options.cores)
+def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
+    """Yield the figures of all seeds so far; this process and all arms are held on equal cores."""
+    cores = all_cores(plan.base)
+    bind_process(parse_cores(cores), "actors.cores with learner.cores")
     facts = {
-        "headway": options.base.model_dump(mode="json", include=set(STORED)),
+        "headway": plan.base.model_dump(mode="json", include=set(STORED)),
         "warm_up_steps_left_out": WARM_UP,
-        "cores": options.cores,
+        "cores": cores,
     }
-    for runs in measure_variants(options, read_variant):
+    for runs in measure_scored(plan, read_arm):
         yield facts | runs
 
 
-def read_variant(variant: Variant, target: float) -> Record:
-    directory = variant.directory
-    rows = directory.rows("metrics.jsonl")
-    trl = directory.path / SETTINGS
+def read_arm(arm: Arm, target: float) -> Record:
+    """Return the figures of a scored run of Headway or TRL."""
+    directory = arm.directory
+    rows, trl = directory.rows(BATCHES), directory.path / SETTINGS
     return {
-        "name": variant.name,
-        "seed": variant.seed,
-        "environment": variant.environment(),
-        "trl": json.loads(trl.read_text()) if variant.worker else None,
-        "samples_per_second": samples_per_second(rows),
-        "tokens_per_rollout": tokens_per_rollout(rows),
-        **learning(curve(rows, read_scores(directory.path)), target),
+        "kind": arm.kind,
+        "name": arm.name,
+        "seed": arm.seed,
+        "environment": arm.environment(),
+        "trl": json.loads(trl.read_text()) if arm.worker[0] == TRL_WORKER else None,
+        **speed(rows),
+        **learning(rows, read_scores(directory.path), target),
         "heldout": last_failed(directory.path),
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }
 
 
-def conclude(runs: Sequence[Mapping[str, Any]]) -> Record:
-    """Return medians over seeds, and ratios within a seed to the best TRL variant of a figure.
+def conclude(runs: Sequence[Record]) -> Record:
+    """Return medians over seeds, and ratios within a seed to the best TRL setting of a figure.
 
     Returns:
-        `medians` by variant; `throughput` with `best`, the TRL variant with the most samples/s, and
-        `ratio`, Headway's over its; `time` with `best`, the TRL variant that reached the target
+        `medians` by name; `throughput` with `best`, the TRL setting with the most samples/s, and
+        `ratio`, Headway's over its; `time` with `best`, the TRL setting that reached the target
         first, and `ratio`, Headway's seconds over its. None where none reached it with every seed.
-        A variant that failed with a seed is left out; without Headway's there are no ratios.
+        An arm that failed with a seed is left out; without Headway's there are no ratios.
     """
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        by_name.setdefault(run["name"], []).append(run)
-    seeds = len({run["seed"] for run in runs})
-    by_name = {name: same for name, same in by_name.items() if len(same) == seeds}
-    medians: dict[str, dict[str, Any]] = {
-        name: {
-            key: None if any(run[key] is None for run in same) else median(r[key] for r in same)
-            for key in FIGURES
-        }
-        for name, same in by_name.items()
+    seeds = seeds_of(runs)
+    by_name = {name: same for name, same in group(runs, "").items() if len(same) == seeds}
+    medians = {
+        name: {key: median_of(same, key) for key in FIGURES} for name, same in by_name.items()
     }
 
-    def compare(key: str, best: str | None) -> Record:
-        if best is None or HEADWAY not in medians or medians[HEADWAY][key] is None:
+    def compare(key: str, sign: int) -> Record:
+        known = {
+            name: value
+            for name, figures in medians.items()
+            if name != HEADWAY and (value := figures[key]) is not None
+        }
+        best = min(known, key=lambda name: sign * known[name], default=None)
+        if best is None or medians.get(HEADWAY, {}).get(key) is None:
             return {"best": best, "ratio": None}
         theirs = {run["seed"]: run[key] for run in by_name[best]}
         ratio = median(run[key] / theirs[run["seed"]] for run in by_name[HEADWAY])
         return {"best": best, "ratio": ratio}
 
-    theirs = {name: figures for name, figures in medians.items() if name != HEADWAY}
-    fastest = max(theirs, key=lambda name: theirs[name]["samples_per_second"], default=None)
-    arrived = [name for name in theirs if theirs[name]["seconds_to_target"] is not None]
-    first = min(arrived, key=lambda name: theirs[name]["seconds_to_target"], default=None)
     return {
         "medians": medians,
-        "throughput": compare("samples_per_second", fastest),
-        "time": compare("seconds_to_target", first),
+        "throughput": compare("samples_per_second", -1),
+        "time": compare("seconds_to_target", 1),
     }
 
 
 def table(record: Record) -> str:
-    seeds = len({run["seed"] for run in record["arms"]})
+    """Return the medians, and Headway's figures over the best of TRL's."""
     conclusions = record["conclusions"]
     rows = [[name, *cells(medians, COLUMNS)] for name, medians in conclusions["medians"].items()]
     speed, time = conclusions["throughput"], conclusions["time"]
+    seeds = seeds_of(record["arms"])
     title = f"medians of {seeds} seed(s), {record['steps']} steps, target {record['target']:g}"
     lines = [text_table(["", *COLUMNS], rows, title), conditions(record)]
     lines += failures(record["arms"])
     if speed["ratio"] is None:
-        lines.append("Headway, or every variant of TRL, failed with some seed: there is no ratio")
-        return "\n".join(lines)
+        return "\n".join([*lines, "Headway, or every setting of TRL, failed with some seed"])
     lines.append(f"{speed['ratio']:.2f} times the samples/s of {speed['best']}")
     if time["ratio"] is None:
-        lines.append("Headway or all variants of TRL missed the target with some seed")
+        lines.append("Headway or all settings of TRL missed the target with some seed")
     else:
         lines.append(f"{time['ratio']:.2f} of the seconds of {time['best']} to the target")
     return "\n".join(lines)
@@ -266,17 +241,11 @@ def table(record: Record) -> str:
 STUDY = Study(
     name="versus-trl",
     about=__doc__,
-    options=(
-        *SCORED,
-        option("--microbatch", "128,32", "TRL's, in rollouts"),
-        option("--threads", "1,2", "TRL's"),
-        option("--generation", ",".join(GENERATION), "how TRL samples"),
-        option("--score-every", 5, "steps between scores"),
-    ),
-    check=check,
+    options=TrlOptions,
+    plan=plan,
     in_folder=True,
     continued=True,
-    folder=None,
+    folder=lambda plan: plan.folder,
     file="versus_trl.json",
     measure=measure,
     conclude=lambda record: {"conclusions": conclude(record["arms"])},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.study import Record
+from benchmarks.harness.record import Record
 from benchmarks.harness.subprocesses import cpu_seconds
 from deploy.run import Run
 from learner.diagnostics.batch_report import TrainedBatch
@@ -18,8 +18,6 @@ from learner.metrics import LearnerMetrics
 
 REST_SECONDS = 6.0
 """Duration of the measurement at rest, and of each repeated call."""
-
-
 WARM_UP = 5
 """Steps that are left out."""
 

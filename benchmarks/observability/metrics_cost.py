@@ -13,17 +13,31 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 import yaml
 
 import deploy
-from benchmarks.harness.study import Options, Record, Study, option
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study
 from benchmarks.harness.subprocesses import CLI, set_options
 from deploy.config.loader import load_recipe
 
 AIM = 0.01
 PROMETHEUS = Path(deploy.__file__).parent / "monitoring" / "prometheus.yml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions(Options):
+    """Options of `headway bench metrics`."""
+
+    steps: Annotated[int, typer.Option(help="Of the run.")] = 24
+    runs_dir: Annotated[
+        Path | None, typer.Option(help="Folder with a warm start; else one is made.")
+    ] = None
 
 
 def shares(figures: Record, interval: float) -> dict[str, float]:
@@ -36,7 +50,7 @@ def shares(figures: Record, interval: float) -> dict[str, float]:
     }
 
 
-def measure(options: Options) -> Iterator[Record]:
+def measure(options: MetricsOptions) -> Iterator[Record]:
     from benchmarks.observability.measured_run import MeasuredRun
     from deploy import session
     from deploy.observability.watchdog import LOOK_SECONDS
@@ -91,10 +105,7 @@ def table(record: Record) -> str:
 STUDY = Study(
     name="metrics",
     about=__doc__,
-    options=(
-        option("--steps", 24, "of the run"),
-        option("--runs-dir", None, "folder with a warm start; else one is made", type=Path),
-    ),
+    options=MetricsOptions,
     file="metrics_cost.json",
     measure=measure,
     conclude=conclude,

@@ -16,13 +16,17 @@ import random
 import shutil
 import signal
 import time
-from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, alone, number, option, text_table
+import typer
+
+from benchmarks.harness.record import Record, alone
+from benchmarks.harness.study import Options, Study, name_of, several
+from benchmarks.harness.tables import text_table
 from benchmarks.reliability.chaos_run import ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 from headway import clock
@@ -59,24 +63,35 @@ def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, s
     return kills
 
 
-def parse_roles(text: str) -> list[str]:
-    """Return the roles of an option such as "broker,driver", or all; refuse unknown ones."""
-    roles = list(ROLES) if text == "all" else text.split(",")
-    if unknown := [role for role in roles if role not in ROLES]:
-        raise ArgumentTypeError(f"no role {unknown[0]!r}; there are {', '.join(ROLES)}, or all")
-    return roles
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions(Options):
+    """Options of `headway bench chaos`."""
+
+    roles: Annotated[
+        Sequence[str], several(name_of([*ROLES, ALL]), "Processes that are struck, or all.")
+    ] = (ALL,)
+    kills: Annotated[int, typer.Option(min=1, help="All runs together.")] = 30
+    seed: Annotated[int, typer.Option(help="Of roles, moments and the runs.")] = 0
+    steps: Annotated[int, typer.Option(min=1, help="Batches of each run.")] = 150
+    work: Annotated[Path, typer.Option(help="Folder of the runs, emptied first.")] = Path(
+        "runs/chaos"
+    )
 
 
 class Chaos:
     """All runs of one call, and the record of kills and verdicts."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ChaosOptions) -> None:
         self.options, self.draw = options, random.Random(options.seed + 1)
         self.folder = options.work.absolute()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.settings = {"steps": options.steps, "seed": options.seed}
-        self.planned = plan_kills(options.roles, options.kills, options.seed)
+        roles = [*ROLES] if ALL in options.roles else options.roles
+        self.planned = plan_kills(roles, options.kills, options.seed)
         self.kills: list[Record] = []
         self.struck: tuple[float, int] | None = None
         """Time and newest version of the last kill, until the run is seen to recover from it."""
@@ -231,7 +246,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def recoveries(kills: Sequence[Mapping[str, Any]], role: str) -> list[float]:
     """Return the recoveries of a role's kills that were measured, in seconds."""
     seconds = (kill["recovery_seconds"] for kill in kills if kill["role"] == role)
-    return [one for one in seconds if one is not None]
+    return [value for value in seconds if value is not None]
 
 
 def misses(record: Record) -> list[str]:
@@ -280,7 +295,7 @@ def table(record: Record) -> str:
     )
 
 
-def measure(options: Options) -> Iterator[Record]:
+def measure(options: ChaosOptions) -> Iterator[Record]:
     """Yield the record of kills and verdicts whenever it has grown."""
     with alone(options.work.absolute()):
         yield from Chaos(options).measure()
@@ -289,13 +304,7 @@ def measure(options: Options) -> Iterator[Record]:
 STUDY = Study(
     name="chaos",
     about=__doc__,
-    options=(
-        option("--roles", "all", "or names, separated by commas", type=parse_roles),
-        option("--kills", 30, "all runs together", type=number(int, 1)),
-        option("--seed", 0, "of roles, moments and the runs"),
-        option("--steps", 150, "batches of each run", type=number(int, 1)),
-        option("--work", Path("runs/chaos"), "folder of the runs, emptied first", type=Path),
-    ),
+    options=ChaosOptions,
     in_folder=True,
     file="chaos.json",
     measure=measure,

@@ -11,17 +11,29 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from benchmarks.harness.study import Options, Record, Study, number, option
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice
 
 if TYPE_CHECKING:
     from benchmarks.rollouts.generation_rounds import Sampled
 
 AIM = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(Options):
+    """Options of `headway bench generate`."""
+
+    rounds: Annotated[int, typer.Option(min=1, help="Of both engines.")] = 5
+    groups: Annotated[int, typer.Option(min=1, help="Of 8 rollouts, in a round.")] = 96
+    size: Annotated[str, choice(("demo", "60m"), "Of the model.")] = "demo"
 
 
 def figures_of(rounds: Sequence[Mapping[str, "Sampled"]]) -> Record:
@@ -33,21 +45,21 @@ def figures_of(rounds: Sequence[Mapping[str, "Sampled"]]) -> Record:
 
     def ratio(part: str) -> float:
         return float(
-            median(getattr(one["offline"], part) / getattr(one["loop"], part) for one in rounds)
+            median(getattr(row["offline"], part) / getattr(row["loop"], part) for row in rounds)
         )
 
     return {
         "tokens_per_second": {
-            name: median(one[name].tokens / one[name].seconds for one in rounds)
+            name: median(row[name].tokens / row[name].seconds for row in rounds)
             for name in ("offline", "loop")
         },
         "of_offline": {"loop": ratio("seconds")},
         "of_offline_cpu": {"loop": ratio("cpu_seconds")},
-        "raw": [{name: asdict(sampled) for name, sampled in one.items()} for one in rounds],
+        "raw": [{name: asdict(sampled) for name, sampled in row.items()} for row in rounds],
     }
 
 
-def measure(options: Options) -> Iterator[Record]:
+def measure(options: GenerateOptions) -> Iterator[Record]:
     import ray
 
     from benchmarks.rollouts.generation_rounds import measure_rounds
@@ -56,7 +68,8 @@ def measure(options: Options) -> Iterator[Record]:
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            yield figures_of(asyncio.run(measure_rounds(options, Path(folder))))
+            rounds = measure_rounds(options.rounds, options.groups, options.size, Path(folder))
+            yield figures_of(asyncio.run(rounds))
     finally:
         ray.shutdown()
 
@@ -71,11 +84,7 @@ def table(record: Record) -> str:
 STUDY = Study(
     name="generate",
     about=__doc__,
-    options=(
-        option("--rounds", 5, "of both engines", type=number(int, 1)),
-        option("--groups", 96, "of 8 rollouts, in a round of an engine", type=number(int, 1)),
-        option("--size", "demo", "of the model", choices=("demo", "60m")),
-    ),
+    options=GenerateOptions,
     file="generate.json",
     measure=measure,
     table=table,

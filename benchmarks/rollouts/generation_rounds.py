@@ -21,7 +21,6 @@ from actors.engines.vllm_arguments import engine_arguments
 from actors.environments.single_turn import opening
 from actors.rollout.chat_rendering import Renderer
 from benchmarks.harness.actor_fleet import start_fleet
-from benchmarks.harness.study import Options
 from benchmarks.harness.subprocesses import cpu_seconds
 from benchmarks.harness.synthetic_load import SIGMA, SIZES
 from deploy.config.loader import load_recipe
@@ -36,8 +35,6 @@ from queues.schema import summarize
 from weight_sync.config import WeightSyncConfig
 
 START_SECONDS, ROUND_SECONDS, REST_SECONDS = 180.0, 300.0, 0.3
-
-
 MEDIAN_TOKENS = 48
 
 
@@ -197,14 +194,17 @@ def tiny_model(size: str) -> TinyModelConfig:
     )
 
 
-async def measure_rounds(options: Options, folder: Path) -> list[Mapping[str, Sampled]]:
-    config, model = make_recipe(options.groups), folder / "model"
-    build_tiny(tiny_model(options.size), model, seed=0)
+async def measure_rounds(
+    count: int, groups: int, size: str, folder: Path
+) -> list[Mapping[str, Sampled]]:
+    """Return the figures of `count` rounds of both engines, after one that compiles."""
+    config, model = make_recipe(groups), folder / "model"
+    build_tiny(tiny_model(size), model, seed=0)
     offline = ray.remote(Offline).options(num_cpus=0).remote()
     start = offline.start.remote(str(model), config.actors, context_length(str(model)))
     ray.get(start, timeout=START_SECONDS)
-    steps = options.rounds + 2
-    queues = QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0)
+    steps = count + 2
+    queues = QueuesConfig(max_staleness=steps, window=2 * groups, patience_seconds=0)
     fleet = await start_fleet(
         config, str(model), folder / "run", queues, steps, create=create_measured_actor
     )
@@ -218,8 +218,8 @@ async def measure_rounds(options: Options, folder: Path) -> list[Mapping[str, Sa
     rounds: list[Mapping[str, Sampled]] = []
 
     async def measure_each() -> None:
-        for index in range(options.rounds + 1):
-            prompts = prompts_of(index, options.groups)
+        for index in range(count + 1):
+            prompts = prompts_of(index, groups)
             requests = []
             for prompt in prompts:
                 ids = renderer.prompt(opening(prompt))

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from actors.rewards import RewardPool, Rewards, load_rewards
-from benchmarks.harness.study import Options, Record, Study
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study
 from queues.records import Prompt
 
 ROUNDS = 5

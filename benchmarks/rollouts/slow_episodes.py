@@ -18,7 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import load_tokenizer
@@ -28,7 +30,8 @@ from actors.environments.single_turn import SingleTurn
 from actors.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
-from benchmarks.harness.study import Options, Record, Study, option
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice, number, several
 from learner.config.learner import TinyModelConfig
 from queues.records import FinishReason, Lease, Prompt, Purpose
 
@@ -38,6 +41,17 @@ FASTEST, SLOWEST = 0.05, 5.0
 """Seconds of an environment's answer."""
 TICK_SECONDS = 0.005
 LONGEST = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions(Options):
+    """Options of `headway bench episodes`."""
+
+    engine: Annotated[str, choice(("paced", "vllm", "both"), "That is measured.")] = "both"
+    rates: Annotated[
+        Sequence[float], several(number(1, kind=float), "Tokens/s of paced engines.")
+    ] = (4_000.0, 8_000.0, 40_000.0)
+    seconds: Annotated[float, typer.Option(help="Of single turns; of slow episodes twice.")] = 10.0
 
 
 class SlowEnvironment:
@@ -286,7 +300,7 @@ async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str
         await engine.close()
 
 
-def comparisons(options: Options, folder: Path) -> Iterator[Record]:
+def comparisons(options: EpisodeOptions, folder: Path) -> Iterator[Record]:
     tokenizer = load_tokenizer(str(folder))
     for rate in options.rates if options.engine in ("paced", "both") else ():
         figures = asyncio.run(compare_paced(rate, tokenizer, options.seconds))
@@ -298,7 +312,7 @@ def comparisons(options: Options, folder: Path) -> Iterator[Record]:
         }
 
 
-def measure(options: Options) -> Iterator[Record]:
+def measure(options: EpisodeOptions) -> Iterator[Record]:
     from learner.model.policy import build_tiny
 
     yield {"episodes": EPISODES, "turns": TURNS, "seconds": options.seconds}
@@ -325,11 +339,7 @@ def describe(result: Record) -> str:
 STUDY = Study(
     name="episodes",
     about=__doc__,
-    options=(
-        option("--engine", "both", "that is measured", choices=("paced", "vllm", "both")),
-        option("--rates", [4_000.0, 8_000.0, 40_000.0], "tokens/s of paced engines"),
-        option("--seconds", 10.0, "of single turns; of slow episodes twice as many"),
-    ),
+    options=EpisodeOptions,
     file="slow_episodes_{engine}.json",
     measure=measure,
 )

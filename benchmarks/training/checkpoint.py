@@ -10,23 +10,33 @@ copied and written, as a ratio to the others'. The first checkpoint, which alloc
 is left out of the conclusion.
 """
 
-import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, number, option
-from benchmarks.harness.synthetic_load import SIZES, batch, write
-from learner.config.learner import LearnerConfig
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice
+from benchmarks.harness.synthetic_load import SIZES, batch
 
 AIM = 1.5
 """Copies of the state, at most."""
 COPIES = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Options):
+    """Options of `headway bench checkpoint`."""
+
+    size: Annotated[str, choice(("tiny", "60m"), "Of the model; tiny is for a trial.")] = "60m"
+    every: Annotated[int, typer.Option(min=2, help="Batches between two checkpoints.")] = 10
+    checkpoints: Annotated[int, typer.Option(min=2, help="In all; the first is left out.")] = 4
+    threads: Annotated[int, typer.Option(min=1, help="Of torch.")] = 1
 
 
 def costs(batches: Sequence[Mapping[str, float]], every: int, copy_seconds: float) -> Record:
@@ -76,22 +86,12 @@ def note_waits(engine: Any) -> list[float]:
 
 def measure_loop(name: str, every: int, checkpoints: int) -> Record:
     """Train with checkpoints in this process."""
-    from benchmarks.training.learner_clock import ClockedEngine
-    from benchmarks.training.learner_loop import gaps
-    from learner.model.tiny_tokenizer import tiny_tokenizer
-    from learner.ranks.rank import Rank
-    from learner.ranks.spec import LearnerSpec
-    from learner.update import Updater
+    from benchmarks.training.learner_loop import clocked_rank, gaps
 
     size = SIZES[name]
-    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     with tempfile.TemporaryDirectory() as folder:
-        write(size, Path(folder))
-        tiny_tokenizer("0123456789+=", size.longest).save_pretrained(folder)
-        rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
+        rank, engine = clocked_rank(size, Path(folder))
         copies = note_waits(rank.engine)
-        engine = ClockedEngine(rank.engine, rank.engine.device)
-        rank.updater = Updater(engine, config)
         groups, batches = batch(size, seed=1)[:1], every * checkpoints + 2
         rows = gaps(rank, engine, groups, batches, checkpoint_every=every)
         rows = [{**row, "copy": seconds} for row, seconds in zip(rows, copies[1:], strict=True)]
@@ -109,17 +109,12 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
     }
 
 
-def measure(options: Options) -> Iterator[Record]:
-    import torch
+def measure(options: CheckpointOptions) -> Iterator[Record]:
+    """Yield the costs of all checkpoints."""
+    from benchmarks.training.learner_loop import in_process
 
-    from learner.ranks.spec import GLIBC_ON_CPU
-
-    if not torch.cuda.is_available():
-        os.environ.update(GLIBC_ON_CPU)  # as a learner's process does
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        run = process.submit(measure_loop, options.size, options.every, options.checkpoints)
-        yield run.result()
+    arguments = (options.size, options.every, options.checkpoints)
+    yield in_process(measure_loop, *arguments, threads=options.threads)
 
 
 def table(record: Record) -> str:
@@ -133,21 +128,10 @@ def table(record: Record) -> str:
     )
 
 
-def check(options: Options) -> None:
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
 STUDY = Study(
     name="checkpoint",
     about=__doc__,
-    options=(
-        option("--size", "60m", "of the model; tiny is for a trial", choices=["tiny", "60m"]),
-        option("--every", 10, "batches between two checkpoints", type=number(int, 2)),
-        option("--checkpoints", 4, "in all, of which the first is left out", type=number(int, 2)),
-        option("--threads", 1, "of torch", type=number(int, 1)),
-    ),
-    check=check,
+    options=CheckpointOptions,
     file="checkpoint.json",
     measure=measure,
     conclude=lambda record: {"waits": {"copies": median(record["copies"][1:])}},

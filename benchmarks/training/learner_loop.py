@@ -8,22 +8,30 @@ group before the first batch. Leaves out actors that fetch the weights.
 """
 
 import asyncio
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+import torch
 
-from benchmarks.training.learner_clock import ClockedEngine
+from benchmarks.harness.synthetic_load import Size, write
+from benchmarks.training.utilisation import ClockedEngine
 from deploy.errors import RunFailed
+from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from learner.learner import Learner
+from learner.model.tiny_tokenizer import tiny_tokenizer
 from learner.ranks.rank import Rank
 from learner.ranks.ray_leader import RankZero
+from learner.ranks.spec import GLIBC_ON_CPU, LearnerSpec
+from learner.update import Updater
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
@@ -34,6 +42,31 @@ from weight_sync.ray_broadcaster import create_broadcaster
 
 ENGINE = "engine-0"
 LEASE_SECONDS = 30.0
+Result = TypeVar("Result")
+
+
+def in_process(work: Callable[..., Result], *arguments: Any, threads: int) -> Result:
+    """Return the result of work in a process of its own, with the memory settings of a learner."""
+    if not torch.cuda.is_available():
+        os.environ.update(GLIBC_ON_CPU)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(work, *arguments).result()
+
+
+def clocked_rank(size: Size, folder: Path) -> tuple[Rank, ClockedEngine]:
+    """Return the only rank of a learner on a model with random weights in a folder, and its clock.
+
+    The rank's updater trains with the clock.
+    """
+    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
+    write(size, folder)
+    tiny_tokenizer("0123456789+=", size.longest).save_pretrained(folder)
+    rank = Rank(LearnerSpec(config=config, model_path=str(folder), seed=0, steps=1000))
+    engine = ClockedEngine(rank.engine, rank.engine.device)
+    rank.updater = Updater(engine, config)
+    return rank, engine
 
 
 class ClockedRankZero(RankZero):
@@ -69,9 +102,9 @@ def gaps(
     """Train the same groups again and again.
 
     Args:
-        rank: Of a learner without followers; its updater trains with `clock`.
-        clock: Around its engine.
-        groups: Of a batch; all have the same number of rollouts.
+        rank: Rank of a learner without followers; its updater trains with `clock`.
+        clock: Clock around the rank's engine.
+        groups: Groups of a batch; all have the same number of rollouts.
         batches: At least 2.
         checkpoint_every: Batches between two checkpoints; None saves none.
 

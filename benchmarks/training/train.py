@@ -7,29 +7,42 @@ matrix product. "Host" is the updater's time besides computing; "gap" lies betwe
 two batches in the loop of a run, whose broker has every group already. Takes four minutes.
 """
 
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.harness.study import Options, Record, Study, number, option
-from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of, sampled_tokens, write
-from learner.config.learner import LearnerConfig
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, name_of, several
+from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of, sampled_tokens
 from queues.schema import decode_arrays, encode
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least, where arithmetic dominates; and at most."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Options):
+    """Options of `headway bench train`."""
+
+    sizes: Annotated[
+        Sequence[str],
+        several(name_of(("tiny", "demo", "60m", "0.5b")), "Of models; tiny is for a trial."),
+    ] = ("demo", "60m")
+    rounds: Annotated[int, typer.Option(min=1, help="Batches of each size.")] = 3
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch; else all cores.")] = None
+
+
 def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
     """Return medians of `learner_loop.gaps`, as shares of a step, which includes the gap."""
     parts = ("gap", "publish", "ack", "take")
     return {
-        "shares": {part: median(one[part] / one["step"] for one in batches) for part in parts},
+        "shares": {part: median(row[part] / row["step"] for row in batches) for part in parts},
         "raw": batches,
     }
 
@@ -53,20 +66,18 @@ def measure_size(name: str, rounds: int) -> Record:
     """Measure a learner of one rank with a model of one size, in this process."""
     import torch
 
-    from benchmarks.training.flops import Peak, shape_of, training_flops
-    from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_rounds
-    from benchmarks.training.learner_loop import gaps
-    from learner.ranks.rank import Rank
-    from learner.ranks.spec import LearnerSpec
-    from learner.update import Updater
+    from benchmarks.training.learner_loop import clocked_rank, gaps
+    from benchmarks.training.utilisation import (
+        Peak,
+        figures_of,
+        shape_of,
+        timed_rounds,
+        training_flops,
+    )
 
     size = SIZES[name]
-    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     with tempfile.TemporaryDirectory() as folder:
-        write(size, Path(folder))
-        rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
-    engine = ClockedEngine(rank.engine, rank.engine.device)
-    rank.updater = Updater(engine, config)
+        rank, engine = clocked_rank(size, Path(folder))
     groups = batch(size, seed=1)
     payloads = [encode(group) for group in groups]
     peak = Peak(engine.device, getattr(torch, size.dtype))
@@ -84,47 +95,26 @@ def measure_size(name: str, rounds: int) -> Record:
     }
 
 
-def measure(options: Options) -> Iterator[Record]:
-    import torch
-
+def measure(options: TrainOptions) -> Iterator[Record]:
+    """Yield the figures of all sizes so far."""
     from benchmarks.training import packing
-    from learner.ranks.spec import GLIBC_ON_CPU
+    from benchmarks.training.learner_loop import in_process
 
     packed = packing.packing_figures()
     print(packing.describe(packed))
-    if not torch.cuda.is_available():
-        os.environ.update(GLIBC_ON_CPU)  # as a learner's process does
-    spawn = multiprocessing.get_context("spawn")
+    threads = options.threads or len(os.sched_getaffinity(0))
     sizes: dict[str, Any] = {}
     for name in options.sizes:
-        with ProcessPoolExecutor(1, mp_context=spawn) as process:
-            sizes[name] = process.submit(measure_size, name, options.rounds).result()
+        sizes[name] = in_process(measure_size, name, options.rounds, threads=threads)
         print(describe(name, sizes[name]), flush=True)
-        yield {"threads": options.threads, "packing": packed, "sizes": sizes}
+        yield {"threads": threads, "packing": packed, "sizes": sizes}
     print(f"aims: {AIM['utilisation']:.0%} at 60m, gap at most {AIM['gap']:.0%}")
 
 
-def check(options: Options) -> None:
-    options.threads = options.threads or len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-COUNT = number(int, 1)
 STUDY = Study(
     name="train",
     about=__doc__,
-    options=(
-        option(
-            "--sizes",
-            ["demo", "60m"],
-            "of models; tiny is for a trial",
-            choices=["tiny", "demo", "60m", "0.5b"],
-        ),
-        option("--rounds", 3, "batches of each size", type=COUNT),
-        option("--threads", None, "of torch; by default as many as cores", type=COUNT),
-    ),
-    check=check,
+    options=TrainOptions,
     file="train.json",
     measure=measure,
 )

@@ -87,6 +87,12 @@ class Load:
             self.tokens += len(done.token_ids)
             self.crossed += len(set(done.versions)) > 1
 
+    async def rate(self, seconds: float) -> float:
+        """Return the tokens a second that are sampled in the next seconds."""
+        tokens, begin = self.tokens, time.perf_counter()
+        await asyncio.sleep(seconds)
+        return (self.tokens - tokens) / (time.perf_counter() - begin)
+
     async def stop(self) -> None:
         """Cancel every request."""
         for task in self._tasks:

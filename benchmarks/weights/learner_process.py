@@ -3,7 +3,6 @@
 import asyncio
 import multiprocessing
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -11,39 +10,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.weights.sending import Sending
 from weight_sync.adapter import A, AdapterForm, B, factor_name
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.protocol import Transport
-from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 CHANGED = 0.01
 """Share of the elements that a step changes."""
 DEADLINE = 180.0
 CLOSE_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Sending:
-    """Settings by which versions are sent."""
-
-    transport: str
-    codec: str = "full"
-    wire: str = "float32"
-    bucket_bytes: int = 64 * 2**20
-    rank: int = 0
-    """Of an adapter for every linear layer, which alone is sent; 0 sends all weights."""
-
-    def __str__(self) -> str:
-        sent = f"adapter of rank {self.rank}" if self.rank else self.codec
-        return f"{self.transport} {sent} {self.wire}"
-
-    def open(self, folder: Path) -> Transport:
-        """Return the transport of one process; `folder` is that of a filesystem."""
-        if self.transport == "shared_memory":
-            return SharedMemoryTransport()
-        return FilesystemTransport(folder)
 
 
 class LearnerProcess:

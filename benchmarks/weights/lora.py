@@ -7,119 +7,90 @@ merges an adapter's factors into its model folder; after each its tokens/s are c
 other nodes and GPUs.
 """
 
-import asyncio
-import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Annotated
 
-from benchmarks.harness.study import Options, Record, Study, cells, number, option, text_table
+import typer
 
-FIGURES = {
-    "publish": ("publish", "{:.4f}"),
-    "prepare": ("prepare", "{:.4f}"),
-    "stall": ("stall", "{:.4f}"),
-    "serving": ("serving", "{:.3f}"),
-    "bytes": ("bytes", "{:,.0f}"),
-    "tokens/s": ("tokens_per_second", "{:.0f}"),
-}
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice
+from benchmarks.harness.tables import cells, text_table
+from benchmarks.weights.sending import COLUMNS, FULL, medians
+
+FIGURES = {**COLUMNS, "tokens/s": ("tokens_per_second", "{:.0f}")}
 AIMS = {"bytes": 0.02, "stall": 1.0, "serving": 1.0}
 """Largest figures of an adapter over those of full weights, medians of rounds."""
 LEAST_SPEED = 0.9
 """Smallest tokens/s with an adapter over those with full weights."""
-WINDOW_SECONDS, TOKENS = 6.0, 20
+COUNT_SECONDS, TOKENS = 6.0, 20
 """Time in which tokens are counted, and length of the requests."""
 
 
-def measure(options: Options) -> Iterator[Record]:
-    from benchmarks.weights.engine_load import build_model, qwen3_size
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions(Options):
+    """Options of `headway bench lora`."""
 
-    size = qwen3_size(options.hidden, options.layers)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        yield {"parameters": build_model(folder / "model", size, options.dtype)}
-        yield asyncio.run(measure_rounds(options, folder))
+    hidden: Annotated[int, typer.Option(min=64, help="Width of the model.")] = 1024
+    layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 2
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapter, on every projection.")] = 8
+    dtype: Annotated[str, choice(("float32", "bfloat16"), "Of weights and engine.")] = "float32"
+    rounds: Annotated[int, typer.Option(min=1, help="With an update of each kind.")] = 9
 
 
-async def measure_rounds(options: Options, folder: Path) -> Record:
-    """Measure both kinds in turn, as often as asked."""
-    from benchmarks.weights.engine_load import Load, start_engine
-    from benchmarks.weights.learner_process import Sending
-    from benchmarks.weights.update_rounds import REQUESTS, WARM_UP, Bench
+def measure(options: LoraOptions) -> Iterator[Record]:
+    """Yield the raw figures of both kinds."""
+    from benchmarks.weights.engine_load import qwen3_size
+    from benchmarks.weights.updates import Plan, measure_updates
 
-    full = Sending("shared_memory", wire=options.dtype)
-    engine = await start_engine(folder / "model", initial_version=0, dtype=options.dtype)
-    bench = Bench(engine, folder)
-    raw: Record = {"full": {}, "adapter": {}}
-    version = 0
-    try:
-        load = Load(engine, REQUESTS, TOKENS)
-        async with (
-            bench.updates(full) as whole,
-            bench.updates(replace(full, rank=options.rank)) as adapter,
-        ):
-            for index in range(options.rounds + WARM_UP):
-                for name, updates in {"full": whole, "adapter": adapter}.items():
-                    updates.learner.version, version = version, version + 1
-                    _, figures = await updates.measure()
-                    tokens, begin = load.tokens, time.perf_counter()
-                    await asyncio.sleep(WINDOW_SECONDS)
-                    seconds = time.perf_counter() - begin
-                    figures["tokens_per_second"] = (load.tokens - tokens) / seconds
-                    print(f"{name}: round {index - WARM_UP + 1}, {figures['serving']:.3f} s")
-                    for key, value in figures.items() if index >= WARM_UP else ():
-                        raw[name].setdefault(key, []).append(value)
-        await load.stop()
-    finally:
-        await engine.close()
-    return {"raw": raw, "model_bytes": bench.bytes}
+    full = replace(FULL, wire=options.dtype)
+    plan = Plan(
+        size=qwen3_size(options.hidden, options.layers),
+        dtype=options.dtype,
+        rounds=options.rounds,
+        sendings=[[full, replace(full, rank=options.rank)]],
+        request_tokens=TOKENS,
+        count_seconds=COUNT_SECONDS,
+    )
+    yield measure_updates(plan)
 
 
 def conclude(record: Record) -> Record:
-    if "raw" not in record:
-        return {}
-    raw, keys = record["raw"], [key for key, _ in FIGURES.values()]
-    medians = {name: {key: median(figures[key]) for key in keys} for name, figures in raw.items()}
-    pairs = {key: zip(raw["adapter"][key], raw["full"][key], strict=True) for key in keys}
-    ratios = {key: median(own / full for own, full in pairs[key]) for key in keys}
-    return {"medians": medians, "ratios": ratios}
+    """Return the medians of both kinds, and those of the ratios of an adapter to all weights."""
+    full, adapter = record["ways"].values()
+    ratios = {
+        key: median(own / whole for own, whole in zip(adapter[key], full[key], strict=True))
+        for key, _ in FIGURES.values()
+    }
+    return {"medians": medians(record), "ratios": ratios}
 
 
 def table(record: Record) -> str:
+    """Return a row for each kind, and their ratios."""
     rows = [[name, *cells(figures, FIGURES)] for name, figures in record["medians"].items()]
     ratios = {name: (key, "{:.4f}") for name, (key, _) in FIGURES.items()}
     rows.append(["adapter / full", *cells(record["ratios"], ratios)])
-    title = f"{record['parameters']:,} parameters, rank {record['arguments']['rank']}"
-    return text_table(["seconds", *FIGURES], rows, title)
+    return text_table(["seconds", *FIGURES], rows, f"{record['parameters']:,} parameters")
 
 
 def misses(record: Record) -> list[str]:
+    """Return the ratios that miss their aims."""
     ratios = record["ratios"]
     missed = [
         f"{key} {ratios[key]:.3f} of full weights', at most {most:g}"
         for key, most in AIMS.items()
         if ratios[key] > most
     ]
-    if ratios["tokens_per_second"] < LEAST_SPEED:
-        missed.append(
-            f"{ratios['tokens_per_second']:.3f} of the tokens/s, at least {LEAST_SPEED:g}"
-        )
-    return missed
+    speed = ratios["tokens_per_second"]
+    few = [f"{speed:.3f} of the tokens/s, at least {LEAST_SPEED:g}"]
+    return missed + (few if speed < LEAST_SPEED else [])
 
 
-COUNT = number(int, 1)
 STUDY = Study(
     name="lora",
     about=__doc__,
-    options=(
-        option("--hidden", 1024, "width of the model", type=number(int, 64)),
-        option("--layers", 2, "of the model", type=COUNT),
-        option("--rank", 8, "of the adapter, on every linear layer but the head", type=COUNT),
-        option("--dtype", "float32", "of weights and engine", choices=["float32", "bfloat16"]),
-        option("--rounds", 9, "with an update of each kind", type=COUNT),
-    ),
+    options=LoraOptions,
     file="lora_{time}.json",
     measure=measure,
     conclude=conclude,

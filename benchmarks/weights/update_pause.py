@@ -7,62 +7,65 @@ between, the bare load of the same weights by vLLM's calls, and the whole in-fli
 of merit, stall / (pause + 2 × load), must not exceed 1. Leaves out transfer between nodes.
 """
 
-import asyncio
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from statistics import median
+from dataclasses import dataclass
+from typing import Annotated
 
-from benchmarks.harness.study import Options, Record, Study, number, option
+import typer
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice
 from benchmarks.harness.synthetic_load import MAX_MODEL_LEN, SIZES
+from benchmarks.weights.sending import FULL, medians
 
 REQUESTS = 64
-"""Running throughout."""
+"""Number of requests that run throughout."""
+SMALL = "small"
+LARGE_ENOUGH = [name for name, size in SIZES.items() if size.longest >= MAX_MODEL_LEN]
 
 
-def measure(options: Options) -> Iterator[Record]:
-    from benchmarks.weights.engine_load import build_model, qwen3_size
+@dataclass(frozen=True, kw_only=True)
+class PauseOptions(Options):
+    """Options of `headway bench update-pause`."""
+
+    rounds: Annotated[int, typer.Option(min=7, help="Repetitions, of which medians are.")] = 9
+    size: Annotated[
+        str, choice((SMALL, *LARGE_ENOUGH), "Of the model, as in `headway bench train`.")
+    ] = SMALL
+    dtype: Annotated[str, choice(("float32", "bfloat16"), "Of weights and engine.")] = "float32"
+
+
+def measure(options: PauseOptions) -> Iterator[Record]:
+    """Yield the raw figures of all rounds."""
+    from benchmarks.weights.engine_load import qwen3_size
+    from benchmarks.weights.updates import Plan, measure_updates
 
     size = SIZES.get(options.size) or qwen3_size(256, 4)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        yield {"parameters": build_model(folder / "model", size, options.dtype)}
-        yield asyncio.run(measure_rounds(options, folder))
-
-
-async def measure_rounds(options: Options, folder: Path) -> Record:
-    from benchmarks.weights.engine_load import Load, start_engine
-    from benchmarks.weights.update_rounds import SENDINGS, WARM_UP_SECONDS, Bench
-
-    engine = await start_engine(
-        folder / "model", initial_version=0, dtype=options.dtype, max_concurrent_rollouts=REQUESTS
+    yield measure_updates(
+        Plan(
+            size=size,
+            dtype=options.dtype,
+            rounds=options.rounds,
+            sendings=[[FULL]],
+            requests=REQUESTS,
+        )
     )
-    try:
-        load = Load(engine, REQUESTS)
-        await asyncio.sleep(WARM_UP_SECONDS)
-        bench = Bench(engine, folder)
-        raw = await bench.measure(SENDINGS[0], options.rounds)
-        await load.stop()
-    finally:
-        await engine.close()
-    return {"raw": raw, "bytes": bench.bytes, "requests_that_crossed": load.crossed}
 
 
 def conclude(record: Record) -> Record:
-    if "raw" not in record:
-        return {}
-    seconds = record["raw"].keys() - {"bytes", "changed"}
-    medians = {key: median(record["raw"][key]) for key in sorted(seconds)}
-    ratio = medians["stall"] / (medians["empty_pause"] + 2 * medians["bare_load"])
-    return {"medians": medians, "ratio": ratio}
+    """Return medians, and the stall over what vLLM's own calls allow."""
+    figures = medians(record)[FULL.name]
+    ratio = figures["stall"] / (figures["empty_pause"] + 2 * figures["bare_load"])
+    return {"medians": figures, "ratio": ratio}
 
 
 def table(record: Record) -> str:
+    """Return median, smallest and largest seconds of each part of an update."""
     lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"]
-    for key, middle in record["medians"].items():
-        values = record["raw"][key]
+    for key in record["medians"].keys() - {"bytes", "changed"}:
+        values = record["ways"][FULL.name][key]
         lines.append(
-            f"{key:20s} median {1e3 * middle:8.1f} ms   "
+            f"{key:20s} median {1e3 * record['medians'][key]:8.1f} ms   "
             f"{1e3 * min(values):8.1f} … {1e3 * max(values):.1f}"
         )
     ratio = f"stall / (empty_pause + 2 × bare_load) = {record['ratio']:.2f}   (must be ≤ 1)"
@@ -72,16 +75,7 @@ def table(record: Record) -> str:
 STUDY = Study(
     name="update-pause",
     about=__doc__,
-    options=(
-        option("--rounds", 9, "repetitions; medians need at least 7", type=number(int, 7)),
-        option(
-            "--size",
-            None,
-            "a model of `headway bench train` instead of a small one",
-            choices=[name for name, size in SIZES.items() if size.longest >= MAX_MODEL_LEN],
-        ),
-        option("--dtype", "float32", "of weights and engine", choices=["float32", "bfloat16"]),
-    ),
+    options=PauseOptions,
     file="update_pause_{time}.json",
     measure=measure,
     conclude=conclude,

@@ -20,7 +20,8 @@ import psutil
 
 from actors.engines.vllm import VllmEngine
 from benchmarks.weights.engine_load import start_engine
-from benchmarks.weights.learner_process import DEADLINE, LearnerProcess, Sending
+from benchmarks.weights.learner_process import DEADLINE, LearnerProcess
+from benchmarks.weights.sending import Sending
 from deploy.errors import RunFailed
 from headway.errors import HeadwayError
 from weight_sync.broadcaster import Broadcaster

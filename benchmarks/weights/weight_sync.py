@@ -10,74 +10,100 @@ recovery from faults. Leaves out other nodes and GPUs.
 import asyncio
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
-from benchmarks.harness.study import Options, Record, Study, cells, number, option, text_table
+import typer
 
-SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Options, Study, choice
+from benchmarks.harness.tables import cells, text_table
+from benchmarks.weights import sending
+from benchmarks.weights.sending import FULL, Sending, medians
+
+SHAPES = {"3": (128, 3), "100": (512, 8), "1000": (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
-
-
+SENDINGS = (
+    FULL,
+    Sending("shared_memory", "full", "bfloat16"),
+    Sending("shared_memory", "delta"),
+    Sending("filesystem"),
+    Sending("filesystem", "delta"),
+)
 COLUMNS = {
-    "publish": ("publish", "{:.4f}"),
-    "prepare": ("prepare", "{:.4f}"),
-    "stall": ("stall", "{:.4f}"),
-    "serving": ("serving", "{:.4f}"),
-    "bytes": ("bytes", "{:,.0f}"),
+    **sending.COLUMNS,
     "publish/memcpy": ("publish_per_memcpy", "{:.2f}"),
     "stall/load": ("stall_per_load", "{:.2f}"),
     "serving/load+4memcpy": ("serving_per_load_and_4_memcpy", "{:.2f}"),
 }
 
 
-def measure(options: Options) -> Iterator[Record]:
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions(Options):
+    """Options of `headway bench weight-sync`."""
+
+    megabytes: Annotated[str, choice(SHAPES, "Of the model.")] = "3"
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each way that count.")] = 5
+    ways: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None
+    windows: Annotated[int, typer.Option(min=0, help="Of each kind, for tokens a second.")] = 4
+    faults: Annotated[bool, typer.Option("--faults", help="Put faults in, on 3 MB.")] = False
+    fault_rounds: Annotated[int, typer.Option(min=1, help="Times of each fault.")] = 3
+
+
+def measure(options: SyncOptions) -> Iterator[Record]:
+    """Yield the raw figures of updates, then the seconds to recover from faults."""
     from benchmarks.weights.engine_load import build_model, qwen3_size
-    from benchmarks.weights.update_rounds import measure_all
+    from benchmarks.weights.updates import Plan, measure_updates
     from benchmarks.weights.weight_faults import measure_faults
 
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        build_model(folder / "model", qwen3_size(*SHAPES[options.megabytes]))
-        raw = asyncio.run(measure_all(options, folder))
-        yield {"raw": raw}
-        if options.faults:
-            build_model(folder / "small", qwen3_size(*SHAPES[3]))
+    plan = Plan(
+        size=qwen3_size(*SHAPES[options.megabytes]),
+        rounds=options.rounds,
+        sendings=[[sending] for sending in SENDINGS[: options.ways]],
+        loss_windows=options.windows,
+    )
+    yield measure_updates(plan)
+    if options.faults:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            build_model(folder / "model", qwen3_size(*SHAPES["3"]))
             print("from a fault until every engine serves the newest version again:")
-            faults = measure_faults(folder / "small", folder / "faulty", options.fault_rounds)
-            yield {"raw": raw | {"faults": asyncio.run(faults)}}
+            faults = measure_faults(folder / "model", folder / "faulty", options.fault_rounds)
+            yield {"faults": asyncio.run(faults)}
 
 
 def conclude(record: Record) -> Record:
-    raw = record["raw"]
-    memcpy, first = median(raw["memcpy"]), next(iter(raw["ways"].values()))
-    bare, empty = (median(first[key]) for key in ("bare_load", "empty_pause"))
-    medians: Record = {"memcpy": memcpy, "bare_load": bare, "empty_pause": empty}
-    for name, figures in raw["ways"].items():
-        keys = ("publish", "prepare", "stall", "serving", "bytes")
-        row = {key: median(figures[key]) for key in keys}
-        medians[name] = row | {
-            "publish_per_memcpy": row["publish"] / memcpy,
+    """Return medians, and their ratios to a copy and to vLLM's bare load."""
+    ways = medians(record)
+    copied, bare = median(record["memcpy"]), ways[FULL.name]["bare_load"]
+    for row in ways.values():
+        row |= {
+            "publish_per_memcpy": row["publish"] / copied,
             "stall_per_load": row["stall"] / bare,
-            "serving_per_load_and_4_memcpy": row["serving"] / (bare + 4 * memcpy),
+            "serving_per_load_and_4_memcpy": row["serving"] / (bare + 4 * copied),
         }
-    if "faults" in raw:
-        medians["recovery"] = {fault: median(values) for fault, values in raw["faults"].items()}
-    if "tokens_per_second" in raw:
-        rates = {key: median(values) for key, values in raw["tokens_per_second"].items()}
+    concluded: Record = {"ways": ways, "memcpy": copied}
+    if "faults" in record:
+        concluded["recovery"] = {name: median(values) for name, values in record["faults"].items()}
+    if "tokens_per_second" in record:
+        rates = {key: median(values) for key, values in record["tokens_per_second"].items()}
         rates["lost"] = 1 - rates["with"] / rates["without"]
         rates["lost_beyond_stalls"] = rates["lost"] - rates["stalled"]
-        medians["tokens_per_second"] = rates
-    return {"medians": medians}
+        concluded["tokens_per_second"] = rates
+    return {"medians": concluded}
 
 
 def table(record: Record) -> str:
-    raw, medians = record["raw"], record["medians"]
+    """Return a row for each way of sending, recoveries, and the loss of tokens."""
+    medians = record["medians"]
+    full = medians["ways"][FULL.name]
     title = (
-        f"{raw['bytes']:,} bytes: memcpy {medians['memcpy']:.4f} s, vLLM's bare load "
-        f"{medians['bare_load']:.3f} s, its empty pause {medians['empty_pause']:.4f} s"
+        f"{record['bytes']:,} bytes: memcpy {medians['memcpy']:.4f} s, vLLM's bare load "
+        f"{full['bare_load']:.3f} s, its empty pause {full['empty_pause']:.4f} s"
     )
-    rows = [[name, *cells(medians[name], COLUMNS)] for name in raw["ways"]]
+    rows = [[name, *cells(row, COLUMNS)] for name, row in medians["ways"].items()]
     lines = [text_table(["seconds", *COLUMNS], rows, title)]
     for fault, seconds in medians.get("recovery", {}).items():
         lines.append(f"{fault:30s} {seconds:7.2f} s to recover")
@@ -90,18 +116,10 @@ def table(record: Record) -> str:
     return "\n".join(lines)
 
 
-COUNT = number(int, 1)
 STUDY = Study(
     name="weight-sync",
     about=__doc__,
-    options=(
-        option("--megabytes", 3, "of the model", type=int, choices=sorted(SHAPES)),
-        option("--rounds", 5, "updates of each way that count", type=COUNT),
-        option("--ways", None, "only the first so many", type=COUNT),
-        option("--windows", 4, "of each kind, for tokens a second", type=number(int, 0)),
-        option("--faults", False, "also put faults in, on 3 MB", action="store_true"),
-        option("--fault-rounds", 3, "times that each fault is put in", type=COUNT),
-    ),
+    options=SyncOptions,
     file="weight_sync_{megabytes}mb_{time}.json",
     measure=measure,
     conclude=conclude,

@@ -1,18 +1,26 @@
 """`headway bench queue`: what it puts is what was leased, and its figures are medians of rounds."""
 
+from dataclasses import replace
+
 import pytest
 
+from benchmarks.broker.load import GROUP_SIZE, make_lease, payload_of
 from benchmarks.broker.queue import conclude
 from benchmarks.broker.queue import summarize as medians
-from benchmarks.broker.queue_workers import GROUP_SIZE, make_lease, payload_of, template
 from queues.schema import summarize
 
 
-@pytest.mark.parametrize("tokens", [100, 1000])
-def test_a_payload_is_made_for_its_lease(tokens: int) -> None:
-    summary = summarize(payload_of(make_lease(12345), template(tokens)))
+@pytest.mark.parametrize(
+    ("tokens", "version", "rollouts"), [(100, 0, GROUP_SIZE), (1000, 7, GROUP_SIZE), (100, 7, 1)]
+)
+def test_a_payload_is_made_for_its_lease_and_sampled_at_the_served_version(
+    tokens, version, rollouts
+):
+    lease = replace(make_lease(12345), start_version=version)
+    summary = summarize(payload_of(lease, tokens, rollouts))
     assert (summary.group_id, summary.prompt_id) == ("g00012345", "bench/0/00012345")
-    assert (summary.rollouts, summary.tokens) == (GROUP_SIZE, GROUP_SIZE * (tokens - 3))
+    assert (summary.oldest_version, summary.newest_version) == (version, version)
+    assert (summary.rollouts, summary.tokens) == (rollouts, rollouts * (tokens - 3))
 
 
 def test_ratios_are_medians_of_those_of_each_round() -> None:

@@ -2,32 +2,30 @@
 
 import asyncio
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
-from benchmarks.broker.queue_workers import GROUP_SIZE, make_lease, manifest
-from benchmarks.broker.scale import STUDY, describe, missed, verdict
-from benchmarks.broker.scale_rates import TIMED, generation_seconds, groups_each, quantiles, shares
-from benchmarks.broker.scale_workers import (
+from benchmarks.broker.load import (
     CALLS,
+    GROUP_SIZE,
     ActorStatistics,
     Crowd,
     Generating,
     Pace,
-    payload_at,
+    make_lease,
 )
+from benchmarks.broker.rates import TIMED, pace_of, quantiles, shares
+from benchmarks.broker.scale import HEAD, missed, row, table, verdict
 from queues.records import PutStatus
 from queues.schema import summarize
 
 
 @pytest.mark.parametrize(("actors", "each"), [(8, 32), (256, 1), (1024, 1)])
 def test_actors_give_the_rate_that_is_asked(actors, each):
-    assert groups_each(actors) == each
-    seconds = generation_seconds(actors, 200.0)
-    assert actors * each / seconds == pytest.approx(200.0)
-    assert generation_seconds(actors, 0.0) == 0.0
+    pace = pace_of(actors, 200.0)
+    assert pace.at_once == each
+    assert actors * each / pace.seconds == pytest.approx(200.0)
+    assert pace_of(actors, 0.0).seconds == 0.0
 
 
 def test_a_few_are_timed_and_everybody_is_simulated_once():
@@ -38,15 +36,6 @@ def test_a_few_are_timed_and_everybody_is_simulated_once():
     assert [len(share) for share in rest] == [3, 2]
     assert shares(names[:8], 2) == [names[:8]]
     assert [len(share) for share in shares(range(1024), 4)] == [128, 224, 224, 224, 224]
-
-
-@pytest.mark.parametrize("version", [0, 7])
-@pytest.mark.parametrize("rollouts", [1, GROUP_SIZE])
-def test_payloads_are_sampled_at_the_version_that_is_served(version, rollouts):
-    found = summarize(payload_at(100, version, rollouts))
-    assert (found.oldest_version, found.newest_version) == (version, version)
-    assert (found.rollouts, found.tokens) == (rollouts, rollouts * 97)
-    assert manifest(version).version == version
 
 
 def test_a_partial_group_is_saved_with_its_first_rollout_and_whenever_it_has_doubled():
@@ -62,11 +51,9 @@ def test_a_partial_group_is_saved_with_its_first_rollout_and_whenever_it_has_dou
 class Client:
     """A broker of one actor: two leases at once, and none until a second later."""
 
-    made: ClassVar[list["Client"]] = []
-
-    def __init__(self, handle):
-        self.handle, self.calls = handle, []
-        self.made.append(self)
+    def __init__(self, clients):
+        self.handle, self.calls = clients, []
+        clients.append(self)
 
     async def serving(self, engine_id, version):
         self.calls.append(("serving", version))
@@ -95,21 +82,22 @@ class Broadcaster:
 
 
 def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do():
-    Client.made.clear()
+    clients = []
 
     async def play():
         names = ["engine-0", "engine-1"]
         pace = Pace(tokens=8, at_once=2, seconds=0.6, poll_seconds=0.2, heartbeat_seconds=0.05)
-        crowd = Crowd(names, pace, Client)
-        work = asyncio.create_task(crowd.run(SimpleNamespace(handle="broker"), Broadcaster()))
+        crowd = Crowd(names, pace)
+        work = asyncio.create_task(crowd.run(Client(clients), Broadcaster()))
         await asyncio.sleep(1.5)
         await crowd.stop()
         await work
         return await crowd.puts(), await crowd.seconds()
 
     puts, seconds = asyncio.run(play())
-    assert [client.handle for client in Client.made] == ["broker", "broker"]
-    for client in Client.made:
+    given, *own = clients
+    assert (given.calls, len(own)) == ([], 2)
+    for client in own:
         calls = client.calls
         assert calls[:2] == [("serving", 0), ("lease", 2 * GROUP_SIZE, 0.0)]
         assert {call for call in calls if call[0] == "put"} == {
@@ -177,20 +165,16 @@ def setting(*, accepted=199.0, asked=200.0, **p99):
 def test_puts_and_leases_have_aims_of_their_own_and_the_rate_counts_accepted_puts(
     changes, expected
 ):
-    figures = setting(**changes)
-    assert missed(figures) == expected
-    lines = describe(figures)
-    assert lines[2:] == [f"      missed: {aim}" for aim in expected]
-    assert f"{figures['accepted_groups_per_second']:.0f} groups/s accepted, 3 refused" in lines[0]
-    assert "broker 0.40 cores 200 MB" in lines[0]
-    assert all(f" {call} " in lines[1] for call in ("put", "lease", "heartbeat", "save"))
+    assert missed(setting(**changes)) == expected
 
 
-def test_a_measurement_with_few_puts_is_marked():
-    figures = setting() | {"enough_puts": False}
-    assert describe(figures)[2] == (
-        "      only 1 puts were timed in 40 s: the 99th percentiles are of few"
-    )
+def test_a_row_has_every_figure_and_few_puts_are_marked():
+    cells = dict(zip(HEAD, row(setting(lease=None)), strict=True))
+    assert (cells["groups/s"], cells["refused"], cells["busiest crowd"]) == ("199", "3", "0.30")
+    assert (cells["put, ms"], cells["lease, ms"]) == ("10/10", "–")
+    settings = [setting() | {"enough_puts": False}]
+    text = table({"settings": settings, "verdict": verdict(settings)})
+    assert "only 1 puts of 1024 actors were timed in 40 s" in text
 
 
 def test_the_verdict_names_the_reach_and_what_is_slow_beyond_it():
@@ -199,25 +183,7 @@ def test_the_verdict_names_the_reach_and_what_is_slow_beyond_it():
     aim = "p99 of puts and of leases at most 100 ms"
     assert verdict([*fast, slow]) == [
         f"{aim}: up to 180 groups/s, of 1024 actors",
-        "beyond it: 1024 actors, 300 groups/s; put p99 500 ms, above 100",
+        "beyond it: 300 groups/s, of 1024 actors; put p99 500 ms, above 100",
     ]
     assert verdict([slow])[0] == f"{aim}: in no setting"
     assert len(verdict(fast)) == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "allowed"),
-    [
-        ("--actors", "0", "a whole number, at least 1"),
-        ("--actors", "8.5", "a whole number, at least 1"),
-        ("--rates", "-1", "a number, at least 0"),
-        ("--rates", "inf", "a number, at least 0"),
-    ],
-)
-def test_bad_input_is_one_message_before_anything_starts(capsys, option, value, allowed):
-    with pytest.raises(SystemExit) as stopped:
-        STUDY.parse([f"{option}={value}"])
-    assert stopped.value.code == 2
-    *usage, message = capsys.readouterr().err.splitlines()
-    assert f"argument {option}: {value} must be {allowed}" in message
-    assert "Traceback" not in "".join(usage)

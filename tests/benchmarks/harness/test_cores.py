@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness.cores import all_cores, check_devices, shareable, with_cores
-from benchmarks.loop.async_gain import ALL_CORES, variants
+from benchmarks.loop.async_gain import ALL_CORES, AsyncOptions, round_arms
 from deploy.config.loader import load_recipe
 from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
@@ -65,11 +65,14 @@ def test_ranks_share_as_many_cores_as_go_round(ranks, cores):
 
 
 def test_engines_and_ranks_take_turns_on_all_cores_of_both():
-    runs = variants(recipe(("0-3",), "4-6", learner__ranks=3), (0,), 1)
-    assert runs[ALL_CORES].actors.cores == ("0-3,4-6",)
-    assert runs[ALL_CORES].learner.cores == "1,2,3,4,5,6"
+    config = recipe(("0-3",), "4-6", learner__ranks=3)
+    split, together = round_arms(config, AsyncOptions(bounds=(0,)), 1)
+    assert (split.name, together.name) == ("0", ALL_CORES)
+    assert together.config.actors.cores == ("0-3,4-6",)
+    assert together.config.learner.cores == "1,2,3,4,5,6"
     on_gpus = recipe(actors__gpus=1.0, learner__gpus=1.0)
-    assert list(variants(on_gpus, (0, 2), 1)) == ["0", "2"]
+    arms = round_arms(on_gpus, AsyncOptions(bounds=(0, 2)), 2)
+    assert [arm.name for arm in arms] == ["2", "0"], "every other round backwards"
 
 
 def test_a_comparison_needs_equal_cores_or_gpus():

@@ -1,6 +1,5 @@
 """Scores of checkpoints: what is evaluated, and what is kept when an evaluation fails."""
 
-import argparse
 import asyncio
 import json
 
@@ -12,11 +11,11 @@ from benchmarks.harness.checkpoint_scores import (
     SCORES,
     failures,
     last_failed,
-    measure_variants,
     read_scores,
     write_scores,
 )
-from benchmarks.harness.training_runs import Variant
+from benchmarks.harness.comparison import Comparison, ScoredOptions, measure_scored
+from benchmarks.harness.training_runs import Arm
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
@@ -80,13 +79,14 @@ def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(s
 
 
 def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
-    config, _, runs = stage
+    config, _, _ = stage
     base = config.model_copy(update={"model": config.model.model_copy(update={"path": "model"})})
-    variants = [[Variant("0", seed, base, worker=("benchmarks.missing",))] for seed in (0, 1)]
-    given = {"recipe": "demo", "settings": [], "problems": 8, "target": 0.5, "out": runs[0].parent}
-    options = argparse.Namespace(base=base, variants=variants, **given)
-    with pytest.raises(RunFailed, match="no variant came to its end"):
-        list(measure_variants(options, lambda variant, target: {}))
+    arms = [
+        [Arm(name="0", seed=seed, config=base, worker=("benchmarks.missing",))] for seed in (0, 1)
+    ]
+    plan = Comparison(options=ScoredOptions(), base=base, arms=arms)
+    with pytest.raises(RunFailed, match="no arm came to its end"):
+        list(measure_scored(plan, lambda arm, target: {}))
     printed = capsys.readouterr().out
     assert "1/2  seed 0" in printed
     assert "2/2" not in printed

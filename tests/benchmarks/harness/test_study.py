@@ -1,12 +1,26 @@
 """The frame of a benchmark: options, parts of the record, conclusions, misses, errors."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
+import typer
 
-from benchmarks.harness.study import Study, known_names, number, option, text_table
+from benchmarks.harness.study import Options, Study, name_of, number, several
+from benchmarks.harness.tables import text_table
 from deploy.errors import RunFailed
 from headway.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueOptions(Options):
+    """Options of a benchmark of values."""
+
+    values: Annotated[Sequence[int], several(number(0), "To measure.")] = (1, 2)
+    names: Annotated[Sequence[str], several(name_of(("none", "tis")), "Of corrections.")] = ()
+    rate: Annotated[float, typer.Option(help="Of values.")] = 1.0
 
 
 def study(measure, **changes):
@@ -14,7 +28,7 @@ def study(measure, **changes):
     return Study(
         name="test",
         about="Test.",
-        options=(option("--values", [1, 2], "to measure"),),
+        options=ValueOptions,
         file="test.json",
         measure=measure,
         **{"conclude": lambda record: {"largest": max(record["values"])}, **changes},
@@ -27,16 +41,16 @@ def values(options):
         yield {"values": options.values[:count]}
 
 
-def run(study, file, *arguments):
-    return study.run(study.parse(["--out", str(file), *arguments]))
+def run(study, file, *values):
+    return study.run(ValueOptions(out=file, **({"values": values} if values else {})))
 
 
 def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_path, capsys):
     shown = study(values, table=lambda record: f"largest {record['largest']}")
-    assert run(shown, tmp_path / "test.json", "--values", "3", "5") == 0
+    assert run(shown, tmp_path / "test.json", 3, 5) == 0
     record = json.loads((tmp_path / "test.json").read_text())
     assert (record["values"], record["largest"]) == ([3, 5], 5)
-    assert record["arguments"] == {"values": [3, 5]}
+    assert record["arguments"] == {"values": [3, 5], "names": [], "rate": 1.0}
     assert {"command", "commit", "machine", "versions"} <= record.keys()
     assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}\n"
 
@@ -45,14 +59,6 @@ def test_files_that_are_drawn_are_named(tmp_path, capsys):
     drawn = study(values, figures=lambda record, folder: (folder / "test.png").touch())
     assert run(drawn, tmp_path / "test.json") == 0
     assert capsys.readouterr().out.endswith(f"stored in {tmp_path / 'test.json'}, test.png\n")
-
-
-def test_what_a_check_adds_to_the_options_is_not_stored(tmp_path):
-    def check(options):
-        options.plan = [object()]
-
-    assert run(study(values, check=check), tmp_path / "test.json") == 0
-    assert json.loads((tmp_path / "test.json").read_text())["arguments"] == {"values": [1, 2]}
 
 
 def test_what_was_measured_before_a_failure_is_stored(tmp_path):
@@ -69,7 +75,7 @@ def test_a_missed_aim_is_named_and_is_the_exit_code(tmp_path, capsys):
     missed = study(values, misses=lambda record: ["too small"] if record["largest"] < 3 else [])
     assert run(missed, tmp_path / "test.json") == 1
     assert "aim missed: too small" in capsys.readouterr().out
-    assert run(missed, tmp_path / "test.json", "--values", "3") == 0
+    assert run(missed, tmp_path / "test.json", 3) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,17 +152,50 @@ def test_errors_are_one_message_and_an_exit_code(
     assert capsys.readouterr().err == message
 
 
-def test_numbers_and_names_outside_what_is_allowed_are_refused():
+@pytest.mark.parametrize(
+    ("arguments", "values", "names"),
+    [
+        ([], (1, 2), ()),
+        (["--values", "2,0,00,02"], (2, 0), ()),
+        (["--values", "3", "--names", "tis,none,tis"], (3,), ("tis", "none")),
+        (["--names", ""], (1, 2), ()),
+    ],
+)
+def test_values_of_a_list_are_separated_by_commas_and_count_once(
+    tmp_path, arguments, values, names
+):
+    seen = []
 
-    assert study(values).parse([]).values == [1, 2]
-    assert number(int, 2)("2") == 2
-    assert number(float, above=0, most=1)("1") == 1.0
-    for parse, text in ((number(int, 2), "1"), (number(float, above=0), "nan")):
-        with pytest.raises(Exception, match=f"{text} must be a"):
-            parse(text)
-    assert known_names("b,a,b", "--names", ("a", "b")) == ("b", "a")
-    with pytest.raises(InputError, match="--names 'c': there are a, b, and not c"):
-        known_names("c", "--names", ("a", "b"))
+    def measure(options):
+        seen.append((options.values, options.names))
+        yield {"values": options.values}
+
+    with pytest.raises(SystemExit) as ended:
+        study(measure).typer_command()([*arguments, "--out", str(tmp_path / "test.json")])
+    assert (ended.value.code, seen) == (0, [(values, names)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--values", "1.5"], "1.5 must be a whole number, at least 0"),
+        (["--values", "0,-1"], "-1 must be a whole number, at least 0"),
+        (["--names", "tsi"], "there are none, tis, and not tsi; did you mean 'tis'?"),
+        (["--rate", "fast"], "--rate"),
+        (["--vaules", "3"], "No such option: --vaules"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused_with_what_is_allowed(capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        study(_must_not_measure).typer_command()(arguments)
+    assert (ended.value.code, message in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-0.5"])
+def test_a_number_is_finite_and_at_least_as_large_as_asked(text):
+    assert number(0, kind=float)("0.5") == 0.5
+    with pytest.raises(typer.BadParameter, match=f"{text} must be a number, at least 0"):
+        number(0, kind=float)(text)
 
 
 def test_columns_of_a_table_are_aligned():
@@ -166,13 +205,6 @@ def test_columns_of_a_table_are_aligned():
         "0           5",
         "16       12.5",
     ]
-
-
-def test_an_option_that_is_not_known_is_answered_with_the_one_that_is_meant(capsys):
-    with pytest.raises(SystemExit) as ended:
-        study(values).parse(["--vaules", "3"])
-    assert ended.value.code == 2
-    assert "unrecognized arguments: --vaules 3; did you mean 'values'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("in_folder", [False, True])

@@ -1,27 +1,26 @@
 """Training runs of a benchmark: their start, their names, what is refused, and resuming."""
 
-import argparse
 import json
 import os
 
 import pytest
 
-from benchmarks.harness.study import whole_numbers
-from benchmarks.harness.training_runs import (
-    TrainingRuns,
-    Variant,
+from benchmarks.harness.comparison import (
+    ScoredOptions,
     check_inputs,
+    initial_model,
+    make_scored_base,
+)
+from benchmarks.harness.training_runs import (
+    Arm,
+    TrainingRuns,
     conditions,
     describe_seconds,
-    finished,
-    initial_model,
-    make_base,
     seconds_left,
 )
 from deploy.config.loader import load_recipe
 from deploy.preflight.model_origins import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
-from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
 
@@ -36,11 +35,11 @@ def recipe(folder, *settings):
     return load_recipe("demo", [f"deploy.runs_dir={folder}", *settings])
 
 
-def arguments(tmp_path, **changes):
-    settings = [f"deploy.runs_dir={tmp_path / 'runs'}"]
-    options = {"recipe": "demo", "settings": settings, "steps": None, "score_every": 5}
-    options |= {"problems": 100, "out": tmp_path / "out"}
-    return argparse.Namespace(**options | changes)
+def base(tmp_path, *settings, **options):
+    settings = [f"deploy.runs_dir={tmp_path / 'runs'}", *settings]
+    return make_scored_base(
+        ScoredOptions(**{"settings": settings, "out": tmp_path / "out", **options}), "staleness"
+    )
 
 
 def test_a_warm_start_of_the_benchmark_itself_is_taken_before_one_among_the_runs(tmp_path):
@@ -71,46 +70,25 @@ def test_a_recipe_without_an_initial_model_is_refused_with_the_reason_of_run(tmp
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "message"),
     [
         ({"steps": 0}, "--steps 0 must be at least 10"),
-        ({"score_every": 0}, "--score-every 0"),
         ({"recipe": "nothing"}, "nothing"),
+        ({"settings": ['actors.reward=["missing_task:score"]']}, "cannot import missing_task"),
+        ({"settings": ["prompts.source=missing_task:Source"]}, "cannot import missing_task"),
+        ({"settings": ["actors.environment=missing_task:Own"]}, "cannot import missing_task"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path, changes, message):
+def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path, options, message):
     with pytest.raises(InputError, match=message):
-        make_base(arguments(tmp_path, **changes), "staleness")
+        base(tmp_path, *options.pop("settings", []), **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_number_that_is_written_twice_is_one():
-    assert whole_numbers("2,0,00,inf,02", "--bounds", or_else="inf") == ("2", "0", "inf")
-    with pytest.raises(InputError, match=r"--seeds '0,-1': give whole numbers, separated"):
-        whole_numbers("0,-1", "--seeds")
 
 
 def test_cores_are_chosen_where_the_recipe_has_none(tmp_path):
-    base = make_base(arguments(tmp_path, recipe=str(RECIPE), steps=12), "staleness")
-    assert base.actors.cores == ("0",), "the recipe's"
-    assert base.learner.cores is not None
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ('actors.reward=["missing_task:score"]', "cannot import missing_task"),
-        ("prompts.source=missing_task:Source", "cannot import missing_task"),
-        ("actors.environment=missing_task:Episode", "cannot import missing_task"),
-    ],
-)
-def test_user_code_is_imported_before_a_warm_start_is_made(tmp_path, setting, message):
-    options = arguments(tmp_path)
-    options.settings.append(setting)
-    with pytest.raises(Exception, match=message) as raised:
-        make_base(options, "staleness")
-    assert raised.value.exit_code == 2
-    assert list(tmp_path.iterdir()) == []
+    chosen = base(tmp_path, recipe=str(RECIPE), steps=12)
+    assert chosen.actors.cores == ("0",), "the recipe's"
+    assert chosen.learner.cores is not None
 
 
 def test_everything_is_checked_where_the_model_exists(tmp_path, tiny_model):
@@ -164,34 +142,33 @@ def test_commits_of_runs_are_named_where_they_differ_or_are_unknown(measured, wr
 
 
 def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
-    config = recipe(tmp_path)
-    directory = RunDirectory.of(config)
-    assert not finished(directory, config)
-    with directory.created(config, replace=False):
+    arm = Arm(name="demo", config=recipe(tmp_path))
+    assert not arm.is_finished()
+    with arm.directory.created(arm.config, replace=False):
         pass
-    directory.write_summary({"status": "failed"})
-    assert not finished(directory, config)
-    directory.write_summary({"status": "done"})
-    assert finished(directory, config)
+    arm.directory.write_summary({"status": "failed"})
+    assert not arm.is_finished()
+    arm.directory.write_summary({"status": "done"})
+    assert arm.is_finished()
+    other = arm.config.model_copy(update={"steps": 3})
     with pytest.raises(InputError, match="made from another recipe"):
-        finished(directory, config.model_copy(update={"steps": 3}))
+        Arm(name="demo", config=other).is_finished()
 
 
 def test_a_run_that_refuses_its_input_ends_the_comparison_with_its_message(tmp_path):
-    variant = Variant("demo", 0, recipe(tmp_path))
+    arm = Arm(name="demo", config=recipe(tmp_path))
     with pytest.raises(InputError, match=r"^the recipe has an .sft. section, but .* not exist"):
-        TrainingRuns(tmp_path, 2).train([variant, variant])
+        TrainingRuns(2).train([arm, arm])
 
 
 def test_a_run_that_fails_is_left_out_with_its_last_line_and_its_provenance_is_kept(
     tmp_path, capsys
 ):
-    variant = Variant("demo", 0, recipe(tmp_path), worker=("benchmarks.missing",))
-    trained, (failed,) = TrainingRuns(tmp_path, 1).train([variant])
+    arm = Arm(name="demo", config=recipe(tmp_path), worker=("benchmarks.missing",))
+    trained, (failed,) = TrainingRuns(1).train([arm])
     assert trained == []
     assert "1/1  seed 0 · demo · time left: known after the first step" in capsys.readouterr().out
     assert failed["why"].startswith("seed 0 · demo ended with exit code 1: ")
     assert str(tmp_path / "demo.log") in failed["why"]
-    machine = variant.environment()["machine"]
-    assert machine["cores"] == os.cpu_count()
+    assert arm.environment()["machine"]["cores"] == os.cpu_count()
     assert json.loads((tmp_path / "demo.json").read_text())["name"] == "demo"

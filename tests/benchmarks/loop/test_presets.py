@@ -5,14 +5,15 @@ import json
 import pytest
 
 from benchmarks.loop import presets
-from benchmarks.loop.presets import figures, markdown, prepare
+from benchmarks.loop.presets import PresetOptions, PresetRuns, figures, markdown, prepare
 from deploy.config.loader import load_recipe
 from deploy.preflight.model_origins import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
+from deploy.storage.run_directory import RunDirectory
 
 
 def written(folder, rows, **changes):
-    """Write a finished run and return its folder."""
+    """Write and return a finished run."""
     summary = {
         "status": "done", "heldout": [], "heldout_sampled": [], "optimizer_steps": len(rows),
         "max_lag_trained": None, "ess_mean": None, "samples_per_second": None, "seconds": 2.0,
@@ -21,7 +22,7 @@ def written(folder, rows, **changes):
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return RunDirectory(folder)
 
 
 def test_what_a_run_has_no_figure_for_is_a_dash_and_the_best_score_is_first(tmp_path):
@@ -51,13 +52,13 @@ def test_a_warm_start_is_taken_only_where_it_was_made_by_the_same_settings(
     tmp_path, monkeypatch, seed, taken
 ):
     commands = []
-    monkeypatch.setattr(presets, "headway", lambda *arguments: commands.append(arguments) or 0)
+    monkeypatch.setattr(presets, "make_model", lambda command, *_: commands.append(command))
+    options = PresetOptions(presets=("grpo", "ppo_rlhf"), seed=seed)
+    runs = PresetRuns(options=options, folder=tmp_path / "out")
     there = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}"])
-    wanted = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'out'}", f"seed={seed}"])
+    wanted = load_recipe("demo", runs.shared)
     there.warm_start.mkdir(parents=True)
     (there.warm_start / ORIGIN_FILE).write_text(warm_start_origin(there))
-    prepare(wanted, there, ["--set", f"seed={seed}"], ["grpo", "ppo_rlhf"])
+    prepare(wanted, there, runs)
     assert (wanted.warm_start / ORIGIN_FILE).exists() is taken
-    made = ("sft", "demo", "--set", f"seed={seed}")
-    learned = ("reward-model", "demo", "--set", f"seed={seed}")
-    assert commands == ([learned] if taken else [made, learned])
+    assert commands == [*([] if taken else ["sft"]), "reward-model"]

@@ -1,93 +1,23 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
 import json
-import os
-import subprocess
-import sys
 from statistics import fmean
 
 import pytest
 
-from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_variants
+from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
+from benchmarks.harness.comparison import read_arms
 from benchmarks.harness.intervals import interval, t_quantile
-from benchmarks.harness.provenance import RESULTS
-from benchmarks.harness.training_runs import Variant
-from benchmarks.loop import staleness, staleness_report, versus_trl
-from benchmarks.loop.run_figures import curve, off_policyness, seconds_to
-from benchmarks.loop.staleness import STUDY, read_variant
-from deploy.cli.bench import ROOT
+from benchmarks.harness.record import RESULTS
+from benchmarks.harness.training_runs import Arm
+from benchmarks.loop import staleness_report, versus_trl
+from benchmarks.loop.staleness import StalenessOptions, plan, read_arm
 from deploy.config.loader import load_recipe
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
+from tests.benchmarks.loop.test_figures import row
 from tests.deploy.conftest import RECIPE
 from tests.deploy.leased import train_early
-
-
-def row(version, **changes):
-    """Return the statistics of a batch that took a second, after half a second of waiting."""
-    return {
-        "version": version,
-        "weights_checksum": "",
-        "wait_started_at": 100.0 + 1.5 * version,
-        "step_finished_at": 101.5 + 1.5 * version,
-        "tokens_trained": 10,
-        "lag_histogram": {"0": 10},
-        "ess": 1.0,
-        "fractions": {"capped": 0.0, "not_finite": 0.5},
-        "tokens_fresh": 10,
-        "tokens_stale": 0,
-        "tokens_crossed": 0,
-        "kl_fresh": 0.0,
-        "kl_stale": None,
-        "kl_crossed": None,
-        "kl": 0.0,
-    } | changes
-
-
-def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
-    first = [row(version, lag_histogram={"9": 10}) for version in range(5)]
-    stale = row(
-        6,
-        lag_histogram={"1": 9, "3": 1},
-        ess=0.5,
-        fractions={"capped": 0.25, "masked": 0.125, "not_finite": 0.0},
-        tokens_stale=8,
-        tokens_crossed=2,
-        kl_stale=0.03,
-        kl_crossed=0.04,
-        kl=0.02,
-    )
-    assert off_policyness([*first, row(5), stale]) == {
-        "lag_mean": 12 / 20,
-        "lag_p95": 1,
-        "lag_max": 3,
-        "ess": 0.75,
-        "kl_fresh": 0.0,
-        "kl_stale": 0.03,
-        "kl_crossed": 0.04,
-        "kl": 0.01,
-        "clipped": 0.125,
-    }
-
-
-def test_a_version_is_scored_at_the_end_of_the_step_that_made_it():
-    rows = [row(version) for version in range(4)]
-    assert curve(rows, {4: 0.9, 2: 0.5}) == [(3.0, 0.5), (6.0, 0.9)]
-
-
-@pytest.mark.parametrize(
-    ("target", "seconds"),
-    [
-        (0.3, 10.0),
-        (0.5, 10.0),
-        (0.6, 15.0),
-        (0.7, 20.0),
-        (0.95, None),
-    ],
-)
-def test_a_target_between_two_scores_is_reached_between_them(target, seconds):
-    scores = [(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)]
-    assert seconds_to(scores, target) == (None if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.parametrize(
@@ -104,24 +34,18 @@ def test_the_interval_of_five_seeds_is_students():
 
 
 def test_ratios_and_differences_are_taken_within_a_seed():
-    def arm(kind, name, seed, speed, score):
-        return {
-            "kind": kind,
-            "name": name,
-            "seed": seed,
-            "samples_per_second": speed,
-            "score": score,
-        }
-
     arms = [
-        arm("bound", "0", 0, 50.0, 0.90),
-        arm("bound", "0", 1, 60.0, 0.80),
-        arm("bound", "4", 0, 90.0, 0.91),
-        arm("bound", "4", 1, 120.0, 0.83),
-        arm("bound", "inf", 0, 100.0, 0.90),
-        arm("bound", "inf", 1, 120.0, 0.80),
-        arm("correction", "none", 0, 100.0, 0.50),
-        arm("correction", "none", 1, 100.0, 0.60),
+        {"kind": kind, "name": name, "seed": seed, "samples_per_second": speed, "score": score}
+        for kind, name, seed, speed, score in (
+            ("bound", "0", 0, 50.0, 0.90),
+            ("bound", "0", 1, 60.0, 0.80),
+            ("bound", "4", 0, 90.0, 0.91),
+            ("bound", "4", 1, 120.0, 0.83),
+            ("bound", "inf", 0, 100.0, 0.90),
+            ("bound", "inf", 1, 120.0, 0.80),
+            ("correction", "none", 0, 100.0, 0.50),
+            ("correction", "none", 1, 100.0, 0.60),
+        )
     ]
     predictions = [
         {"name": name, "seed": seed, "simulated": 100.0, "lag_mean": 1.0 + seed}
@@ -192,24 +116,23 @@ def test_a_row_of_fewer_seeds_names_their_number(stored):
 
 
 def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
-    def arm(name, seed, speed, seconds):
-        return {
+    shared = {"kind": "", "tokens_per_rollout": 30.0, "score": 0.9, "seconds": 100.0}
+    arms = [
+        {
+            **shared,
             "name": name,
             "seed": seed,
-            "samples_per_second": speed,
+            "samples_per_second": x,
             "seconds_to_target": seconds,
-            "tokens_per_rollout": 30.0,
-            "score": 0.9,
-            "seconds": 100.0,
         }
-
-    arms = [
-        arm("Headway", 0, 100.0, 10.0),
-        arm("Headway", 1, 120.0, 10.0),
-        arm("TRL 8", 0, 10.0, 15.0),
-        arm("TRL 8", 1, 10.0, 15.0),
-        arm("TRL 32", 0, 50.0, 40.0),
-        arm("TRL 32", 1, 40.0, None),
+        for name, seed, x, seconds in (
+            ("Headway", 0, 100.0, 10.0),
+            ("Headway", 1, 120.0, 10.0),
+            ("TRL 8", 0, 10.0, 15.0),
+            ("TRL 8", 1, 10.0, 15.0),
+            ("TRL 32", 0, 50.0, 40.0),
+            ("TRL 32", 1, 40.0, None),
+        )
     ]
     found = versus_trl.conclude(arms)
     assert found["throughput"] == {"best": "TRL 32", "ratio": 2.5}
@@ -228,35 +151,36 @@ def test_a_recipe_with_an_objective_that_trl_does_not_get_is_refused():
         versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
 
 
-def trained_variant(folder, *, steps, **late):
+def trained_arm(folder, *, steps, **late):
     """Return a run with a bound of 2, whose last three batches are trained after the last lease.
 
     Args:
-        folder: Of the benchmark.
-        steps: Of the run.
+        folder: Folder of the benchmark.
+        steps: Batches of the run.
         late: Statistics of the last three batches.
     """
     config = load_recipe(str(RECIPE), [f"deploy.runs_dir={folder}", "name=eta2-seed0"])
     directory = RunDirectory.of(config)
     with directory.created(config, replace=False):
         pass
-    fresh = {"lag_mean": 0.0, "max_lag": 0}
+    own = {"weights_checksum", "tokens_trained", "lag_histogram"}
+    fresh = {key: value for key, value in row().items() if key not in own}
+    late = {**fresh, "lag_mean": 9.0, "max_lag": 9, **late}
     rows = train_early(
         directory,
         steps=steps,
         staleness=2,
-        row=lambda version: row(version, **(fresh if version < steps - 3 else late)),
+        row=lambda version: fresh if version < steps - 3 else late,
     )
     (folder / INITIAL).write_text(json.dumps({"score": 0.25, "scored": 8, "failed": 0}))
     last = {"score": 0.75, "scored": 9, "failed": 3}
     (directory.path / SCORES).write_text(json.dumps({steps: last}))
-    return Variant("2", 0, config, kind="bound"), rows
+    return Arm(name="2", config=config, kind="bound"), rows
 
 
-def test_figures_of_a_run_are_of_the_batches_before_its_last_lease(tmp_path):
-    late = {"lag_histogram": {"9": 10}, "lag_mean": 9.0, "max_lag": 9, "ess": 0.1}
-    variant, rows = trained_variant(tmp_path, steps=14, **late)
-    found = read_variant(variant, 0.5)
+def test_figures_of_a_run_are_of_the_batches_before_its_last_lease_and_scores_of_all(tmp_path):
+    arm, rows = trained_arm(tmp_path, steps=14, lag_histogram={"9": 10}, ess=0.1)
+    found = read_arm(arm, 0.5)
     assert (found["first_version"], found["batches"]) == (5, 6)
     seconds = rows[10]["step_finished_at"] - rows[4]["step_finished_at"]
     tokens = sum(2 * (4 + version) for version in range(5, 11))
@@ -265,69 +189,35 @@ def test_figures_of_a_run_are_of_the_batches_before_its_last_lease(tmp_path):
     assert found["tokens_per_rollout"] == tokens / (2 * 6)
     assert (found["lag_mean"], found["lag_p95"], found["ess"]) == (0.0, 0, 1.0)
     assert 0 <= found["actors_idle"] <= 1
-
-
-def test_the_largest_lag_scores_and_seconds_are_of_the_whole_run(tmp_path):
-    variant, rows = trained_variant(tmp_path, steps=14, lag_mean=9.0, max_lag=9)
-    found = read_variant(variant, 0.5)
-    assert (found["lag_max"], found["score"]) == (9, 0.75)
+    assert (found["lag_max"], found["score"]) == (9, 0.75), "of the whole run"
     assert found["seconds"] == rows[13]["step_finished_at"] - rows[0]["wait_started_at"]
     assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
 
 
-def test_a_run_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
-    variant, _ = trained_variant(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
-    with pytest.raises(InputError, match="trained 12 batches since it was last started, 9 of them"):
-        read_variant(variant, 0.5)
-
-
-def checked(tmp_path, *options):
-    parsed = STUDY.parse(["demo", "--out", str(tmp_path / "out"), *options])
-    staleness.check(parsed)
-    return parsed
+def planned(tmp_path, **options):
+    return plan(StalenessOptions(out=tmp_path / "out", **options))
 
 
 def test_steps_that_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of a run"):
-        checked(tmp_path, "--steps", "18", "--corrections", "cispo")
-    options = ("--steps", "18", "--corrections", "", "--bounds", "inf,0", "--seeds", "0,1")
-    first, second = checked(tmp_path, *options).variants
-    assert [variant.name for variant in first] == ["0", "inf"]
-    assert [variant.name for variant in second] == ["inf", "0"], "every other seed backwards"
-
-
-def test_cores_that_this_machine_does_not_have_are_refused_before_a_process_is_bound():
-    before = os.sched_getaffinity(0)
-    with pytest.raises(InputError, match=r"learner\.cores names \[0, 4000\], but there are only"):
-        versus_trl.hold("0,4000")
-    assert os.sched_getaffinity(0) == before
-
-
-def test_a_started_process_is_bound_to_the_cores_of_its_parent():
-    core = min(os.sched_getaffinity(0))
-    program = (
-        "import os, subprocess, sys; from benchmarks.loop.versus_trl import hold; "
-        "hold(sys.argv[1]); "
-        "command = [sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))']; "
-        "print(subprocess.run(command, capture_output=True, text=True).stdout, end='')"
-    )
-    command = [sys.executable, "-c", program, str(core)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{{{core}}}\n"
+        planned(tmp_path, steps=18, corrections=["cispo"])
+    options = {"steps": 18, "corrections": [], "bounds": ["inf", "0"], "seeds": [0, 1]}
+    first, second = planned(tmp_path, **options).arms
+    assert [arm.name for arm in first] == ["0", "inf"]
+    assert [arm.name for arm in second] == ["inf", "0"], "every other seed backwards"
 
 
 def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, capsys):
-    (variants,) = checked(tmp_path, "--bounds", "0,1", "--corrections", "", "--seeds", "0").variants
-    for variant in variants:
-        directory = variant.directory
-        with directory.created(variant.config, replace=False):
+    (arms,) = planned(tmp_path, bounds=["0", "1"], corrections=[], seeds=[0]).arms
+    for arm in arms:
+        with arm.directory.created(arm.config, replace=False):
             pass
-        if variant is variants[0]:
-            train_early(directory, steps=12, staleness=2)
-        directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
-        (directory.path / SCORES).write_text("{}")
+        if arm is arms[0]:
+            train_early(arm.directory, steps=12, staleness=2)
+        arm.directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
+        (arm.directory.path / SCORES).write_text("{}")
     (tmp_path / "out" / INITIAL).write_text('{"score": 0.5}')
-    read, failed = read_variants(variants, 0.5, read_variant)
+    read, failed = read_arms(arms, lambda arm: read_arm(arm, 0.5))
     assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
     assert "eta0-seed0 cannot be read: " in failed[0]["why"]
     assert "trained 12 batches since it was last started, 9 of them" in failed[0]["why"]
@@ -361,7 +251,7 @@ def test_a_study_is_trained_scored_and_continued(headway):
         assert arm["environment"]["versions"]["torch"]
         assert arm["score"] == arm["curve"][-1][1]
         assert (arm["first_version"], arm["batches"] < 14 - 5) == (5, True)
-    assert {each["name"] for each in document["predictions"]} == {"0", "2"}
+    assert {row["name"] for row in document["predictions"]} == {"0", "2"}
     assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
     assert "Throughput by mean lag" in (out / "staleness.svg").read_text()
     made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns

@@ -9,8 +9,6 @@ import torch
 
 from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of
 from benchmarks.training.checkpoint import costs
-from benchmarks.training.flops import Shape, shape_of, training_flops
-from benchmarks.training.learner_clock import figures_of
 from benchmarks.training.learner_loop import parts_of
 from benchmarks.training.packing import (
     evenness,
@@ -21,6 +19,7 @@ from benchmarks.training.packing import (
     possible,
 )
 from benchmarks.training.train import gap_of
+from benchmarks.training.utilisation import Shape, figures_of, shape_of, training_flops
 from deploy.cli.bench import ROOT
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.schema import encode, summarize
@@ -52,8 +51,8 @@ def test_the_head_counts_once_and_the_embedding_not_at_all():
 def test_what_is_trained_is_what_the_broker_would_take():
     groups = batch(SIZES["tiny"], seed=1)
     found = [summarize(encode(group)) for group in groups]
-    assert sum(each.tokens for each in found) == sum(lengths_of(groups)) - 8 * len(found) * 4
-    assert [each.oldest_version for each in found] == [0, 0]
+    assert sum(group.tokens for group in found) == sum(lengths_of(groups)) - 8 * len(found) * 4
+    assert [group.oldest_version for group in found] == [0, 0]
 
 
 def test_rows_are_as_full_as_tokens_fill_their_room():
@@ -134,8 +133,8 @@ def test_the_learner_is_measured(tmp_path):
     assert found["threads"] == 1
     loop = tiny["loop"]
     assert len(loop["raw"]) == 2
-    for each in loop["raw"]:
-        assert 0 < each["publish"] + each["ack"] + each["take"] < each["gap"] < each["step"]
+    for row in loop["raw"]:
+        assert 0 < row["publish"] + row["ack"] + row["take"] < row["gap"] < row["step"]
 
 
 def test_a_checkpoint_costs_the_gap_beyond_the_usual_one_and_the_wait_for_its_copy():

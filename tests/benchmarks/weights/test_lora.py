@@ -2,20 +2,23 @@
 
 import pytest
 
-from benchmarks.weights.lora import STUDY, conclude, misses, table
+from benchmarks.weights.lora import STUDY, LoraOptions, conclude, misses, table
+from benchmarks.weights.update_pause import conclude as conclude_pause
+from benchmarks.weights.weight_sync import conclude as conclude_sync
 
 FULL = {"publish": 0.1, "prepare": 0.4, "stall": 0.05, "serving": 1.0, "bytes": 1000}
+NAME = "shared_memory full float32"
 
 
 def record(**changes):
-    raw = {
+    ways = {
         name: {key: [value, value, 9e9] for key, value in figures.items()}
         for name, figures in {
-            "full": FULL | {"tokens_per_second": 100.0},
+            NAME: FULL | {"tokens_per_second": 100.0},
             "adapter": FULL | {"tokens_per_second": 95.0, "bytes": 12} | changes,
         }.items()
     }
-    measured = {"raw": raw, "parameters": 10, "arguments": {"rank": 8}}
+    measured = {"ways": ways, "parameters": 10}
     return measured | conclude(measured)
 
 
@@ -40,6 +43,18 @@ def test_what_is_missed_is_named(changes, message):
     assert missed.startswith(message)
 
 
-def test_a_model_without_figures_has_no_conclusions():
-    assert conclude({"parameters": 10}) == {}
-    assert STUDY.record_file(STUDY.parse([])).name.startswith("lora_")
+def test_updates_are_held_against_the_calls_of_vllm_and_a_copy():
+    figures = {**FULL, "bare_load": 0.2, "empty_pause": 0.1}
+    measured = {"ways": {NAME: {key: [value] for key, value in figures.items()}}, "memcpy": [0.05]}
+    assert conclude_pause(measured)["ratio"] == pytest.approx(0.05 / (0.1 + 2 * 0.2))
+    found = conclude_sync({**measured, "faults": {"wrong base": [1.0, 3.0, 2.0]}})["medians"]
+    row = found["ways"][NAME]
+    assert row["publish_per_memcpy"] == pytest.approx(2.0)
+    assert row["stall_per_load"] == pytest.approx(0.25)
+    assert row["serving_per_load_and_4_memcpy"] == pytest.approx(1.0 / 0.4)
+    assert found["recovery"] == {"wrong base": 2.0}
+
+
+def test_records_are_named_by_their_time():
+    options = LoraOptions()
+    assert STUDY.record_file(options, options).name.startswith("lora_")

@@ -1,8 +1,8 @@
-"""The simulated actors of `headway bench scale`.
+"""Simulated actors and a simulated learner for the benchmarks of the broker.
 
-Each has a client of its own and makes the calls of a real actor, as often; generating is a sleep,
-and no tensor moves. Before it polls for leases, it asks once for what can be leased at once: only
-that answer shows how fast the broker is, since a poll waits for admission too.
+An actor makes the calls of a real one, as often; generating is a sleep, and no tensor moves. Before
+it polls for leases, it asks once for what can be leased at once: only that answer shows how fast
+the broker is, since a poll waits for admission too.
 """
 
 import asyncio
@@ -10,37 +10,88 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from benchmarks.broker.queue_workers import GROUP_SIZE, payload_of, template
+from ray.util.queue import Empty, Queue
+
+from benchmarks.harness.synthetic_load import make_rollout
 from headway import clock
 from queues.ray_broker import BrokerClient
-from queues.records import Lease, PutStatus
-from queues.schema import decode, encode
+from queues.records import Lease, Prompt, Purpose, PutStatus, RolloutGroup
+from queues.schema import encode
 from weight_sync.announcements import WeightUpdateReport
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import NEWEST_SECONDS, newer
 
 T = TypeVar("T")
+GROUP_SIZE = 8
+BATCH = 32
+WINDOW = 2048
+"""Groups that may be live: more than are ever waited for."""
+POLL_SECONDS = 2.0
+FOREVER = 10**6
+"""Steps, and η where weights play no part."""
 PAUSE_SECONDS = 0.03
 """Duration of a swap, beside its messages."""
 CALLS = ("put", "lease", "lease_poll", "heartbeat", "save", "serving", "announced", "permit")
 """Calls that are timed: "lease" is answered at once, with or without leases,
 "lease_poll" when admission allows some; "announced" is from announcement to receiver."""
+PROMPT_TOKENS = 3
+
+
+def prompt_id(number: int) -> str:
+    """Return an id; all have one length, so that one payload can be made from another."""
+    return f"bench/0/{number:08d}"
+
+
+def make_lease(number: int) -> Lease:
+    """Return a lease of a group, named by its number, that any version may train."""
+    return Lease(
+        group_id=f"g{number:08d}",
+        attempt=1,
+        prompt=Prompt(prompt_id=prompt_id(number), text="1+1="),
+        group_size=GROUP_SIZE,
+        purpose=Purpose.TRAIN,
+        temperature=None,
+        start_version=0,
+        deadline_version=FOREVER,
+    )
 
 
 @lru_cache(maxsize=256)
-def payload_at(tokens: int, version: int, rollouts: int = GROUP_SIZE) -> bytes:
-    """Return the first rollouts of `queue_workers.template`, sampled at a version."""
-    group = decode(template(tokens))
-    sampled = [
-        replace(rollout, versions=[version if token else -1 for token in rollout.loss_mask])
-        for rollout in group.rollouts[:rollouts]
+def template(tokens: int, version: int = 0, rollouts: int = GROUP_SIZE) -> bytes:
+    """Return the payload of group 0: rollouts of so many tokens, sampled by a version."""
+    made = [
+        make_rollout(list(range(tokens)), index, prompt_length=PROMPT_TOKENS)
+        for index in range(rollouts)
     ]
-    return encode(replace(group, rollouts=sampled))
+    versions = [-1] * PROMPT_TOKENS + [version] * (tokens - PROMPT_TOKENS)
+    sampled = [replace(rollout, versions=versions) for rollout in made]
+    return encode(
+        RolloutGroup(group_id="g00000000", prompt_id=prompt_id(0), attempt=1, rollouts=sampled)
+    )
+
+
+def payload_of(lease: Lease, tokens: int, rollouts: int = GROUP_SIZE) -> bytes:
+    """Return a template as the result of a lease; the work of encoding is not measured."""
+    payload = template(tokens, lease.start_version, rollouts)
+    payload = payload.replace(b"g00000000", lease.group_id.encode())
+    return payload.replace(prompt_id(0).encode(), lease.prompt.prompt_id.encode())
+
+
+def manifest(version: int) -> Manifest:
+    """Return a version of one small tensor, made now."""
+    spec = TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0)
+    return Manifest(
+        version=version,
+        tensors=(spec,),
+        buckets=(Bucket(nbytes=64, checksum="0" * 32, location="nowhere"),),
+        created_at=clock.now(),
+    )
 
 
 @dataclass(slots=True)
@@ -94,13 +145,13 @@ class Pace:
 
 
 class SimulatedActor:
-    """A simulated rollout actor with a broker client of its own, whose puts wait for each other."""
+    """A simulated rollout actor; without a broadcaster it leases and puts, and nothing else."""
 
     def __init__(
         self,
         name: str,
         broker: BrokerClient,
-        broadcaster: BroadcasterClient,
+        broadcaster: BroadcasterClient | None,
         pace: Pace,
         statistics: ActorStatistics,
         stop: asyncio.Event,
@@ -118,7 +169,10 @@ class SimulatedActor:
 
     async def run(self) -> None:
         """Lease, generate, renew and update until `stop` is set."""
-        await asyncio.gather(self._act(), self._renew(), self._follow())
+        if self._broadcaster is None:
+            await self._act()
+        else:
+            await asyncio.gather(self._act(), self._renew(), self._follow(self._broadcaster))
 
     async def _act(self) -> None:
         await self._statistics.timed("serving", self._broker.serving(self._name, 0))
@@ -151,12 +205,9 @@ class SimulatedActor:
 
     async def _generate(self, group: Generating, end: float) -> None:
         await asyncio.sleep(group.seconds)
-        payload = self._payload(group.lease, GROUP_SIZE)
+        payload = payload_of(group.lease, self._pace.tokens)
         await self._statistics.timed("put", self._broker.put(self._name, payload))
         self._slots.append(end)
-
-    def _payload(self, lease: Lease, rollouts: int) -> bytes:
-        return payload_of(lease, payload_at(self._pace.tokens, lease.start_version, rollouts))
 
     async def _renew(self) -> None:
         await self._sleep(self._chance.uniform(0, self._pace.heartbeat_seconds))
@@ -167,23 +218,23 @@ class SimulatedActor:
             for group in groups:
                 if rollouts := group.due(time.perf_counter()):
                     group.saved = rollouts
-                    payload = self._payload(group.lease, rollouts)
+                    payload = payload_of(group.lease, self._pace.tokens, rollouts)
                     await self._statistics.timed("save", self._broker.save(self._name, payload))
             await self._sleep(self._pace.heartbeat_seconds)
 
-    async def _follow(self) -> None:
+    async def _follow(self, broadcaster: BroadcasterClient) -> None:
         while not self._stop.is_set():
-            new = await newer(self._broadcaster, (self._serves, None), NEWEST_SECONDS, self._stop)
+            new = await newer(broadcaster, (self._serves, None), NEWEST_SECONDS, self._stop)
             if new is None:
                 continue
             self._statistics.seconds["announced"].append(clock.now() - new.created_at)
-            permit = self._broadcaster.acquire_swap(self._name, self._pace.poll_seconds)
+            permit = broadcaster.acquire_swap(self._name, self._pace.poll_seconds)
             if not await self._statistics.timed("permit", permit):
                 continue
             began = clock.now()
             await asyncio.sleep(PAUSE_SECONDS)
             self._serves = new.version
-            await self._broadcaster.report(
+            await broadcaster.report(
                 WeightUpdateReport(
                     engine_id=self._name, version=new.version, published_at=new.created_at,
                     staged_at=began, pause_seconds=PAUSE_SECONDS, load_seconds=0.0,
@@ -201,23 +252,25 @@ class SimulatedActor:
 
 
 class Crowd:
-    """A process of simulated actors."""
+    """A process of simulated actors.
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        pace: Pace,
-        client: Callable[[Any], BrokerClient] = BrokerClient,
-    ) -> None:
-        self._names, self._pace, self._client = names, pace, client
+    Args:
+        names: Names of the actors.
+        pace: Load that each makes.
+        shared: All actors have one client, whose puts share messages; else each has its own, whose
+            puts wait for each other as in a real actor.
+    """
+
+    def __init__(self, names: Sequence[str], pace: Pace, *, shared: bool = False) -> None:
+        self._names, self._pace, self._shared = names, pace, shared
         self._stop, self._statistics = asyncio.Event(), ActorStatistics()
 
-    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
+    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient | None = None) -> None:
         """Run the actors until `stop`."""
         actors = [
             SimulatedActor(
                 name,
-                self._client(broker.handle),
+                broker if self._shared else type(broker)(broker.handle),
                 broadcaster,
                 self._pace,
                 self._statistics,
@@ -227,19 +280,86 @@ class Crowd:
         ]
         await asyncio.gather(*(actor.run() for actor in actors))
 
+    async def fill(self, queue: Queue) -> None:
+        """Put into a queue without leases until `stop`."""
+        payload = template(self._pace.tokens)
+
+        async def make() -> None:
+            while not self._stop.is_set():
+                await queue.put_async(payload)
+
+        await asyncio.gather(*(make() for _ in range(self._pace.at_once * len(self._names))))
+
     async def begin(self) -> None:
         """Forget what was measured so far."""
         for seconds in self._statistics.seconds.values():
             seconds.clear()
 
-    async def puts(self) -> int:
-        """Return the number of accepted puts since `begin`."""
-        return len(self._statistics.seconds["put"])
-
     async def seconds(self) -> dict[str, list[float]]:
         """Return the seconds of every call since `begin`."""
         return self._statistics.seconds
 
+    async def puts(self) -> int:
+        """Return the number of accepted puts since `begin`."""
+        return len(self._statistics.seconds["put"])
+
     async def stop(self) -> None:
         """Let the actors end after their current calls."""
+        self._stop.set()
+
+
+class Consumer:
+    """A simulated learner and feeder of prompts: takes and acknowledges every batch at once."""
+
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self.groups = self.bytes = self.batches = 0
+
+    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient | None = None) -> None:
+        """Feed, take and acknowledge until `stop`; announces every version to a broadcaster."""
+        feeding = asyncio.create_task(self._feed(broker))
+        while not self._stop.is_set():
+            batch = await broker.take(self.batches, POLL_SECONDS)
+            if feeding.done():
+                feeding.result()
+            if batch is None:
+                continue
+            await broker.ack(self.batches, {})
+            self.batches += 1
+            if broadcaster is not None:
+                await broadcaster.announce(manifest(self.batches))
+            self.groups += len(batch.payloads)
+            self.bytes += sum(map(len, batch.payloads))
+        feeding.cancel()
+
+    async def _feed(self, broker: BrokerClient) -> None:
+        issued = 0
+        while True:
+            wanted = await broker.prompts_wanted(POLL_SECONDS)
+            if wanted:
+                numbers = range(issued + 1, issued + wanted + 1)
+                prompts = [Prompt(prompt_id=prompt_id(number), text="1+1=") for number in numbers]
+                issued += wanted
+                await broker.issue(prompts, cursor=str(issued))
+
+    async def drain(self, queue: Queue) -> None:
+        """Take from a queue without batches, a batch of calls at once."""
+
+        async def act() -> None:
+            while not self._stop.is_set():
+                try:
+                    payload = await queue.get_async(timeout=POLL_SECONDS)
+                except Empty:
+                    continue
+                self.groups += 1
+                self.bytes += len(payload)
+
+        await asyncio.gather(*(act() for _ in range(BATCH)))
+
+    async def counts(self) -> tuple[float, int, int, int]:
+        """Return the time, and groups, bytes and batches consumed so far."""
+        return time.perf_counter(), self.groups, self.bytes, self.batches
+
+    async def stop(self) -> None:
+        """End after the next batch."""
         self._stop.set()

@@ -1,0 +1,242 @@
+"""Comparisons of training runs: arms of one recipe, at equal cores, from one initial model."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+import typer
+
+from benchmarks.harness.checkpoint_scores import score_runs
+from benchmarks.harness.cores import check_devices, describe_devices, with_cores
+from benchmarks.harness.record import Record, reserve, timestamp
+from benchmarks.harness.study import Options, number, several
+from benchmarks.harness.subprocesses import CLI, child, raise_failure, set_options
+from benchmarks.harness.training_runs import Arm, TrainingRuns, commits
+from deploy.config.devices import for_this_machine
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
+from deploy.errors import RunFailed
+from deploy.preflight.models import model_path
+from deploy.preflight.provenance import refuse_another_origin, warm_start_origin
+from deploy.report.summary import WARM_UP
+from deploy.storage.atomic_folder import ORIGIN_FILE
+from headway.cpu_cores import usable_cores
+from headway.errors import HeadwayError, InputError
+from learner.config.learner import ModelConfig
+
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe.")
+]
+ScoreEvery = Annotated[int, typer.Option(min=1, help="Steps between two scores.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(Options):
+    """Options of a comparison: a recipe and its changes."""
+
+    recipe: Annotated[str, typer.Argument(help="A TOML file or a shipped recipe.")] = "demo"
+    settings: Settings = field(default_factory=list)
+    steps: Annotated[int | None, typer.Option(help="Of every run; else the recipe's.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredOptions(RecipeOptions):
+    """Options of a comparison that scores checkpoints."""
+
+    seeds: Annotated[Sequence[int], several(number(0), "Of prompts and sampling.")] = (0, 1, 2)
+    problems: Annotated[int, typer.Option(min=1, help="Of the last score.")] = 2000
+    target: Annotated[float, typer.Option(help="Held-out score whose time is taken.")] = 0.85
+    score_every: ScoreEvery = 25
+
+
+Chosen = TypeVar("Chosen", bound=RecipeOptions)
+Scored = TypeVar("Scored", bound=ScoredOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Generic[Chosen]):
+    """The plan of a comparison."""
+
+    options: Chosen
+    base: RunConfig
+    """The recipe that all arms vary, on its initial model."""
+    arms: Sequence[Sequence[Arm]]
+    """Arms of each seed or round, in the order of their runs."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs."""
+        return self.base.deploy.runs_dir
+
+    def facts(self) -> Record:
+        """Return what stands in the record of every comparison."""
+        facts = {"recipe": self.options.recipe, "settings": self.options.settings}
+        return {**facts, "steps": self.base.steps, "devices": describe_devices(self.base)}
+
+    def start(self, further: int = 0) -> TrainingRuns:
+        """Make the folder and the initial model; return the runs, as many as arms and `further`."""
+        make_warm_start(self.options, self.base)
+        return TrainingRuns(sum(map(len, self.arms)) + further)
+
+
+def in_turn(arms: Sequence[Arm], position: int) -> Sequence[Arm]:
+    """Return the arms of a seed or round, every other time in reverse order."""
+    return arms if position % 2 == 0 else arms[::-1]
+
+
+def make_base(options: RecipeOptions, name: str, least: int) -> RunConfig:
+    """Return the recipe that all arms of a comparison vary; writes nothing.
+
+    Args:
+        options: Options of the command.
+        name: Name of the benchmark.
+        least: Smallest number of steps.
+
+    Raises:
+        InputError: The recipe is not valid, or its arms would not have equal devices.
+    """
+    recipe = for_this_machine(load_recipe(options.recipe, options.settings))
+    recipe = with_cores(recipe, usable_cores())
+    check_devices(recipe)
+    steps = recipe.steps if options.steps is None else options.steps
+    if steps < least:
+        raise InputError(
+            f"--steps {steps} must be at least {least}: the first {WARM_UP} are left out of every "
+            "figure"
+        )
+    out = (options.out or recipe.deploy.runs_dir / f"bench-{name}-{timestamp()}").absolute()
+    model = ModelConfig(path=initial_model(recipe, out))
+    changed = recipe.model_copy(update={"steps": steps, "model": model, "sft": None})
+    return changed.updated(deploy={"runs_dir": out})
+
+
+def make_scored_base(options: ScoredOptions, name: str) -> RunConfig:
+    """Return the recipe of `make_base` with checkpoints, by which it is scored, and checked inputs.
+
+    Raises:
+        InputError: The options or the recipe cannot be measured.
+    """
+    base = make_base(options, name, WARM_UP + 5)
+    if base.heldout is None:
+        raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
+    size = min(options.problems, base.heldout.size)
+    base = base.updated(
+        heldout={"size": size, "final_size": options.problems},
+        learner={"checkpoint_every": options.score_every, "keep_checkpoints": base.steps},
+    )
+    check_inputs(base)
+    return base
+
+
+def check_inputs(base: RunConfig) -> None:
+    """Check model, prompts and user code before anything is written.
+
+    Where the warm start is still to be made, only what does not depend on the model is checked.
+
+    Raises:
+        InputError: Something is missing or cannot be used.
+    """
+    from deploy.preflight.inputs import check_code, load_inputs
+
+    model = Path(str(base.model.path))
+    if model.exists() or not model.is_relative_to(base.deploy.runs_dir):
+        load_inputs(base)
+    else:
+        check_code(base)
+
+
+def initial_model(recipe: RunConfig, out: Path) -> str:
+    """Return the recipe's initial model, or the warm start that exists or will be made.
+
+    Raises:
+        InputError: There is no such model, or `out` has a warm start of other settings.
+    """
+    if recipe.sft is None:
+        return model_path(recipe)
+    origin = warm_start_origin(recipe)
+    for folder in (out, recipe.deploy.runs_dir):
+        for file in sorted(folder.glob(f"*-sft/model/{ORIGIN_FILE}")):
+            if file.read_text() == origin:
+                return str(file.parent.absolute())
+    warm_start = recipe.updated(deploy={"runs_dir": out}).warm_start
+    if warm_start.exists():
+        refuse_another_origin(warm_start, origin, "name another --out")
+    return str(warm_start)
+
+
+def make_warm_start(options: RecipeOptions, base: RunConfig) -> None:
+    """Make the folder of a comparison, and the warm start that its arms need.
+
+    Raises:
+        InputError: The warm start refused its input, or the folder cannot be written.
+        RunFailed: The warm start could not be made; names its log.
+    """
+    out, model = base.deploy.runs_dir, Path(str(base.model.path))
+    reserve(out / f"{base.name}.json")
+    if model.is_relative_to(out) and not model.exists():
+        make_model("sft", options.recipe, [*options.settings, f"deploy.runs_dir={out}"], out)
+    print(f"every arm starts from {base.model.path}, {describe_devices(base)}", flush=True)
+
+
+def make_model(command: str, recipe: str, settings: Sequence[str], folder: Path) -> None:
+    """Run `headway sft` or `headway reward-model`; its errors go into a log in the folder.
+
+    Raises:
+        InputError: It refused its input.
+        RunFailed: It failed; names the log.
+    """
+    log = folder / f"{command}.log"
+    words = [sys.executable, *CLI, command, recipe, *set_options(settings)]
+    with log.open("w") as errors, child(words, None, errors=errors) as process:
+        process.wait()
+    raise_failure(f"headway {command}", process.returncode, log)
+
+
+def measure_scored(
+    plan: Comparison[Scored], read: Callable[[Arm, float], Record]
+) -> Iterator[Record]:
+    """Train, score and read the arms of a comparison, seed by seed.
+
+    Args:
+        plan: The comparison.
+        read: Returns the figures of a scored arm with a target for its score.
+
+    Yields:
+        After each seed the facts, figures (`arms`) and failures (`failed`) of all so far.
+
+    Raises:
+        InputError: An arm refused its input.
+        RunFailed: There are no figures of any arm; the first seed without any ends it.
+    """
+    runs, options = plan.start(), plan.options
+    facts = plan.facts() | {"problems": options.problems, "target": options.target}
+    figures: list[Record] = []
+    failed: list[Record] = []
+    for arms in plan.arms:
+        trained, untrained = runs.train(arms)
+        failed += untrained
+        if not trained and not figures:
+            break
+        score_runs(plan.base, [arm.directory.path for arm in trained])
+        measured, unread = read_arms(trained, lambda arm: read(arm, options.target))
+        figures += measured
+        failed += unread
+        if figures:
+            yield {**facts, "commits_of_arms": commits(figures), "arms": figures, "failed": failed}
+    if not figures:
+        raise RunFailed("no arm came to its end, for the reasons above")
+
+
+def read_arms(
+    arms: Sequence[Arm], read: Callable[[Arm], Record]
+) -> tuple[list[Record], list[Record]]:
+    """Return the figures of arms that can be read, and a record of each other."""
+    figures, failed = [], []
+    for arm in arms:
+        try:
+            figures.append(read(arm))
+        except HeadwayError as error:
+            failed.append(arm.failed(f"{arm.config.name} cannot be read: {error}"))
+    return figures, failed

@@ -1,0 +1,140 @@
+"""Figures of runs that comparisons share, by hand."""
+
+import pytest
+
+from benchmarks.loop.async_gain import beside_limit, conclude
+from benchmarks.loop.comparison_report import group, medians_table
+from benchmarks.loop.run_figures import actors_limit, learning, off_policyness, speed, training
+from deploy.report.summary import WARM_UP
+
+BATCHES = WARM_UP + 4
+
+
+def row(version=0, **changes):
+    """Return the statistics of a batch whose tokens the trained version sampled."""
+    fractions = {"capped": 0.0, "not_finite": 0.5}
+    return {
+        "version": version, "weights_checksum": "", "tokens_trained": 10,
+        "lag_histogram": {"0": 10}, "ess": 1.0, "fractions": fractions, "reward_mean": 0.5,
+        "tokens_fresh": 10, "tokens_stale": 0, "tokens_crossed": 0,
+        "kl_fresh": 0.0, "kl_stale": None, "kl_crossed": None, "kl": 0.0,
+        **changes,
+    }  # fmt: skip
+
+
+def rows(seconds=2.0, rollouts=10, tokens=200):
+    """Return long warm-up batches, then equal ones: half a second of waiting, one of training."""
+    ends = [100.0 * (step + 1) for step in range(WARM_UP)]
+    ends += [ends[-1] + seconds * (step + 1) for step in range(BATCHES - WARM_UP)]
+    return [
+        row(
+            version,
+            wait_started_at=end - 1.5,
+            wait_finished_at=end - 1.0,
+            step_started_at=end - 1.0,
+            step_finished_at=end,
+            rollouts_trained=rollouts,
+            tokens_trained=tokens,
+            lag_histogram={"1": 1, "2": 1},
+        )
+        for version, end in enumerate(ends)
+    ]
+
+
+def test_the_warm_up_is_left_out_of_every_figure():
+    figures = training(rows(), actors_idle=0.25)
+    expected = {
+        "samples_per_second": 5.0, "tokens_per_second": 100.0, "tokens_per_rollout": 20.0,
+        "learner_idle": 0.5 / 2.0, "learner_step_seconds": 1.0, "learner_other_seconds": 0.5,
+        "actors_idle": 0.25, "lag_mean": 1.5, "lag_max": 2, "ess": 1.0, "reward_mean": 0.5,
+    }  # fmt: skip
+    assert {key: figures[key] for key in expected} == pytest.approx(expected)
+    assert len(figures["raw"]["step_finished_at"]) == BATCHES
+
+
+def test_lags_are_counted_over_tokens_and_kl_by_the_versions_that_sampled():
+    stale = row(
+        lag_histogram={"1": 9, "3": 1},
+        ess=0.5,
+        fractions={"capped": 0.25, "masked": 0.125, "not_finite": 0.0},
+        tokens_stale=8,
+        tokens_crossed=2,
+        kl_stale=0.03,
+        kl_crossed=0.04,
+        kl=0.02,
+    )
+    assert off_policyness([row(), stale]) == {
+        "lag_mean": 12 / 20, "lag_p95": 1, "lag_max": 3, "ess": 0.75, "clipped": 0.125,
+        "kl_fresh": 0.0, "kl_stale": 0.03, "kl_crossed": 0.04, "kl": 0.01,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "seconds"),
+    [(0.3, 2.0), (0.5, 2.0), (0.6, 3.0), (0.7, 4.0), (0.95, None)],
+    ids=["below the first", "at the first", "between", "at the second", "never"],
+)
+def test_a_version_is_scored_at_the_end_of_its_step_and_a_target_reached_in_between(
+    target, seconds
+):
+    times = {"wait_started_at": 0.0}
+    batches = [row(version, **times, step_finished_at=version + 1) for version in range(5)]
+    found = learning(batches, {4: 0.7, 2: 0.5, 5: 0.6}, target)
+    assert found["curve"] == [(2, 0.5), (4, 0.7), (5, 0.6)]
+    assert (found["score"], found["seconds"]) == (0.6, 5)
+    assert found["seconds_to_target"] == (seconds and pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("trained", "tokens", "limit"),
+    [
+        ((20, 800), 30.0, 25.0),  # 10 ms a rollout and 1 ms a token
+        ((50, 500), 20.0, (500 / 20 + 500 / 20) / 2),
+        ((60, 1200), 20.0, (500 / 20 + 1200 / 20) / 2),
+    ],
+    ids=["a time for each token", "the same length tells nothing", "longer and yet faster"],
+)
+def test_the_limit_of_actors_is_that_of_rollouts_of_the_measured_length(trained, tokens, limit):
+    rollouts, sampled = trained
+    initial = speed(rows(seconds=1.0, rollouts=50, tokens=500))
+    other = speed(rows(seconds=1.0, rollouts=rollouts, tokens=sampled))
+    found = actors_limit(initial, other, tokens)
+    assert found["samples_per_second"] == pytest.approx(limit)
+    assert found["by_tokens_of_initial_policy"] == pytest.approx(500 / tokens)
+    assert found["by_tokens_of_trained_policy"] == pytest.approx(sampled / tokens)
+
+
+def arms_of_round(number, speed):
+    """Return the arms of a round whose limit is 8 samples/s."""
+    figures = {
+        "kind": "bound", "seed": number, "learner_idle": 0.0, "actors_idle": 0.0, "lag_mean": 0.0,
+        "lag_max": 0, "ess": 1.0, "tokens_per_rollout": 1.0,
+    }  # fmt: skip
+    speeds = {"10": 2 * speed, "2": speed}
+    arms = [{**figures, "name": name, "samples_per_second": x} for name, x in speeds.items()]
+    return beside_limit(arms, 8.0)
+
+
+def test_medians_are_taken_over_rounds_and_ratios_within_a_round():
+    arms = [arm for number, x in enumerate((4.0, 1.0, 2.0)) for arm in arms_of_round(number, x)]
+    limit = {"samples_per_second": 8.0, "actors": {"samples_per_second": 10.0}}
+    limit["learner"] = {"samples_per_second": 8.0}
+    medians = conclude({"arms": arms, "limits": [limit] * 3})["medians"]
+    assert list(medians["arms"]) == ["2", "10"], "by size"
+    shown = medians["arms"]["10"]
+    assert (shown["samples_per_second"], shown["ratio_to_limit"]) == (4.0, 0.5)
+    assert medians["limits"] == {"actors": 10.0, "learner": 8.0, "samples_per_second": 8.0}
+    assert conclude({}) == {}
+
+
+def test_a_row_of_fewer_seeds_names_their_number_and_a_missing_figure_is_a_dash():
+    runs = [
+        {"kind": "bound", "name": name, "seed": seed, "score": score}
+        for name, seed, score in (("8", 0, 0.5), ("0", 0, 0.25), ("0", 1, None))
+    ]
+    columns = {"score": ("score", "{:.2f}")}
+    text = medians_table("η", group(runs, "bound"), columns, seeds=2, beside={"lag": {"8": 7.0}})
+    assert [line.split() for line in text.splitlines()[1:]] == [
+        ["0", "–", "–"],
+        ["8", "(1", "seed(s))", "0.50", "7.00"],
+    ]
