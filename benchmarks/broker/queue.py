@@ -38,7 +38,6 @@ class QueueOptions(Options):
 
 
 def measure(options: QueueOptions) -> Iterator[Record]:
-    """Yield the figures of all settings, then those of memory."""
     import ray
 
     from benchmarks.broker.rates import FAST_PROCESSES, compare, soak
@@ -76,7 +75,6 @@ def summarize(rounds: Sequence[Record]) -> Record:
 
 
 def conclude(record: Record) -> Record:
-    """Return the aims that are missed so far."""
     misses = []
     for setting in record["settings"]:
         name = f"{setting['tokens']} tokens, {setting['actors']} actors"
@@ -105,7 +103,6 @@ def describe(figures: Record) -> str:
 
 
 def table(record: Record) -> str:
-    """Return a line for each setting, and the growth of memory."""
     lines = [f"\nmedians of {record['arguments']['rounds']} rounds, groups of 8 rollouts"]
     lines += [describe(setting) for setting in record["settings"]]
     if soaked := record["soak"]:

@@ -91,7 +91,6 @@ def verdict(settings: Sequence[Setting]) -> list[str]:
 
 
 def table(record: Record) -> str:
-    """Return a row for each setting, which of them timed few puts, and the verdict."""
     settings = record["settings"]
     few = [
         f"only {(setting['seconds']['put'] or {'count': 0})['count']} puts of {setting['actors']} "
@@ -114,7 +113,6 @@ class ScaleOptions(Options):
 
 
 def measure(options: ScaleOptions) -> Iterator[Record]:
-    """Yield the figures of all settings so far."""
     import ray
 
     from benchmarks.broker.rates import measure_setting

@@ -182,7 +182,6 @@ def figures(lines: Iterable[str]) -> Record:
 
 
 def measure(options: GpuOptions) -> Iterator[Record]:
-    """Yield the figures of all parts so far, or of one part in this process."""
     deadline = time.monotonic() + options.seconds
     planned = plan(options.sizes)
     lacks = {part: missing(part, options.device) for part in NEEDS}

@@ -11,22 +11,16 @@ import asyncio
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.harness.progress import Progress, run_with_progress
 from benchmarks.harness.record import Record
-from benchmarks.harness.subprocesses import child, follow, raise_failure, run_main
-from benchmarks.harness.training_runs import (
-    count_lines,
-    describe_seconds,
-    seconds_left,
-    vary,
-)
+from benchmarks.harness.subprocesses import run_main
+from benchmarks.harness.training_runs import vary
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.runtime.console import Terminal
 from deploy.storage.run_record import Score
 from queues.records import Prompt
 
@@ -56,25 +50,14 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     unscored = [run for run in runs if not (run / SCORES).exists()]
     if not unscored and (out / INITIAL).exists():
         return
-    recipe, log, scored = out / "scores-recipe.json", out / "scores.log", out / SCORED
+    recipe, scored = out / "scores-recipe.json", out / SCORED
     recipe.write_text(vary(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
     scored.write_text("")
     command = [sys.executable, "-m", "benchmarks.harness.checkpoint_scores", recipe, *unscored]
-    terminal, began = Terminal(), time.monotonic()
     total = sum(len(checkpoints(run)) for run in unscored) + 1
-    terminal.say(f"scoring {total} checkpoints, the initial model included")
-
-    def show(done: int) -> None:
-        left = seconds_left([], 0, elapsed=time.monotonic() - began, share=done / total)
-        terminal.advance(done, f"scores of checkpoints · {describe_seconds(left)}")
-
-    with (
-        log.open("a") as file,
-        child(command, file) as process,
-        terminal.bar(total, "scores of checkpoints"),
-    ):
-        follow(process, lambda: count_lines(scored), show)
-    raise_failure("scoring", process.returncode, log)
+    title = f"scoring {total} checkpoints, the initial model included"
+    progress = Progress(label="scores of checkpoints", title=title, lines=scored, total=total)
+    run_with_progress(command, out / "scores.log", progress)
 
 
 def read_scores(run: Path) -> dict[int, float]:

@@ -13,8 +13,6 @@ from deploy.errors import Interrupted, RunFailed
 from headway.errors import HeadwayError, InputError
 
 STOP_SECONDS = 40.0
-POLL_SECONDS = 1.0
-"""Interval between two looks at the progress of a process."""
 MESSAGE = "headway: "
 """Beginning of an error message of a command."""
 CLI = ("-c", "from deploy.cli import main; main()")
@@ -101,26 +99,6 @@ def cpu_seconds(pid: int) -> float:
         with suppress(psutil.NoSuchProcess):
             total += sum(process.cpu_times()[:2])
     return total
-
-
-def follow(
-    process: "subprocess.Popen[bytes]", count: Callable[[], int], show: Callable[[int], None]
-) -> None:
-    """Wait for the end of a process, and show a count whenever it has changed.
-
-    Args:
-        process: What is waited for.
-        count: Returns how much it has done.
-        show: Called with the count.
-    """
-    shown = 0
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_SECONDS)
-            return
-        if (done := count()) != shown:
-            shown = done
-            show(done)
 
 
 def raise_failure(what: str, code: int, log: Path) -> None:

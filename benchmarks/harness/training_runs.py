@@ -3,20 +3,17 @@
 import json
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pydantic import ValidationError
 
+from benchmarks.harness.progress import Progress, run_with_progress
 from benchmarks.harness.record import Record, environment
-from benchmarks.harness.subprocesses import child, follow, raise_failure
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 
@@ -104,7 +101,6 @@ class TrainingRuns:
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
         self._seconds: list[float] = []
-        self._terminal = Terminal()
 
     def run(self, arm: Arm) -> RunDirectory:
         """Run an arm to its end in a process, which is given the file of the recipe.
@@ -113,35 +109,25 @@ class TrainingRuns:
             InputError: It refused its input; with its message.
             RunFailed: It failed; names its log.
         """
-        recipe, log, config = arm.file(".json"), arm.file(".log"), arm.config
-        recipe.write_text(config.model_dump_json(indent=2))
+        recipe, label = arm.file(".json"), arm.label
+        recipe.write_text(arm.config.model_dump_json(indent=2))
         arm.file(".environment.json").write_text(json.dumps(environment(), indent=2))
-        began = time.monotonic()
         self._done += 1
-
-        def describe(batches: int) -> str:
-            left = seconds_left(
-                self._seconds,
-                self._total - self._done,
-                elapsed=time.monotonic() - began,
-                share=batches / config.steps,
-            )
-            return f"{arm.label} · {describe_seconds(left)}"
-
-        self._terminal.say(f"{self._done}/{self._total}  {describe(0)}")
         module, *arguments = arm.worker
-        with (
-            log.open("w") as file,
-            child([sys.executable, "-m", module, recipe, *arguments], file, arm.variables) as run,
-            self._terminal.bar(config.steps, arm.label),
-        ):
-            follow(
-                run,
-                lambda: count_lines(arm.directory.path / BATCHES),
-                lambda batches: self._terminal.advance(batches, describe(batches)),
-            )
-        raise_failure(arm.label, run.returncode, log)
-        self._seconds.append(time.monotonic() - began)
+        took = run_with_progress(
+            [sys.executable, "-m", module, recipe, *arguments],
+            arm.file(".log"),
+            Progress(
+                label=label,
+                title=f"{self._done}/{self._total}  {label}",
+                lines=arm.directory.path / BATCHES,
+                total=arm.config.steps,
+                finished=self._seconds,
+                further=self._total - self._done,
+            ),
+            arm.variables,
+        )
+        self._seconds.append(took)
         return arm.directory
 
     def train(self, arms: Sequence[Arm]) -> tuple[list[Arm], list[Record]]:
@@ -166,41 +152,6 @@ class TrainingRuns:
             except RunFailed as error:
                 failed.append(arm.failed(str(error)))
         return trained, failed
-
-
-def count_lines(file: Path) -> int:
-    """Return the number of complete lines of a file; 0 without it."""
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def seconds_left(
-    finished: Sequence[float], further: int, *, elapsed: float, share: float
-) -> float | None:
-    """Estimate the seconds until all runs are finished.
-
-    Args:
-        finished: Seconds that each finished run took.
-        further: Number of runs after the present one.
-        elapsed: Seconds since the start of the present run.
-        share: Part of the present run that is done, from 0 to 1.
-
-    Returns:
-        None where nothing is known yet.
-    """
-    if share > 0:
-        whole = elapsed / share
-    elif finished:
-        whole = max(elapsed, fmean(finished))
-    else:
-        return None
-    return whole - elapsed + further * fmean([*finished, whole])
-
-
-def describe_seconds(left: float | None) -> str:
-    """Describe an estimate of `seconds_left`."""
-    if left is None:
-        return "time left: known after the first step"
-    return f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
 
 
 def commits(runs: Sequence[Mapping[str, Any]]) -> list[str]:

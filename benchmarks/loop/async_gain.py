@@ -110,7 +110,6 @@ def round_arms(base: RunConfig, options: AsyncOptions, round_number: int) -> Seq
 
 
 def measure(plan: Comparison[AsyncOptions]) -> Iterator[Record]:
-    """Yield the figures and limits of all rounds so far."""
     runs = plan.start(LIMITS * plan.options.rounds)
     facts = {"warm_up_steps_left_out": WARM_UP, "reference_bound": plan.options.reference}
     figures: list[Record] = []
@@ -175,7 +174,6 @@ def measure_limits(
 
 
 def conclude(record: Record) -> Record:
-    """Return medians over rounds of the limits, and of each arm's figures; ratios are of rounds."""
     if "arms" not in record:
         return {}
     names = ("actors", "learner")
@@ -193,7 +191,6 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return the medians over rounds beside the limit."""
     limits, rounds = record["medians"]["limits"], len(record["limits"])
     rows = [[name, *cells(row, COLUMNS)] for name, row in record["medians"]["arms"].items()]
     title = f"medians of {rounds} round(s), {record['steps']} steps"
@@ -207,7 +204,6 @@ def table(record: Record) -> str:
 
 
 def draw(record: Record, folder: Path) -> None:
-    """Draw throughput by bound and by off-policyness above ten steps of the last reference run."""
     reference = record["reference_bound"]
     directory = RunDirectory(folder / f"round{len(record['limits'])}-eta{reference}")
     timeline = read_timeline(directory, read_record(directory))

@@ -163,7 +163,6 @@ def prepare(config: RunConfig, users: RunConfig, plan: PresetRuns) -> None:
 
 
 def measure(plan: PresetRuns) -> Iterator[Record]:
-    """Yield the rows of all presets so far."""
     options, arms = plan.options, plan.arms()
     facts = {"steps": options.steps, "seed": options.seed, "settings": options.settings}
     rows: dict[str, Record] = {}
@@ -177,7 +176,6 @@ def measure(plan: PresetRuns) -> Iterator[Record]:
 
 
 def write_page(record: Record, folder: Path) -> None:
-    """Write the table as a page."""
     (folder / "presets.md").write_text(markdown(record))
 
 

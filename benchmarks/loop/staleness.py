@@ -130,7 +130,6 @@ def correction_arm(base: RunConfig, name: str, eta: int) -> Arm:
 
 
 def measure(plan: Comparison[StalenessOptions]) -> Iterator[Record]:
-    """Yield the figures of all seeds so far, and what is predicted for them."""
     for runs in measure_scored(plan, read_arm):
         yield {
             **runs,

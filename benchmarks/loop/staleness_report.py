@@ -105,7 +105,6 @@ def _differences(groups: Groups, synchronous: Mapping[int, float]) -> dict[str, 
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Return medians over seeds as tables, and the conclusions."""
     conclusions, seeds = document["conclusions"], seeds_of(document["arms"])
     parts = [
         f"medians of {seeds} seed(s), {document['steps']} steps, "
@@ -137,7 +136,6 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> None:
-    """Write the picture."""
     save_picture(picture(document), folder / "staleness")
 
 

@@ -155,7 +155,6 @@ def arms_of(base: RunConfig, seed: int, options: TrlOptions) -> Sequence[Arm]:
 
 
 def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
-    """Yield the figures of all seeds so far; this process and all arms are held on equal cores."""
     cores = all_cores(plan.base)
     bind_process(parse_cores(cores), "actors.cores with learner.cores")
     facts = {
@@ -220,7 +219,6 @@ def conclude(runs: Sequence[Record]) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return the medians, and Headway's figures over the best of TRL's."""
     conclusions = record["conclusions"]
     rows = [[name, *cells(medians, COLUMNS)] for name, medians in conclusions["medians"].items()]
     speed, time = conclusions["throughput"], conclusions["time"]

@@ -250,7 +250,6 @@ def recoveries(kills: Sequence[Mapping[str, Any]], role: str) -> list[float]:
 
 
 def misses(record: Record) -> list[str]:
-    """Return what falls short of the aims."""
     late = {
         role: percentile(seconds, 0.95)
         for role in ROLES
@@ -296,7 +295,6 @@ def table(record: Record) -> str:
 
 
 def measure(options: ChaosOptions) -> Iterator[Record]:
-    """Yield the record of kills and verdicts whenever it has grown."""
     with alone(options.work.absolute()):
         yield from Chaos(options).measure()
 

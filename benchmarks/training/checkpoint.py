@@ -110,7 +110,6 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
 
 
 def measure(options: CheckpointOptions) -> Iterator[Record]:
-    """Yield the costs of all checkpoints."""
     from benchmarks.training.learner_loop import in_process
 
     arguments = (options.size, options.every, options.checkpoints)

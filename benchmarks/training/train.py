@@ -96,7 +96,6 @@ def measure_size(name: str, rounds: int) -> Record:
 
 
 def measure(options: TrainOptions) -> Iterator[Record]:
-    """Yield the figures of all sizes so far."""
     from benchmarks.training import packing
     from benchmarks.training.learner_loop import in_process
 

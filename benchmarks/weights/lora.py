@@ -40,7 +40,6 @@ class LoraOptions(Options):
 
 
 def measure(options: LoraOptions) -> Iterator[Record]:
-    """Yield the raw figures of both kinds."""
     from benchmarks.weights.engine_load import qwen3_size
     from benchmarks.weights.updates import Plan, measure_updates
 
@@ -57,7 +56,6 @@ def measure(options: LoraOptions) -> Iterator[Record]:
 
 
 def conclude(record: Record) -> Record:
-    """Return the medians of both kinds, and those of the ratios of an adapter to all weights."""
     full, adapter = record["ways"].values()
     ratios = {
         key: median(own / whole for own, whole in zip(adapter[key], full[key], strict=True))
@@ -67,7 +65,6 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return a row for each kind, and their ratios."""
     rows = [[name, *cells(figures, FIGURES)] for name, figures in record["medians"].items()]
     ratios = {name: (key, "{:.4f}") for name, (key, _) in FIGURES.items()}
     rows.append(["adapter / full", *cells(record["ratios"], ratios)])
@@ -75,7 +72,6 @@ def table(record: Record) -> str:
 
 
 def misses(record: Record) -> list[str]:
-    """Return the ratios that miss their aims."""
     ratios = record["ratios"]
     missed = [
         f"{key} {ratios[key]:.3f} of full weights', at most {most:g}"

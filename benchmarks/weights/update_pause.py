@@ -36,7 +36,6 @@ class PauseOptions(Options):
 
 
 def measure(options: PauseOptions) -> Iterator[Record]:
-    """Yield the raw figures of all rounds."""
     from benchmarks.weights.engine_load import qwen3_size
     from benchmarks.weights.updates import Plan, measure_updates
 
@@ -53,14 +52,12 @@ def measure(options: PauseOptions) -> Iterator[Record]:
 
 
 def conclude(record: Record) -> Record:
-    """Return medians, and the stall over what vLLM's own calls allow."""
     figures = medians(record)[FULL.name]
     ratio = figures["stall"] / (figures["empty_pause"] + 2 * figures["bare_load"])
     return {"medians": figures, "ratio": ratio}
 
 
 def table(record: Record) -> str:
-    """Return median, smallest and largest seconds of each part of an update."""
     lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"]
     for key in record["medians"].keys() - {"bytes", "changed"}:
         values = record["ways"][FULL.name][key]

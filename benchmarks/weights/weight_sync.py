@@ -53,7 +53,6 @@ class SyncOptions(Options):
 
 
 def measure(options: SyncOptions) -> Iterator[Record]:
-    """Yield the raw figures of updates, then the seconds to recover from faults."""
     from benchmarks.weights.engine_load import build_model, qwen3_size
     from benchmarks.weights.updates import Plan, measure_updates
     from benchmarks.weights.weight_faults import measure_faults
@@ -75,7 +74,6 @@ def measure(options: SyncOptions) -> Iterator[Record]:
 
 
 def conclude(record: Record) -> Record:
-    """Return medians, and their ratios to a copy and to vLLM's bare load."""
     ways = medians(record)
     copied, bare = median(record["memcpy"]), ways[FULL.name]["bare_load"]
     for row in ways.values():
@@ -96,7 +94,6 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return a row for each way of sending, recoveries, and the loss of tokens."""
     medians = record["medians"]
     full = medians["ways"][FULL.name]
     title = (

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks.harness.subprocesses import follow, raise_failure
+from benchmarks.harness.progress import follow
+from benchmarks.harness.subprocesses import raise_failure
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed

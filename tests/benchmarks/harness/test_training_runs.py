@@ -11,12 +11,11 @@ from benchmarks.harness.comparison import (
     initial_model,
     make_scored_base,
 )
+from benchmarks.harness.progress import describe_seconds, seconds_left
 from benchmarks.harness.training_runs import (
     Arm,
     TrainingRuns,
     conditions,
-    describe_seconds,
-    seconds_left,
 )
 from deploy.config.loader import load_recipe
 from deploy.preflight.model_origins import warm_start_origin
