@@ -216,46 +216,42 @@ def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequenc
     assert roofline(size, 1000, 1e6, 4) == pytest.approx(4e6 / (2000 + 4 * kept))
 
 
+def figures_of_part(part, *hidden):
+    """Return the figures of a part on a CPU, in a process in which a folder hides modules."""
+    program = "import sys, runpy; sys.path[:0] = sys.argv.pop(1).split(); "
+    program += "runpy.run_module('benchmarks.gpu', run_name='__main__', alter_sys=True)"
+    options = ["--part", part, "--device", "cpu", "--sizes", "tiny", "--rounds", "1"]
+    command = [sys.executable, "-c", program, " ".join(map(str, hidden)), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return suite.figures(done.stdout.splitlines())
+
+
 @pytest.mark.slow
 def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
     """The modules that may be missing on a GPU machine are hidden from it."""
     for name in ("vllm", "ray", "deepspeed", "pyarrow", "prometheus_client"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('hidden')\n")
-    hidden = "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
-    program = hidden + "runpy.run_module('benchmarks.gpu', run_name='__main__', alter_sys=True)"
-    for part in ("packing", "learner", "lag", *KERNELS):
-        command = [sys.executable, "-c", program, str(tmp_path), "--part", part]
-        done = subprocess.run(
-            [*command, "--device", "cpu", "--sizes", "tiny", "--rounds", "1"],
-            cwd=ROOT, capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        found = suite.figures(done.stdout.splitlines())
-        if part == "learner":
-            assert "host_of_lists" in found["packed"]["shares"]
-            assert 0 < found["packed"]["utilisation"] < 1
-            assert found["packed"]["tokens"] == found["masked"]["tokens"]
-        if part == "lag":
-            assert [row["lag"] for row in found["by_lag"]] == list(range(9))
-            assert found["by_lag"][0]["ess"] == pytest.approx(1.0)
-            assert all(0 < row["ess"] <= 1.0001 for row in found["by_lag"])
-        if part == "attention":
-            rows = [found[f"mean {mean}"] for mean in (250, 1_000, 4_000)]
-            assert max(max(row["difference"], row["gradient_difference"]) for row in rows) < 1e-5
-        if part == "ipc":
-            assert found["equal"]
+    parts = ("packing", "learner", "lag", *KERNELS)
+    found = {part: figures_of_part(part, tmp_path) for part in parts}
+    packed, masked = found["learner"]["packed"], found["learner"]["masked"]
+    assert "host_of_lists" in packed["shares"]
+    assert 0 < packed["utilisation"] < 1
+    assert packed["tokens"] == masked["tokens"]
+    by_lag = found["lag"]["by_lag"]
+    assert [row["lag"] for row in by_lag] == list(range(9))
+    assert by_lag[0]["ess"] == pytest.approx(1.0)
+    assert all(0 < row["ess"] <= 1.0001 for row in by_lag)
+    rows = [found["attention"][f"mean {mean}"] for mean in (250, 1_000, 4_000)]
+    assert max(max(row["difference"], row["gradient_difference"]) for row in rows) < 1e-5
+    assert found["ipc"]["equal"]
 
 
 @pytest.mark.slow
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("part", ZERO)
 def test_a_step_of_each_stage_of_zero_is_measured_on_a_cpu(part):
-    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--sizes", "tiny"], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    found = suite.figures(done.stdout.splitlines())
+    found = figures_of_part(part)
     assert found["tokens"] == SIZES["tiny"].microbatch_tokens
     assert min(found["step"], found["publish"]) > 0

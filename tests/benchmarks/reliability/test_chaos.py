@@ -128,50 +128,56 @@ def test_the_95th_percentile_is_a_value_that_was_measured():
     assert percentile([5.0], 0.95) == 5.0
 
 
-def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it():
-    kills = [
-        {
-            "role": role,
-            "run": "run-1",
-            "signal": how,
-            "exit_code": code,
-            "recovery_seconds": seconds,
-        }
-        for role, how, code, seconds in (
-            ("broker", "SIGKILL", None, 30.0),
-            ("rollout actor", "SIGKILL", None, 4.0),
-            ("rollout actor", "SIGKILL", None, 2.0),
-            ("rollout actor", "SIGSTOP", None, None),
-        )
-    ]
-    overdue = Fate("s/0/5", "dropped", "overdue", None)
-    runs = {"run-1": verdict(fates=[overdue, *FATES]).to_dict()}
-    assert conclude(kills, runs, 4, 0)["sound"]
-    assert not conclude(kills, runs, 5, 0)["sound"]
-    ended = conclude(kills, runs, 4, 1)
-    assert (ended["sound"], ended["commands_ended"]) == (False, 1)
-    assert not conclude(kills, {}, 4, 0)["sound"]
-    undropped = {"run-1": verdict().to_dict()}
-    assert not conclude(kills, undropped, 4, 0)["sound"], "nothing was dropped"
-    trained = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
-    whole = verdict(source=[x for x in SOURCE if x != "s/0/4"], fates=[overdue, *trained])
-    assert whole.sound
-    assert not conclude(kills, {"run-1": whole.to_dict()}, 4, 0)["sound"], "nothing was filtered"
-    lost = conclude(kills, {"run-1": verdict(fates=FATES[:4]).to_dict()}, 4, 0)
-    assert (lost["sound"], lost["prompts_lost"]) == (False, 1)
-    document = {
-        "kills": kills, "runs": runs, "verdict": conclude(kills, runs, 4, 0),
-    }  # fmt: skip
+KILLS = [
+    {"role": role, "run": "run-1", "signal": how, "exit_code": None, "recovery_seconds": seconds}
+    for role, how, seconds in (
+        ("broker", "SIGKILL", 30.0),
+        ("rollout actor", "SIGKILL", 4.0),
+        ("rollout actor", "SIGKILL", 2.0),
+        ("rollout actor", "SIGSTOP", None),
+    )
+]
+OVERDUE = Fate("s/0/5", "dropped", "overdue", None)
+WHOLE = verdict(fates=[OVERDUE, *FATES])
+UNFILTERED = verdict(
+    source=[prompt for prompt in SOURCE if prompt != "s/0/4"],
+    fates=[OVERDUE, *(fate for fate in FATES if fate.prompt_id != "s/0/4")],
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "ended", "expected"),
+    [
+        (WHOLE, 4, 0, {"sound": True}),
+        (WHOLE, 5, 0, {"sound": False, "finished": False}),
+        (WHOLE, 4, 1, {"sound": False, "commands_ended": 1}),
+        (None, 4, 0, {"sound": False, "finished": False}),
+        (verdict(), 4, 0, {"sound": False, "dropped_overdue": 0}),
+        (UNFILTERED, 4, 0, {"sound": False, "filtered": 0}),
+        (verdict(fates=FATES[:4]), 4, 0, {"sound": False, "prompts_lost": 1}),
+    ],
+    ids=["whole", "kills missing", "a command ended", "no run", "no straggler", "no tie", "lost"],
+)
+def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it(
+    found, wanted, ended, expected
+):
+    runs = {"run-1": found.to_dict()} if found else {}
+    concluded = conclude(KILLS, runs, wanted, ended)
+    assert {key: concluded[key] for key in expected} == expected
+
+
+def test_the_table_has_recoveries_and_fates_and_slow_recoveries_miss_their_aim():
+    runs = {"run-1": WHOLE.to_dict()}
+    document = {"kills": KILLS, "runs": runs, "verdict": conclude(KILLS, runs, 4, 0)}
     lines = [re.split(r"  +", line) for line in table(document).splitlines()]
     assert ["broker", "1", "0", "0", "1", "30.0, 30.0"] in lines
     assert ["rollout actor", "3", "1", "0", "2", "3.0, 4.0"] in lines
-    assert misses(document) == []
-    slow = [{**kill, "recovery_seconds": 31.0} for kill in kills]
-    assert misses({**document, "kills": slow}) == [
-        "rollout actor back after 31 s", "broker back after 31 s"
-    ]  # fmt: skip
     assert ["run-1", "3", "0", "8", "6", "1", "1", "1 filtered, 1 waiting", "none"] in lines
     assert "1 groups filtered and 1 stragglers dropped" in lines[-1][0]
+    assert misses(document) == []
+    slow = [{**kill, "recovery_seconds": 31.0} for kill in KILLS]
+    late = ["rollout actor back after 31 s", "broker back after 31 s"]
+    assert misses({**document, "kills": slow}) == late
 
 
 def test_the_learner_writes_a_line_for_each_batch_where_the_environment_asks(tmp_path, monkeypatch):

@@ -1,10 +1,7 @@
 """`headway bench generate`: the same requests in every variant, ratios inside a round, a trial."""
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -21,7 +18,6 @@ from benchmarks.rollouts.generation_rounds import (
     prompts_of,
     tiny_model,
 )
-from deploy.cli.bench import ROOT
 from deploy.errors import RunFailed
 from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
@@ -92,24 +88,8 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tiny_mod
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
-    file = tmp_path / "generate.json"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "generate",
-        "--rounds",
-        "1",
-        "--groups",
-        "4",
-    ]
-    done = subprocess.run(
-        [*command, "--output", str(file)],
-        cwd=ROOT, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    record = json.loads(file.read_text())
+def test_the_loop_is_measured_beside_the_engine_alone(measured):
+    record = measured("generate", "--rounds", "1", "--groups", "4", timeout=400)
     assert record["of_offline"]["loop"] > 0
     (only,) = record["raw"]
     assert len({sampled["tokens"] for sampled in only.values()}) == 1

@@ -1,9 +1,5 @@
 """`headway bench train`: operations, packing and shares by hand, and the way through, tiny."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -20,7 +16,6 @@ from benchmarks.training.packing import (
 )
 from benchmarks.training.train import gap_of
 from benchmarks.training.utilisation import Shape, figures_of, shape_of, training_flops
-from deploy.cli.bench import ROOT
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.schema import encode, summarize
 
@@ -108,24 +103,9 @@ def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.deepspeed
-def test_the_learner_is_measured(tmp_path):
-    file = tmp_path / "train.json"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "train",
-        "--sizes",
-        "tiny",
-        "--rounds",
-        "2",
-    ]
-    done = subprocess.run(
-        [*command, "--threads", "1", "--output", str(file)],
-        cwd=ROOT, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
+def test_the_learner_is_measured(measured):
+    options = ("--sizes", "tiny", "--rounds", "2", "--threads", "1")
+    found = measured("train", *options, timeout=180)
     (tiny,) = found["sizes"].values()
     assert len(tiny["raw"]) == 2
     assert 0 < tiny["utilisation"] < 1
