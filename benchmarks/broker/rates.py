@@ -27,8 +27,9 @@ from benchmarks.broker.load import (
 )
 from benchmarks.harness.record import Record
 from headway.metrics import MetricsAccess
+from headway.ray_service import MAX_CONCURRENCY
 from queues.config import QueuesConfig, RunSpec
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, create_broker
+from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import create_broadcaster
 
 CALL_SECONDS = 120.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from benchmarks.harness.progress import Progress, run_with_progress
 from benchmarks.harness.record import Record, environment
 from deploy.config.run_config import RunConfig

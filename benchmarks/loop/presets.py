@@ -24,7 +24,7 @@ from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
-from deploy.preflight.provenance import warm_start_origin
+from deploy.preflight.model_origins import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from deploy.storage.run_directory import RunDirectory
 
