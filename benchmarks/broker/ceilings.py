@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.broker.load import BATCH, GROUP_SIZE, WINDOW, make_lease, template
 from queues.ray_broker import BrokerActor
-from queues.records import Batch, Lease, Prompt, PutStatus
+from queues.records import Batch, Lease, Prompt, Purpose, PutStatus
 from queues.schema import to_arrays
 
 
@@ -49,14 +49,23 @@ class EmptyBroker:
             return WINDOW
         return 0
 
-    async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
+    async def issue(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        cursor: str,
+        last: bool = False,
+        token: str | None = None,
+    ) -> None:
         """See `Broker.issue`."""
         self._issued += len(prompts)
 
     async def serving(self, engine_id: str, version: int) -> None:
         """See `Broker.serving`."""
 
-    async def lease(self, engine_id: str, capacity: int, timeout: float) -> list[Lease]:
+    async def lease(
+        self, engine_id: str, capacity: int, timeout: float, purpose: Purpose | None = None
+    ) -> list[Lease]:
         """See `Broker.lease`; never empty."""
         first = self._leased + 1
         self._leased += capacity // GROUP_SIZE
@@ -71,7 +80,7 @@ class EmptyBroker:
             self._batch_is_ready.set()
         return [PutStatus.ACCEPTED] * len(puts)
 
-    async def take(self, version: int, timeout: float) -> Batch | None:
+    async def take(self, version: int, timeout: float, *, epoch: int = 0) -> Batch | None:
         """See `Broker.take`; equal payloads, each of which travels."""
         self._wanted = (version + 1) * BATCH
         self._batch_is_ready.clear()
@@ -82,8 +91,9 @@ class EmptyBroker:
             return None
         return Batch(version=version, payloads=to_arrays([self._payload] * BATCH))
 
-    async def ack(self, version: int, statistics: Any) -> None:
+    async def ack(self, version: int, statistics: Any, *, epoch: int = 0) -> bool:
         """See `Broker.ack`."""
+        return True
 
 
 def write_and_sync(

@@ -32,7 +32,7 @@ COUNT_SECONDS, TOKENS = 6.0, 20
 class LoraOptions(Options):
     """Options of `headway bench lora`."""
 
-    hidden: Annotated[int, typer.Option(min=64, help="Width of the model.")] = 1024
+    hidden: Annotated[int, typer.Option(min=128, help="Width of the model.")] = 1024
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 2
     rank: Annotated[int, typer.Option(min=1, help="Of the adapter, on every projection.")] = 8
     dtype: Annotated[str, choice(("float32", "bfloat16"), "Of weights and engine.")] = "float32"

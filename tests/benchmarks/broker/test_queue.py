@@ -1,12 +1,15 @@
 """`headway bench queue`: what it puts is what was leased, and its figures are medians of rounds."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.broker.ceilings import EmptyBroker
 from benchmarks.broker.load import GROUP_SIZE, make_lease, payload_of
 from benchmarks.broker.queue import conclude
 from benchmarks.broker.queue import summarize as medians
+from queues.ray_broker import BrokerActor
 from queues.schema import summarize
 
 
@@ -21,6 +24,15 @@ def test_a_payload_is_made_for_its_lease_and_sampled_at_the_served_version(
     assert (summary.group_id, summary.prompt_id) == ("g00012345", "bench/0/00012345")
     assert (summary.oldest_version, summary.newest_version) == (version, version)
     assert (summary.rollouts, summary.tokens) == (rollouts, rollouts * (tokens - 3))
+
+
+CALLS = [name for name in vars(EmptyBroker) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_ceiling_of_messages_takes_the_calls_of_the_broker(name):
+    ours, brokers = (inspect.signature(getattr(kind, name)) for kind in (EmptyBroker, BrokerActor))
+    assert list(ours.parameters) == list(brokers.parameters)
 
 
 def test_ratios_are_medians_of_those_of_each_round() -> None:
