@@ -1,6 +1,6 @@
 """Cost of a run's control plane with 8 to 1,024 simulated actors.
 
-    headway bench scale [--actors 8 32 128 512 1024] [--rates 200 0]
+    headway bench scale [--actors 8,32,128,512,1024] [--rates 200,0]
 
 Broker, broadcaster and metrics are real. For each number of actors and each rate of groups/s (0: as
 many as they can) it shows what is accepted, the seconds of calls, cores and memory. The 99th

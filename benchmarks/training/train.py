@@ -1,6 +1,6 @@
 """Utilisation of the machine by the learner: tokens/s, and operations beside a matrix product's.
 
-    headway bench train [--sizes demo 60m] [--threads 1]
+    headway bench train [--sizes demo,60m] [--threads 1]
 
 The real learner of one rank trains synthetic batches, each between two measurements of the best
 matrix product. "Host" is the updater's time besides computing; "gap" lies between the computing of
