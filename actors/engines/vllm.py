@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
-from actors.engines.vllm_output import captured, cause_in, died, log_to, memory_problem
+from actors.engines.vllm_errors import start_error, typed_errors
+from actors.engines.vllm_output import captured, died, log_to
 from actors.errors import EngineDied, EngineStale
-from headway.errors import HeadwayError, InputError
+from headway.errors import HeadwayError
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
@@ -37,7 +38,6 @@ FINISH_REASONS = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORTED,
 }
-_WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 class VllmEngine:
@@ -88,11 +88,11 @@ class VllmEngine:
                     AsyncEngineArgs(**arguments), usage_context=usage
                 )
             except (ValueError, OSError, RuntimeError) as error:
-                raise self._start_error(error, printed()) from error
+                raise start_error(self._spec.model_path, error, printed()) from error
         if self._spec.log is not None:
             log_to(self._spec.log)
         try:
-            with _typed_errors():
+            with typed_errors():
                 if self._spec.weight_sync.staged:
                     await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
                 label = -1 if self._version is None else self._version
@@ -102,19 +102,6 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
-
-    def _start_error(self, error: Exception, printed: str) -> HeadwayError:
-        """Return the error of an engine that did not start, in the terms of a recipe."""
-        from vllm.platforms import current_platform
-
-        model_path, text = self._spec.model_path, f"{printed}\n{error}"
-        problem = memory_problem(text, cpu=current_platform.is_cpu())
-        if problem is not None:
-            message, permanent = problem
-            return (InputError if permanent else EngineDied)(f"model {model_path!r}: {message}")
-        if not (isinstance(error, RuntimeError) or _is_of_system(error)):
-            return InputError(f"vLLM cannot serve {model_path!r}: {error}")
-        return EngineDied(f"vLLM did not start for {model_path!r}: {cause_in(printed) or error}")
 
     def inventory(self) -> Signature:
         """See `RolloutEngine.inventory`; weights of any dtype are cast when loaded."""
@@ -132,7 +119,7 @@ class VllmEngine:
         """See `RolloutEngine.generate`."""
         if self._version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
-        with _typed_errors():
+        with typed_errors():
             if cache_salt is not None:
                 await self._admitted()
                 return await self._sample(request_id, prompt_ids, sampling, cache_salt)
@@ -220,7 +207,7 @@ class VllmEngine:
         """See `RolloutEngine.interrupt`."""
         self._interrupted = True
         self._admits.set()
-        with _typed_errors():
+        with typed_errors():
             if self._engine is not None:
                 await self._engine.abort(list(self._requests))
 
@@ -232,7 +219,7 @@ class VllmEngine:
             mode=PAUSE_MODES[self._spec.weight_sync.update_mode],
             clear_cache=self._spec.weight_sync.clear_cache,
         )
-        with _typed_errors():
+        with typed_errors():
             await self._answered(pausing)
             recalled, self._unstarted = self._unstarted, set()
             self._recalled |= recalled
@@ -245,7 +232,7 @@ class VllmEngine:
         """
         manifest = weights.manifest.to_json()
         self.prepared = None
-        with _typed_errors():
+        with typed_errors():
             if not await self._on_all_workers("prepare_weights", manifest):
                 return
             while True:
@@ -275,7 +262,7 @@ class VllmEngine:
 
     async def serve(self, version: int) -> None:
         """See `DirectEngine.serve`."""
-        with _typed_errors():
+        with typed_errors():
             await self._answered(self._engine.update_weight_version(str(version)))
         self._version = version
 
@@ -329,7 +316,7 @@ class VllmEngine:
 
     async def resume(self) -> None:
         """See `UpdatableEngine.resume`."""
-        with _typed_errors():
+        with typed_errors():
             await self._answered(self._engine.resume_generation())
         self._admits.set()
 
@@ -343,31 +330,3 @@ class VllmEngine:
             log.setLevel(logging.CRITICAL)  # vLLM logs its own shutdown as a failure
             await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_SECONDS)
             log.setLevel(level)
-
-
-def _is_of_system(error: Exception) -> bool:
-    """Return True if the system caused an error, such as a full disk; False for a wrong path.
-
-    Errors of a model hub are OSErrors too, without a number.
-    """
-    return (
-        isinstance(error, OSError)
-        and error.errno is not None
-        and not isinstance(error, _WRONG_PATH)
-    )
-
-
-@contextmanager
-def _typed_errors() -> Iterator[None]:
-    """Translate vLLM's errors into those of `actors.errors`."""
-    from vllm.exceptions import VLLMClientError
-    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-    try:
-        yield
-    except EngineDeadError as error:
-        raise EngineDied(died()) from error
-    except (VLLMClientError, ValueError) as error:
-        raise InputError(f"vLLM refused a request: {error}") from error
-    except EngineGenerateError as error:
-        raise HeadwayError(f"vLLM failed a request: {error.__cause__ or error}") from error

@@ -94,9 +94,11 @@ def _refuse_sampling(environment: Any, *, setting: str) -> None:
 
 def load_conversations(
     name: str, options: dict[str, Any], code_execution: str
-) -> "Callable[[], Conversation]":
+) -> "Callable[[], VerifiersConversation]":
     """Return a function that makes conversations; arguments as `load_environment`."""
-    return partial(Conversation, load_verifiers(name, options, setting="actors.environment"))
+    return partial(
+        VerifiersConversation, load_verifiers(name, options, setting="actors.environment")
+    )
 
 
 def _keep_errors(rubric: Any) -> None:
@@ -126,14 +128,14 @@ def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def library_loop() -> asyncio.AbstractEventLoop:
     """Start the event loop that all code of the library runs in, in a thread of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
 
 
-class Conversation:
+class VerifiersConversation:
     """One rollout of an environment of the library, which all share (an `Environment`)."""
 
     def __init__(self, environment: Any) -> None:
@@ -154,7 +156,7 @@ class Conversation:
         first = [{"role": message.role, "content": message.content} for message in opening(prompt)]
         client = self._client  # not `self`: deleting this conversation has to cancel the task
         played = _play(self._environment, {**row, "prompt": first}, client)
-        self.task = asyncio.run_coroutine_threadsafe(played, _loop())
+        self.task = asyncio.run_coroutine_threadsafe(played, library_loop())
         self.task.add_done_callback(lambda _: _put(client.requests, False))
         if not await self._wants_message():
             raise ValueError("the environment ended before the first message of the policy")
@@ -194,7 +196,7 @@ class Conversation:
     async def _wants_message(self) -> bool:
         """Return True once the environment wants a message, False at its end; raise its error."""
         assert self.task is not None
-        request = asyncio.run_coroutine_threadsafe(self._client.requests.get(), _loop())
+        request = asyncio.run_coroutine_threadsafe(self._client.requests.get(), library_loop())
         try:
             wants_message = await asyncio.wrap_future(request)
         except asyncio.CancelledError:
@@ -215,7 +217,7 @@ class Conversation:
 
 def _put(queue: asyncio.Queue[Any], item: Any) -> None:
     """Put an item into a queue of the library's event loop, from any thread."""
-    _loop().call_soon_threadsafe(queue.put_nowait, item)
+    library_loop().call_soon_threadsafe(queue.put_nowait, item)
 
 
 async def _play(environment: Any, row: dict[str, Any], client: Any) -> Any:
@@ -243,7 +245,7 @@ def _client() -> Any:
     from verifiers.types import Response, ResponseMessage
 
     class Policy(Client):
-        """Passes the library's requests on to a `Conversation`, and its answers back."""
+        """Passes the library's requests on to a `VerifiersConversation`, and its answers back."""
 
         def __init__(self) -> None:
             super().__init__(None)

@@ -13,7 +13,7 @@ from actors.engines.protocol import SamplingParameters
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
 from actors.environments.tool_calls import find_calls
-from actors.environments.verifiers_environment import _loop
+from actors.environments.verifiers_environment import library_loop
 from actors.errors import EnvironmentFailed
 from actors.sources.load_source import load_source
 from headway.errors import InputError
@@ -267,10 +267,10 @@ def test_conversations_that_are_cut_off_leave_nothing_running():
             max_turns=2,
         )  # fmt: skip
         made = await runner.run(lease(), 0)
-        await until(lambda: asyncio.all_tasks(_loop()) <= others)
+        await until(lambda: asyncio.all_tasks(library_loop()) <= others)
         return made
 
-    others = asyncio.all_tasks(_loop())
+    others = asyncio.all_tasks(library_loop())
     before = Orderly.ended, Tidy.ended
     made = asyncio.run(scenario())
     assert (made.turns, made.reward, made.finish_reason.value) == (2, 0.0, "length")
