@@ -5,12 +5,13 @@ Validated without importing torch; `learner.model` checks what depends on the mo
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headway.cpu_cores import Cores, parse_cores
 from headway.recipe_section import MAY_CHANGE, Section
 from learner.config.lora import ADAPTED, LoraConfig, check_lora
 from learner.config.objective import ObjectiveConfig
+from learner.config.objective_rules import check_traits
 from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
@@ -36,14 +37,19 @@ class TinyModelConfig(Section):
     context: int = Field(default=512, ge=16)
     """Longest sequence in tokens."""
 
+    @field_validator("characters")
+    @classmethod
+    def _characters_differ(cls, characters: str) -> str:
+        if len(set(characters)) != len(characters):
+            raise ValueError("characters must not repeat")
+        return characters
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
             )
-        if len(set(self.characters)) != len(self.characters):
-            raise ValueError("characters must not repeat")
         return self
 
 
@@ -141,6 +147,11 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return min(float(threads), available / self.ranks)
 
     @model_validator(mode="after")
+    def _objective_goes_together(self) -> Self:
+        check_traits(self, self.traits)
+        return self
+
+    @model_validator(mode="after")
     def _cores_are_shared_equally(self) -> Self:
         if self.cores is None:
             return self
@@ -171,13 +182,21 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return self
 
     @model_validator(mode="after")
-    def _deepspeed_can(self) -> Self:
+    def _muon_trains_no_factors(self) -> Self:
         check_lora(self.lora, self)
+        return self
+
+    @model_validator(mode="after")
+    def _zero_manages_what_is_offloaded(self) -> Self:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "offload_optimizer = true needs zero_stage 1, 2 or 3, not 0: DeepSpeed offloads "
                 "only what ZeRO manages"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
         optimizers: list[tuple[str, OptimizerConfig]] = [("", self)]
         if self.critic is not None and not self.critic.shared:
             optimizers.append(("critic.", self.critic))

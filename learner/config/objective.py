@@ -8,7 +8,6 @@ from pydantic import Field, field_validator, model_validator
 from headway.recipe_section import ResumeRule, Section
 from headway.registry import Registry
 from learner.config.lora import ADAPTED, LoraConfig, check_lora
-from learner.config.objective_rules import check_traits
 from learner.config.optimizer import OptimizerConfig
 from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
 
@@ -100,17 +99,25 @@ class CriticConfig(OptimizerConfig):
                 f"{self.pretrain_batches}: a head on the policy's backbone has no backbone of its "
                 "own to load, and cannot be trained without it; leave both out, or shared = false"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _shared_has_no_adapter_of_its_own(self) -> Self:
         if self.shared and self.lora is not None:
             raise ValueError(
                 "critic.shared = true with a section [critic.lora]: the policy's backbone has the "
                 "adapter of [learner.lora]; leave one out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _muon_trains_no_factors(self) -> Self:
         check_lora(self.lora, self)
         return self
 
 
 class ObjectiveConfig(Section):
-    """The objective that the learner optimises."""
+    """The objective that the learner optimises; `objective_rules` says what goes together."""
 
     on_resume = OPTIMISED
 
@@ -171,20 +178,20 @@ class ObjectiveConfig(Section):
     @field_validator("advantage", "loss", "correction")
     @classmethod
     def _known(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
+        for name in (value,) if isinstance(value, str) else value:
+            _KINDS[info.field_name].check(name)
+        return value
+
+    @field_validator("correction")
+    @classmethod
+    def _named_once(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         names = (value,) if isinstance(value, str) else value
         if not names:
             raise ValueError('an empty list; write "none"')
-        for name in names:
-            _KINDS[info.field_name].check(name)
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
         return value
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        check_traits(self, self.traits)
-        return self
 
     @property
     def traits(self) -> ObjectiveTraits:

@@ -1,39 +1,38 @@
 """Rules of what goes together in an objective, as functions over its settings and traits.
 
-The settings check themselves with the traits of built-in functions (`ObjectiveConfig`); a run
+The settings check themselves with the traits of built-in functions (`LearnerConfig`); a run
 checks them again with those of all functions, loaded (`learner.objective.checks`). No torch.
 """
 
-from typing import TYPE_CHECKING
-
 from headway.errors import InputError
+from learner.config.objective import ObjectiveConfig
 from learner.config.traits import REJECTIONS, WEIGHTS, AdvantageTraits, LossTraits, ObjectiveTraits
-
-if TYPE_CHECKING:
-    from learner.config.objective import ObjectiveConfig
 
 RATIO_FORMS = ("ratio_k1", "ratio_k3", "weighted_k2")
 """Forms of the KL term in the loss that weigh by the ratio current / behaviour policy."""
 
 
-def check_traits(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
+def check_traits(config: ObjectiveConfig, traits: ObjectiveTraits) -> None:
     """Refuse settings that contradict the traits of the functions they name.
 
     Raises:
         InputError: A ratio would count twice, something needed is not computed, or a function is
             not defined for another setting.
     """
-    _check_corrections(config, traits)
+    _check_weights_count_once(traits)
     _check_needs(config, traits)
     if traits.loss is not None:
-        _check_loss(config, traits.loss)
+        _check_correction_of(config, traits.loss, traits)
+        _check_steps(config, traits.loss)
+        _check_where_defined(config, traits.loss)
     if traits.advantage is not None:
-        _check_advantage(config, traits.advantage)
+        _check_critic(config, traits.advantage)
+        _check_task_rewards(config, traits.advantage)
     if config.drop_tied and (reason := what_ties_teach(config, traits)):
         raise InputError(dropping_refused("learner.drop_tied", reason))
 
 
-def what_ties_teach(config: "ObjectiveConfig", traits: ObjectiveTraits) -> str | None:
+def what_ties_teach(config: ObjectiveConfig, traits: ObjectiveTraits) -> str | None:
     """Return the setting by which groups of equal task rewards teach something; None if none does.
 
     An advantage that is not loaded is taken to compare the rollouts of a group alone.
@@ -64,7 +63,7 @@ def dropping_refused(setting: str, reason: str) -> str:
     )
 
 
-def corrects_off_policyness(config: "ObjectiveConfig", traits: ObjectiveTraits) -> bool:
+def corrects_off_policyness(config: ObjectiveConfig, traits: ObjectiveTraits) -> bool:
     """Return True if the objective accounts for rollouts sampled by another policy.
 
     A loss that is not loaded is taken to own a ratio.
@@ -75,7 +74,7 @@ def corrects_off_policyness(config: "ObjectiveConfig", traits: ObjectiveTraits) 
     return corrected or off_policy or _weighs_by_behavior(config, traits.loss)
 
 
-def behavior_comparison(config: "ObjectiveConfig", traits: ObjectiveTraits) -> str | None:
+def behavior_comparison(config: ObjectiveConfig, traits: ObjectiveTraits) -> str | None:
     """Return the setting that compares with the probabilities that tokens were sampled with.
 
     None if no setting does. A loss that is not loaded is taken to own a ratio.
@@ -90,31 +89,38 @@ def behavior_comparison(config: "ObjectiveConfig", traits: ObjectiveTraits) -> s
     return "kl" if in_kl else None
 
 
-def _weighs_by_behavior(config: "ObjectiveConfig", loss: LossTraits | None) -> bool:
+def _weighs_by_behavior(config: ObjectiveConfig, loss: LossTraits | None) -> bool:
     """Return True if the loss itself weighs tokens by current / behaviour policy."""
     if loss is None:
         return not config.uses_proximal
     return loss.owns_is and (loss.anchor == "behavior" or not config.uses_proximal)
 
 
-def _check_corrections(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
-    weighing = [name for name, item in traits.corrections.items() if item and item.weighs]
+def _weighing(traits: ObjectiveTraits) -> list[str]:
+    """Return the corrections that weigh by proximal / behaviour policy."""
+    return [name for name, item in traits.corrections.items() if item and item.weighs]
+
+
+def _check_weights_count_once(traits: ObjectiveTraits) -> None:
+    weighing = _weighing(traits)
     if len(weighing) > 1:
         raise InputError(
             f"corrections {' and '.join(weighing)} each weigh by proximal / behaviour policy, so "
             f"together they would count it twice; use one of {', '.join(WEIGHTS)}, with any of "
             f"{', '.join(REJECTIONS)}"
         )
-    loss = traits.loss
-    if loss is None or not config.corrections:
-        return
-    if loss.unit == "group":
+
+
+def _check_correction_of(
+    config: ObjectiveConfig, loss: LossTraits, traits: ObjectiveTraits
+) -> None:
+    if config.corrections and loss.unit == "group":
         raise InputError(
             f"loss {config.loss!r} compares the rollouts of a group, and correction "
             f"{config.corrections[0]!r} would weigh the tokens of one apart from those of the "
             'others; use correction = "none"'
         )
-    if not weighing:
+    if not (weighing := _weighing(traits)):
         return
     only_rejects = f"or one of {', '.join(REJECTIONS)}, which weigh nothing"
     if _weighs_by_behavior(config, loss):
@@ -131,7 +137,7 @@ def _check_corrections(config: "ObjectiveConfig", traits: ObjectiveTraits) -> No
         )
 
 
-def _check_needs(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
+def _check_needs(config: ObjectiveConfig, traits: ObjectiveTraits) -> None:
     supplies = {
         "reference_logprobs": (config.uses_reference, "give a [learner.kl] section"),
         "proximal_logprobs": (config.uses_proximal, "set learner.recompute_proximal = true"),
@@ -144,7 +150,7 @@ def _check_needs(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
             raise InputError(f"{function} needs {name}, which nothing computes; {remedy}")
 
 
-def _check_loss(config: "ObjectiveConfig", loss: LossTraits) -> None:
+def _check_steps(config: ObjectiveConfig, loss: LossTraits) -> None:
     if loss.single_step and config.steps_per_batch > 1:
         raise InputError(
             f"loss {config.loss!r} with loss_options = {config.loss_options} takes the current "
@@ -152,6 +158,9 @@ def _check_loss(config: "ObjectiveConfig", loss: LossTraits) -> None:
             f"{config.steps_per_batch} steps (minibatches · epochs) move it; use "
             '"recompute", or one step'
         )
+
+
+def _check_where_defined(config: ObjectiveConfig, loss: LossTraits) -> None:
     advantages = None if ":" in config.advantage else loss.advantages
     for setting, allowed in (("aggregation", loss.aggregations), ("advantage", advantages)):
         value = getattr(config, setting)
@@ -163,13 +172,16 @@ def _check_loss(config: "ObjectiveConfig", loss: LossTraits) -> None:
             )
 
 
-def _check_advantage(config: "ObjectiveConfig", advantage: AdvantageTraits) -> None:
+def _check_critic(config: ObjectiveConfig, advantage: AdvantageTraits) -> None:
     built_in = ":" not in config.advantage  # a user's may give returns without needing values
     if config.critic is not None and built_in and "values" not in advantage.needs:
         raise InputError(
             f'[learner.critic] needs advantage = "gae", not {config.advantage!r}: only GAE uses '
             "values"
         )
+
+
+def _check_task_rewards(config: ObjectiveConfig, advantage: AdvantageTraits) -> None:
     if not advantage.takes_task_rewards:
         return
     if config.kl is not None and config.kl.placement == "reward":

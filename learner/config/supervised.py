@@ -30,8 +30,12 @@ class SupervisedConfig(OptimizerConfig):
     """An adapter, which is trained in place of the weights and merged into the model at the end."""
 
     @model_validator(mode="after")
-    def _deepspeed_can(self) -> Self:
+    def _muon_trains_no_factors(self) -> Self:
         check_lora(self.lora, self)
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
         check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
         return self
 

@@ -1,0 +1,16 @@
+from learner.advantages import Advantages as Advantages
+from learner.advantages import advantage as advantage
+from learner.advantages import compute_advantages as compute_advantages
+from learner.advantages.returns import gae as gae
+from learner.batch.packing import balance as balance
+from learner.batch.packing import pack as pack
+from learner.batch.token_weights import token_weights as token_weights
+from learner.corrections import Correction as Correction
+from learner.corrections import importance_weights as importance_weights
+from learner.diagnostics.off_policy import effective_sample_size as effective_sample_size
+from learner.losses import LossInputs as LossInputs
+from learner.losses import TokenLoss as TokenLoss
+from learner.losses import policy_loss as policy_loss
+from learner.losses import policy_loss_function as policy_loss_function
+from learner.losses.kl import kl_penalty as kl_penalty
+from learner.losses.value_loss import value_loss as value_loss
