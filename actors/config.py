@@ -365,10 +365,10 @@ class PromptsConfig(Section):
     pass_threshold: float = 1.0
     """Reward from which a rollout passes, without penalties for its length."""
     on_change: Resumable[Literal["refuse", "new_epoch"]] = "refuse"
-    """What a resumed run does if its prompts or held-out problems are not those of its last session
-    any more: refuse, or leave the epoch and begin a new one of the present prompts, in which none
-    comes twice. Evaluations keep the held-out problems that the run began with, and neither these
-    nor the present ones are drawn from then on."""
+    """Behaviour of a resumed run if its prompts or held-out problems are not those of its last
+    session any more: refuse, or leave the epoch and begin a new one of the present prompts, in
+    which none comes twice. Evaluations keep the held-out problems that the run began with, and
+    neither these nor the present ones are drawn from then on."""
 
 
 class HeldoutConfig(Section):
@@ -377,8 +377,8 @@ class HeldoutConfig(Section):
     on_resume = EVALUATED
 
     source: SourceName | None = None
-    """As prompts.source; None takes the held-out problems of the training source, which then never
-    draws them for training."""
+    """Source in the form of prompts.source; None takes the held-out problems of the training
+    source, which then never draws them for training."""
     source_options: dict[str, Any] = Field(default={})
     """Keywords of `source`; empty takes prompts.source_options."""
     size: int = Field(default=500, ge=1)

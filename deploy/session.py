@@ -21,7 +21,7 @@ from deploy.runtime.console import Terminal
 from deploy.runtime.environment import environment
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.repair.checkpoints import find_checkpoint
+from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import RESTARTS, restore
 from deploy.storage.sessions import begin_session

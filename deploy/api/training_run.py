@@ -203,7 +203,10 @@ def resume(
     settings = list(override_settings(overrides or {}))
     with _importing_from_here():
         resumed_recipe(directory, settings)
-    arguments = [str(directory.path), *(part for one in settings for part in ("--set", one))]
+    arguments = [
+        str(directory.path),
+        *(part for setting in settings for part in ("--set", setting)),
+    ]
     return TrainingRun(directory.path, [[*COMMAND, "resume", *arguments]], None)
 
 

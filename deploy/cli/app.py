@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.cli.arguments import Command
 from deploy.cli.bench import BenchCommand, Group, bench
-from deploy.cli.jobs import attach, cancel, submit
-from deploy.cli.options import Command
+from deploy.cli.job_commands import attach, cancel, submit
 from deploy.cli.recipes import plan, presets, try_recipe, validate
 from deploy.cli.runs import export, replay, requeue, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli.options import Command, WithoutFlagTypes
+from deploy.cli.arguments import Command, WithoutFlagTypes
 from headway.errors import InputError
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import Overrides, Recipe, RunsDir, load, next_command
+from deploy.cli.arguments import Overrides, Recipe, RunsDir, load, next_command
 from deploy.runtime.safe_console import SafeConsole, echo
 from deploy.runtime.signals import deferred
 
@@ -40,8 +40,8 @@ def validate(
 
         check_memory(config, SafeConsole(stderr=True))
     from deploy.config.loader import short_text
-    from deploy.config.objective_rules import hardly_trains
     from deploy.config.recipe_text import recipe_text
+    from deploy.config.rollout_rules import hardly_trains
 
     for note in hardly_trains(config):
         typer.echo(f"note: {note}", err=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import RunName, RunsDir
+from deploy.cli.arguments import RunName, RunsDir
 from deploy.runtime.safe_console import echo
 
 
@@ -40,7 +40,7 @@ def requeue(
     from deploy.storage.run_directory import RunDirectory
     from headway.errors import InputError
     from queues.readers.accounting import read_accounting
-    from queues.storage.repair import requeue as put_back
+    from queues.storage.ledger_repair import requeue as put_back
 
     directory = RunDirectory.open(run, runs_dir)
     with directory.held():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
+from deploy.cli.arguments import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import RunFailed
 from deploy.runtime import session_process
 from deploy.runtime.signals import deferred
@@ -171,7 +171,7 @@ def _train(
 def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Make the warm start of a recipe: supervised learning on its demonstrations."""
     config = load(recipe, overrides)
-    from deploy.offline.sft import warm_start
+    from deploy.offline.warm_start import warm_start
     from deploy.runtime.console import Terminal
 
     terminal = Terminal()
@@ -187,7 +187,7 @@ def reward_model(
 ) -> None:
     """Train the reward models of a recipe on its preference pairs."""
     config = load(recipe, overrides)
-    from deploy.offline.reward_model import train_reward_models
+    from deploy.offline.reward_models import train_reward_models
     from deploy.runtime.console import Terminal
 
     terminal = Terminal()

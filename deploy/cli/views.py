@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from deploy.cli.options import RunName, RunsDir, complete_runs
+from deploy.cli.arguments import RunName, RunsDir, complete_runs
 from deploy.runtime.safe_console import SafeConsole, echo
 
 

@@ -16,7 +16,7 @@ class Change(NamedTuple):
 
     name: str
     before: str
-    """As TOML; "none" where it is not set."""
+    """TOML of the value; "none" where it is not set."""
     after: str
 
     def __str__(self) -> str:

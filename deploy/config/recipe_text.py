@@ -20,9 +20,9 @@ class Keys(Enum):
     ALL = "all"
     """Every key; one without a value, since TOML has no null, as a comment."""
     SET = "set"
-    """Those that are set, by a recipe or for this machine, and those that differ."""
+    """Keys that a recipe or this machine sets, and those that differ from the default."""
     DIFFERING = "differing"
-    """Those whose value is not the default."""
+    """Keys whose value is not the default."""
 
 
 def recipe_text(config: RunConfig, keys: Keys = Keys.ALL) -> str:

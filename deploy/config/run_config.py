@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.config.deploy_config import DeployConfig
 from deploy.config.messages import explain
-from deploy.config.objective_rules import check_against_objective, check_batch
+from deploy.config.rollout_rules import check_against_objective, check_batch
 from deploy.config.source_rules import check_source
 from deploy.config.weight_transport_rules import check_transport
 from headway.errors import InputError

@@ -16,7 +16,7 @@ from deploy.driver.run_context import RunContext
 from deploy.driver.supervisor import TIMING, Supervisor, Timing
 from deploy.errors import RunFailed
 from deploy.observability.exporter import show_process
-from deploy.storage.repair.checkpoints import find_checkpoint_of_live
+from deploy.storage.repair.whole_checkpoints import find_checkpoint_of_live
 from headway.daemon_thread import run_in_daemon_thread
 from headway.metrics import MetricsAccess
 from headway.roles import ProcessName, Role

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from deploy.storage.atomic_folder import atomic_folder
-from deploy.storage.repair.checkpoints import examine
+from deploy.storage.repair.whole_checkpoints import examine
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import FILE_NAME

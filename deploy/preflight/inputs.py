@@ -11,7 +11,7 @@ from actors.sources.protocol import RestartableSource
 from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
-from deploy.preflight.checks import (
+from deploy.preflight.loaded_checks import (
     CHECKS,
     Loaded,
     check_objective,
@@ -19,7 +19,7 @@ from deploy.preflight.checks import (
     check_scoring,
     check_space,
 )
-from deploy.preflight.machine import check_machine
+from deploy.preflight.machine_checks import check_machine
 from deploy.preflight.model_origins import fingerprint_of_model
 from deploy.preflight.models import model_path, reward_model_paths
 from deploy.preflight.prompts import open_prompts

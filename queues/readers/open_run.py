@@ -33,10 +33,10 @@ _verified: dict[Path, tuple[Any, ...]] = {}
 def _files(path: Path) -> tuple[Any, ...]:
     """Return what differs after any write to a ledger."""
     files = [path, path.with_name(f"{path.name}-wal")]
-    found = [file.stat() for file in files if file.exists()]
+    states = [file.stat() for file in files if file.exists()]
     return tuple(
         (file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns)
-        for file in found
+        for file in states
         if file.st_size  # readers create and delete empty -wal files
     )
 

@@ -132,7 +132,7 @@ def replace_what_is_slow() -> None:
     tables.show = lambda *_: None
     report.new_figure = report.draw_timeline = lambda *_: None
     report.page = lambda title, *_: f"<html>{title}</html>\n"
-    sft = ModuleType("deploy.offline.sft")
+    sft = ModuleType("deploy.offline.warm_start")
 
     def warm_start(config, terminal, *, replace):
         from deploy.storage.atomic_folder import atomic_folder, check_absent

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.storage.repair.checkpoints import find_checkpoint
+from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session, resumed_recipe

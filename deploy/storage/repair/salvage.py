@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from deploy.storage.repair.backups import named_backup
-from deploy.storage.repair.checkpoints import Examined, examine, give_up, unknown_checkpoints
 from deploy.storage.repair.mending import Say, mend_rows, set_aside
+from deploy.storage.repair.whole_checkpoints import Examined, examine, give_up, unknown_checkpoints
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
 from headway.errors import InputError
@@ -20,7 +20,7 @@ from queues.errors import LedgerError
 from queues.readers.checkpoints import read_progress
 from queues.readers.lost_groups import LostGroup, lost_groups
 from queues.readers.open_run import open_ledger
-from queues.storage.repair import GivenUp, go_back
+from queues.storage.ledger_repair import GivenUp, go_back
 
 
 def salvage(directory: RunDirectory, say: Say) -> None:

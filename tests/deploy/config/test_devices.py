@@ -8,7 +8,7 @@ import pytest
 from deploy.config import devices
 from deploy.config.devices import for_this_machine, visible_gpus
 from deploy.config.run_config import RunConfig
-from deploy.preflight.machine import check_gpus
+from deploy.preflight.machine_checks import check_gpus
 from headway.errors import InputError
 
 

@@ -19,8 +19,8 @@ from actors.rollout.chat_rendering import Renderer
 from actors.sources.filters import shorter
 from actors.sources.load_source import load_source
 from deploy.config.loader import load_recipe
-from deploy.offline.sft import Demonstrations
 from deploy.offline.try_recipe import try_recipe
+from deploy.offline.warm_start import Demonstrations
 from deploy.preflight.inputs import Inputs
 from headway.errors import InputError
 from learner.model.policy import load_tokenizer as load_of_learner

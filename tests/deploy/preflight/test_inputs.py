@@ -8,7 +8,7 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.preflight.inputs import check_code, load_inputs
-from deploy.preflight.machine import (
+from deploy.preflight.machine_checks import (
     DESCRIPTORS,
     DESCRIPTORS_OF_PEER,
     check_descriptors,

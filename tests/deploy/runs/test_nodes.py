@@ -10,7 +10,7 @@ import pytest
 from headway import clock
 from learner.diagnostics.trained_log import VARIABLE
 from tests.deploy.conftest import HEADWAY
-from tests.deploy.offline.test_reward_model import JUDGED, SECTION
+from tests.deploy.offline.test_reward_models import JUDGED, SECTION
 from tests.deploy.processes import titled
 from tests.deploy.running import ACTOR, BROKER, ENDLESS, RANK, Running, until
 

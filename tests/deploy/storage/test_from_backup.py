@@ -6,8 +6,8 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.storage.repair.backups import find_begun_run, from_backup
-from deploy.storage.repair.checkpoints import find_checkpoint
 from deploy.storage.repair.salvage import salvage
+from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session, resumed_recipe
 from headway.errors import InputError

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.storage.repair.checkpoints import find_checkpoint
 from deploy.storage.repair.salvage import last_whole
+from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session
 from headway.errors import InputError

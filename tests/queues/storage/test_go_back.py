@@ -12,8 +12,8 @@ from queues.readers.lost_groups import lost_groups
 from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
+from queues.storage.ledger_repair import GivenUp, go_back
 from queues.storage.ledger_schema import sessions_of
-from queues.storage.repair import GivenUp, go_back
 from tests.queues.conftest import answer, make_broker, make_prompts, opened
 
 SIZES = {"steps": 9, "segment_bytes": 1, "patience_seconds": 0.0}

@@ -5,7 +5,7 @@ import pytest
 from headway.errors import InputError
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
-from queues.storage.repair import requeue
+from queues.storage.ledger_repair import requeue
 from tests.queues.conftest import answer, make_broker, make_prompts, opened
 
 

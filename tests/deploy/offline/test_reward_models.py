@@ -10,8 +10,8 @@ import pytest
 
 from actors.reward_models.folder import TextReader
 from deploy.config.loader import load_recipe
-from deploy.offline import reward_model
-from deploy.offline.reward_model import PreferencePairs
+from deploy.offline.reward_models import PreferencePairs
+from deploy.preflight.model_origins import reward_model_origin
 from deploy.preflight.models import reward_model_paths
 from headway.errors import InputError
 
@@ -87,7 +87,7 @@ def test_members_are_found_in_the_order_of_their_numbers(tmp_path):
     config = config_of(tmp_path, JUDGED)
     for member in (10, 2, 0):
         (config.reward_models / f"model-{member}").mkdir(parents=True)
-    origin = reward_model.reward_model_origin(config)
+    origin = reward_model_origin(config)
     (config.reward_models / "origin.json").write_text(origin)
     names = [path.rpartition("/")[2] for path in reward_model_paths(config)]
     assert names == ["model-0", "model-2", "model-10"]

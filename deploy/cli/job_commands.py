@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import Overrides, Recipe, Replace, load
+from deploy.cli.arguments import Overrides, Recipe, Replace, load
 from deploy.runtime.safe_console import echo
 
 Address = Annotated[str, typer.Option(help="Address of a cluster's dashboard: http://HEAD:8265.")]

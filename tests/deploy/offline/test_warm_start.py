@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.offline import sft as warm_start
+from deploy.offline import warm_start
 from deploy.storage.atomic_folder import atomic_folder
 from headway.errors import InputError
 

@@ -16,7 +16,7 @@ from weight_sync.open_files import RAISE_LIMIT, allow_open_files
 DESCRIPTORS = 256
 """Files, pipes and sockets that a process of a run may need; about 80 were counted at most."""
 DESCRIPTORS_OF_PEER = 8
-"""The same for each actor and each rank that it talks to."""
+"""Files, pipes and sockets for each actor and each rank that such a process talks to."""
 CONNECT_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
 

@@ -11,7 +11,7 @@ from actors.environments.single_turn import opening
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
-from deploy.config.objective_rules import check_against_objective
+from deploy.config.rollout_rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.planner.disk_space import check_free_space
 from deploy.preflight.models import Shapes, check_adapter, check_examples, check_workers, find_model

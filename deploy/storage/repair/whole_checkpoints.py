@@ -17,8 +17,8 @@ from headway.folder_checksums import damage_of
 from queues.errors import JournalError, LedgerError
 from queues.readers.checkpoints import Checkpoint, Progress, read_progress
 from queues.readers.lost_groups import lost_groups
+from queues.storage.ledger_repair import forget_checkpoints
 from queues.storage.ledger_schema import JOURNAL_NAME
-from queues.storage.repair import forget_checkpoints
 
 
 class Examined(NamedTuple):
@@ -27,7 +27,7 @@ class Examined(NamedTuple):
     version: int
     folder: Path
     damage: str | None
-    """What is wrong with it, naming the file; None if it is whole."""
+    """Problem of it, naming the file; None if it is whole."""
 
 
 def examine(directory: RunDirectory, recorded: Sequence[Checkpoint]) -> Iterator[Examined]:
