@@ -104,7 +104,7 @@ def without_known_secrets(text: str) -> str:
     now = time.monotonic()
     if now >= _known_until:
         _seen.update(_secrets(os.environ))
-        _known, _known_until = [*_written(_seen)], now + REFRESH_SECONDS
+        _known, _known_until = [*forms_of(_seen)], now + REFRESH_SECONDS
     for secret, name in _known:
         if secret in text:
             text = text.replace(secret, f"[{name}]")
@@ -161,7 +161,7 @@ def _files(environment: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     yield home / ".netrc", ".netrc"
 
 
-def _written(secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def forms_of(secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield every form in which a text may have a secret, the longest secret first."""
     for secret, name in sorted(secrets.items(), key=lambda item: -len(item[0])):
         raw = secret.encode(errors="surrogateescape")

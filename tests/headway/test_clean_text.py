@@ -154,6 +154,6 @@ def test_text_is_printable_and_says_what_it_was(text):
 def test_no_text_with_a_secret_still_has_it(secret):
     if len(secret.strip()) < 6:
         return
-    forms = dict(clean_text._written({secret.strip(): "NAME"}))
+    forms = dict(clean_text.forms_of({secret.strip(): "NAME"}))
     assert set(forms.values()) == {"NAME"}
     assert all(form in forms for form in (secret.strip(), quote(secret.strip(), safe="")))
