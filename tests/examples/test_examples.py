@@ -61,6 +61,16 @@ def test_an_example_has_a_recipe_scores_and_a_picture(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "file", sorted(EXAMPLES.glob("*/summary.json")), ids=lambda f: f.parent.name
+)
+def test_the_scores_of_a_readme_are_those_of_the_stored_run(file):
+    summary, readme = json.loads(file.read_text()), (file.parent / "README.md").read_text()
+    for row, key in (("greedy", "heldout"), ("sampled", "heldout_sampled")):
+        first, *_, last = (score["score"] for score in summary[key])
+        assert f"| {row} | {first:.3f} | {last:.3f} |" in readme
+
+
+@pytest.mark.parametrize(
     ("name", "run", "sampling", "before", "after"),
     [
         pytest.param("chat_task", "sorting", "heldout_sampled", 0.5, 0.75, marks=slow),
