@@ -30,10 +30,10 @@ from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_metrics import RunMetrics
-from deploy.observability.exporter import role
 from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
 from headway.metrics import ProcessMetrics
+from headway.roles import role_of
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
@@ -101,7 +101,7 @@ def scrape(run):
     shown = {}
     for target in json.loads((run / "targets.json").read_text()):
         with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=30) as answer:
-            shown[role(target["labels"]["process"])] = families(answer.read().decode())
+            shown[role_of(target["labels"]["process"])] = families(answer.read().decode())
     return shown
 
 
