@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from characters import character_tokenizer
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import EngineSpec, Generation
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.environments.load_environment import load_environment
 from actors.rewards import RewardPool, load_rewards
 from actors.rollout.chat_rendering import Renderer
@@ -132,6 +132,19 @@ def episodes(
         heldout_rewards=load_rewards(heldout_rewards or rewards, pool=POOL),
         max_model_len=max_model_len,
     )
+
+
+SAMPLING = SamplingParameters(temperature=0.7, max_new_tokens=40, top_p=0.9, top_k=5)
+
+
+def play(engine, *, of=None, sampling=SAMPLING, **settings) -> Rollout:
+    """Return rollout 1 of a group, as `episodes` plays it with these settings."""
+    return asyncio.run(episodes(engine, sampling, **settings).run(of or lease(), 1))
+
+
+def ids(text):
+    """Return the ids of a text's characters."""
+    return character_tokenizer().encode(text, add_special_tokens=False)
 
 
 class Desk:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from characters import TEMPLATE, character_tokenizer
-from fakes import EOS, Recited, episodes, lease
+from fakes import EOS, Recited, episodes, ids, lease
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
@@ -24,10 +24,6 @@ from queues.records import FinishReason, Prompt
 PLAIN = {"style": "plain", "markers": [":", ";"]}
 SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=60)
 JSON = ("<tool_call>", "</tool_call>")
-
-
-def ids(text):
-    return character_tokenizer().encode(text, add_special_tokens=False)
 
 
 def play(*lines, options=PLAIN, **settings):

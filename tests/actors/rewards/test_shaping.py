@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fakes import Recited, lease
+from fakes import Recited, lease, play
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,6 @@ from actors.engines.protocol import SamplingParameters
 from actors.rewards import shaping_parts
 from actors.rewards.shaping import overlong_penalty
 from queues.records import SHAPING, FinishReason, Purpose
-from tests.actors.rollout.test_episode import play
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

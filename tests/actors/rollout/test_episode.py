@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import user_module
-from fakes import EOS, Recited, episodes, lease
+from fakes import EOS, SAMPLING, Recited, episodes, ids, lease, play
 
 from actors.engines.protocol import SamplingParameters
 from actors.environments.load_environment import load_environment
@@ -24,16 +24,6 @@ from headway.clean_text import register
 from headway.errors import HeadwayError, InputError
 from queues.records import FinishReason, RolloutGroup
 from queues.schema import decode, encode
-
-SAMPLING = SamplingParameters(temperature=0.7, max_new_tokens=40, top_p=0.9, top_k=5)
-
-
-def play(engine, *, of=None, sampling=SAMPLING, **settings):
-    return asyncio.run(episodes(engine, sampling, **settings).run(of or lease(), 1))
-
-
-def ids(text):
-    return Recited().tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_a_rollout_keeps_what_the_engine_sampled_after_the_prompt():

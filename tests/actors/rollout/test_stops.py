@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from characters import character_tokenizer
 from dialogues import NAMES
-from fakes import EOS, Recited, episodes, lease
+from fakes import EOS, Recited, episodes, ids, lease
 from hypothesis import given
 from hypothesis import strategies as st
 from real_tokenizers import real_tokenizer
@@ -36,10 +36,6 @@ class Noted:
 def play(engine, saved=None, answer="7", **settings):
     runner = episodes(engine, replace(SAMPLING, max_new_tokens=settings.pop("new", 40)), **settings)
     return asyncio.run(runner.run(lease(answer=answer), 0, saved))
-
-
-def ids(text):
-    return character_tokenizer().encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize(
