@@ -55,6 +55,16 @@ def code(text: str) -> Callable[[Path], None]:
     return writes("mine.py", text)
 
 
+def registered(decorator: str, function: str) -> Callable[[Path], None]:
+    """Write a module with a function that a decorator of `learner` registers under a new name."""
+    return code(
+        "from uuid import uuid4\n"
+        "from learner.advantages import advantage\n"
+        "from learner.losses import TokenLoss, policy_loss_function\n"
+        f"@{decorator.replace('(', '(str(uuid4()), ', 1)}\n{function}"
+    )
+
+
 def prompts(*rows: object) -> Callable[[Path], None]:
     """Write a prompt file; strings are lines as they are, other values become JSON."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]

@@ -12,6 +12,7 @@ from tests.deploy.broken import (
     existing_run,
     model,
     prompts,
+    registered,
     run_going_on,
     sets,
     source,
@@ -211,23 +212,15 @@ INPUTS = [
         "learner.loss=mine:loss",
         "'mine:loss'",
         "raised KeyError('lost')",
-        prepare=code(
-            "from uuid import uuid4\n"
-            "from learner.losses import policy_loss_function\n"
-            "@policy_loss_function(str(uuid4()), owns_is=True)\n"
-            "def loss(inputs): raise KeyError('lost')"
+        prepare=registered(
+            "policy_loss_function(owns_is=True)", "def loss(inputs): raise KeyError('lost')"
         ),
     ),
     sets(
         "loss is no loss",
         "learner.loss=mine:loss",
         "returned 3, must be a TokenLoss",
-        prepare=code(
-            "from uuid import uuid4\n"
-            "from learner.losses import policy_loss_function\n"
-            "@policy_loss_function(str(uuid4()), owns_is=True)\n"
-            "def loss(inputs): return 3"
-        ),
+        prepare=registered("policy_loss_function(owns_is=True)", "def loss(inputs): return 3"),
     ),
     sets("cores of the learner", "learner.cores=98-99", "learner.cores = '98-99'", "cores are"),
     sets(
@@ -235,11 +228,8 @@ INPUTS = [
         "learner.advantage=mine:mine",
         "needs baseline_rewards",
         "actors.greedy_baseline = true",
-        prepare=code(
-            "from uuid import uuid4\n"
-            "from learner.advantages import advantage\n"
-            "@advantage(str(uuid4()), needs={'baseline_rewards'})\n"
-            "def mine(batch): return batch.rewards"
+        prepare=registered(
+            "advantage(needs={'baseline_rewards'})", "def mine(batch): return batch.rewards"
         ),
     ),
     sets(
@@ -247,12 +237,7 @@ INPUTS = [
         ["learner.advantage=mine:mine", "prompts.group_size=1"],
         "compares the rollouts of a group",
         "group_size must be at least 2",
-        prepare=code(
-            "from uuid import uuid4\n"
-            "from learner.advantages import advantage\n"
-            "@advantage(str(uuid4()), relative=True)\n"
-            "def mine(batch): return batch.rewards"
-        ),
+        prepare=registered("advantage(relative=True)", "def mine(batch): return batch.rewards"),
     ),
     sets(
         "top-p with a ratio of the user's",
@@ -265,11 +250,9 @@ INPUTS = [
         ],
         "actors.top_p = 0.9",
         "renormalise",
-        prepare=code(
-            "from uuid import uuid4\n"
-            "from learner.losses import TokenLoss, policy_loss_function\n"
-            "@policy_loss_function(str(uuid4()), owns_is=True, anchor='behavior')\n"
-            "def loss(inputs): return TokenLoss(-inputs.current, {})"
+        prepare=registered(
+            "policy_loss_function(owns_is=True, anchor='behavior')",
+            "def loss(inputs): return TokenLoss(-inputs.current, {})",
         ),
     ),
     sets("option of a loss", "learner.loss_options={cap=3}", "has no option cap", "cap_high"),

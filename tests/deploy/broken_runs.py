@@ -1,46 +1,29 @@
 """Cases that only a run can detect; it ends with exit code 1, or 2 where the input is at fault."""
 
-from tests.deploy.broken import GIVES, MINE, code, sets, source
+from tests.deploy.broken import GIVES, MINE, Case, code, sets, source
 
 SCORE = "def score(prompt, completion, answer, metadata): "
 REWARD = "actors.reward=['mine:score']"
 
 TOO_FEW_RESOURCES = sets("too few resources", "actors.cpus=640", "each with 640 CPU", "actors.cpus")
-REWARD_RAISES = sets(
-    "reward raises",
-    REWARD,
-    "'mine:score'",
-    "raised KeyError('lost')",
-    prepare=code(SCORE + "raise KeyError('lost')"),
-    code=1,
-)
+
+
+def scores(name: str, body: str, *words: str, settings: tuple[str, ...] = ()) -> Case:
+    """Return a case whose reward has a body that fails."""
+    chosen = [REWARD, *settings]
+    return sets(name, chosen, "'mine:score'", *words, prepare=code(SCORE + body), code=1)
+
+
+REWARD_RAISES = scores("reward raises", "raise KeyError('lost')", "raised KeyError('lost')")
 SLOW_RUNS = [
-    sets(
+    scores(
         "reward hangs",
-        [REWARD, "actors.reward_timeout_seconds=0.2"],
-        "'mine:score'",
+        "import time; time.sleep(60)",
         "longer than 0.2 s",
-        prepare=code("import time\n" + SCORE + "time.sleep(60)"),
-        code=1,
+        settings=("actors.reward_timeout_seconds=0.2",),
     ),
-    sets(
-        "reward gives nan",
-        REWARD,
-        "'mine:score'",
-        "returned nan",
-        "a finite number",
-        prepare=code(SCORE + "return float('nan')"),
-        code=1,
-    ),
-    sets(
-        "reward gives text",
-        REWARD,
-        "'mine:score'",
-        "returned 'good'",
-        "a finite number",
-        prepare=code(SCORE + "return 'good'"),
-        code=1,
-    ),
+    scores("reward gives nan", "return float('nan')", "returned nan", "a finite number"),
+    scores("reward gives text", "return 'good'", "returned 'good'", "a finite number"),
     sets(
         "environment raises",
         "actors.environment=mine:World",
