@@ -36,7 +36,7 @@ def validate(
 
         check_code(config)
     if config.model.path is not None:
-        from deploy.preflight.memory import check_memory
+        from deploy.preflight.memory_check import check_memory
 
         check_memory(config, SafeConsole(stderr=True))
     from deploy.config.loader import short_text
@@ -88,7 +88,7 @@ def plan(
     config = load(recipe, overrides)
     with deferred():
         from deploy.planner import plan as throughput
-        from deploy.preflight.memory import check_memory
+        from deploy.preflight.memory_check import check_memory
         from deploy.storage.run_directory import RunDirectory
     document = throughput.plan(
         config,

@@ -6,8 +6,8 @@ from typing import Any
 from actors.config import ActorsConfig
 from deploy.config.recipe_text import toml_value
 from deploy.config.run_config import RunConfig
-from deploy.planner.memory import Capacity, Lack, Prediction, predict
 from deploy.planner.model_sizes import Sizes
+from deploy.planner.node_memory import Capacity, Lack, Prediction, predict
 from headway.errors import InputError
 from headway.roles import Role
 from learner.config.learner import LearnerConfig

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.planner.byte_counts import MIB
-from deploy.planner.processes import total
-from deploy.preflight.memory import check_memory
+from deploy.planner.process_memory import total
+from deploy.preflight.memory_check import check_memory
 from tests.deploy.conftest import HEADWAY
 
 CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"

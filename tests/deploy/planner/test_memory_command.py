@@ -6,7 +6,7 @@ import tomllib
 import pytest
 import torch
 
-from deploy.preflight.memory import memory_of_gpu
+from deploy.preflight.memory_check import memory_of_gpu
 from headway.errors import InputError
 from tests.deploy.conftest import call_main
 

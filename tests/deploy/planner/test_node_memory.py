@@ -11,9 +11,9 @@ from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.planner.byte_counts import GIB
-from deploy.planner.memory import Capacity, on_one_gpu, predict
 from deploy.planner.model_sizes import EngineSizes, ModelSizes, Sizes
-from deploy.planner.processes import (
+from deploy.planner.node_memory import Capacity, on_one_gpu, predict
+from deploy.planner.process_memory import (
     CONTEXT,
     DRIVER_BASE,
     ENGINE_BASE,
@@ -23,7 +23,7 @@ from deploy.planner.processes import (
     total,
 )
 from deploy.planner.remedies import refuse, remedies
-from deploy.preflight.memory import check_memory
+from deploy.preflight.memory_check import check_memory
 from headway.errors import InputError
 from headway.roles import Role
 

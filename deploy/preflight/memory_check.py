@@ -9,9 +9,9 @@ from rich.console import Console
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
 from deploy.planner.byte_counts import GIB
-from deploy.planner.memory import Capacity, Prediction, described, gib, predict
 from deploy.planner.model_sizes import longest_sequence, measure
-from deploy.planner.processes import total
+from deploy.planner.node_memory import Capacity, Prediction, described, gib, predict
+from deploy.planner.process_memory import total
 from deploy.planner.remedies import refuse
 from deploy.preflight.models import check_workers, find_model, model_path
 from headway.errors import HeadwayError, InputError

@@ -19,7 +19,7 @@ from deploy.planner.byte_counts import (
     version_bytes,
 )
 from deploy.planner.model_sizes import Sizes
-from deploy.planner.processes import (
+from deploy.planner.process_memory import (
     DRIVER_BASE,
     Process,
     counted,
