@@ -98,6 +98,12 @@ class Bench:
             cache_salt=salt,
         )
 
+    def check_logprobs(self, done, prompt=PROMPT, *, atol=1e-3) -> None:
+        """Compare the log-probabilities of a real engine with those of the present weights."""
+        if self.real:
+            expected = forward_logprobs(self.model, done.token_ids, prompt)
+            torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=atol, rtol=0)
+
     async def advance(self) -> None:
         """Return when every request that had a free slot has sampled some tokens."""
         await self.generate("beside", tokens=8)

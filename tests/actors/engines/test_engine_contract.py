@@ -98,9 +98,7 @@ def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(benc
     version = bench.run(bench.update())
     done = bench.run(bench.generate(tokens=64))
     assert set(done.versions) == {version}
-    if bench.real:
-        expected = forward_logprobs(bench.model, done.token_ids)
-        torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-3, rtol=0)
+    bench.check_logprobs(done)
 
 
 @pytest.mark.vllm
@@ -127,14 +125,11 @@ def test_what_is_prepared_is_served_when_it_is_loaded_and_not_before(bench: Benc
     between, after = bench.run(overtaken())
     assert set(between.versions) == {before}
     assert set(after.versions) == {before + 1}
-    if bench.real:
-        expected = forward_logprobs(bench.model, after.token_ids)
-        torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=1e-4, rtol=0)
-        new = {name: weight.clone() for name, weight in bench.weights().items()}
-        bench.model.load_state_dict(old, strict=False)
-        expected = forward_logprobs(bench.model, between.token_ids)
-        torch.testing.assert_close(torch.tensor(between.logprobs), expected, atol=1e-4, rtol=0)
-        bench.model.load_state_dict(new, strict=False)
+    bench.check_logprobs(after, atol=1e-4)
+    new = {name: weight.clone() for name, weight in bench.weights().items()}
+    bench.model.load_state_dict(old, strict=False)
+    bench.check_logprobs(between, atol=1e-4)
+    bench.model.load_state_dict(new, strict=False)
 
 
 def test_an_update_in_the_middle_of_a_request_leaves_tokens_of_both_versions(bench: Bench) -> None:
@@ -211,8 +206,7 @@ def test_the_salt_of_a_request_names_the_version_that_prefilled_it(bench: Bench)
         queued = [request for request in done if request.versions[0] > before]
         assert len(queued) >= SLOTS
         for request in queued:
-            expected = forward_logprobs(bench.model, request.token_ids, LONG_PROMPT)
-            torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-3, rtol=0)
+            bench.check_logprobs(request, LONG_PROMPT)
 
 
 def test_a_cached_prompt_is_prefilled_anew_after_other_weights_of_the_same_version(
@@ -229,8 +223,7 @@ def test_a_cached_prompt_is_prefilled_anew_after_other_weights_of_the_same_versi
     assert set(old.versions) == set(new.versions)
     if bench.real:
         assert old.cache_salt != new.cache_salt
-        expected = forward_logprobs(bench.model, new.token_ids, LONG_PROMPT)
-        torch.testing.assert_close(torch.tensor(new.logprobs), expected, atol=1e-3, rtol=0)
+    bench.check_logprobs(new, LONG_PROMPT)
 
 
 def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None:
@@ -248,11 +241,9 @@ def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None
     assert set(new.versions) == set(stale.versions) == {bench.version}
     before, after = (int(done.cache_salt.partition("+")[0]) for done in (stale, new))
     assert after == before + 1 == bench.version
+    bench.check_logprobs(new, LONG_PROMPT)
     if bench.real:
-        expected, apart = (
-            forward_logprobs(bench.model, done.token_ids, LONG_PROMPT) for done in (new, stale)
-        )
-        torch.testing.assert_close(torch.tensor(new.logprobs), expected, atol=1e-3, rtol=0)
+        apart = forward_logprobs(bench.model, stale.token_ids, LONG_PROMPT)
         assert (torch.tensor(stale.logprobs) - apart).abs().max() > 0.05
 
 
@@ -290,9 +281,7 @@ def test_a_failed_load_leaves_no_trace_once_a_full_load_succeeds(bench: Bench, f
     after, through = bench.run(fail_then_repair())
     assert set(through.versions) == {before, before + 2}
     assert set(after.versions) == {before + 2}
-    if bench.real:
-        expected = forward_logprobs(bench.model, after.token_ids)
-        torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=1e-3, rtol=0)
+    bench.check_logprobs(after)
 
 
 def test_cancelling_a_call_ends_its_request_and_no_other(bench: Bench) -> None:
