@@ -99,8 +99,8 @@ class _Check:
         settings = list(_integers(config.to_dict()))
         text = config.get_text_config()
         self._positions = getattr(text, "max_position_embeddings", None) or LONGEST
-        reach = {name: size for name, size in settings if REACH.search(name)}
-        long = max(SHORTEST, *(size for size in reach.values() if size <= LONGEST - 32)) + 32
+        reach = {name: size for name, size in settings if size > 1 and REACH.search(name)}
+        long = max([SHORTEST, *(size for size in reach.values() if size <= LONGEST - 32)]) + 32
         special = {size for name, size in settings if "token" in name}
         plain = torch.tensor([i for i in range(text.vocab_size) if i not in special])
         random = torch.Generator().manual_seed(0)

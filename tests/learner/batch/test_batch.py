@@ -247,27 +247,6 @@ def test_a_turn_that_earned_nothing_has_a_reward_and_one_without_a_reward_has_no
     assert not read_batch([group("a", [one])]).step_ends.any()
 
 
-def turns(earned, index):
-    """Return a rollout of turns of one token each, a message of the environment between them."""
-    sampled = [position % 2 == 1 for position in range(2 * len(earned))]
-    paid = [TurnReward(2 * turn + 1, reward) for turn, reward in enumerate(earned)]
-    one = rollout(
-        list(range(1, 2 * len(earned) + 1)), prompt=1, mask=sampled, reward=sum(earned), index=index
-    )
-    return dataclasses.replace(one, turn_rewards=paid)
-
-
-def test_three_right_turns_against_one_are_a_signal():
-    both = [group("a", [turns([1.0, 1.0, 1.0], 0), turns([0.0, 0.0, 1.0], 1)])]
-    settings = {"process_rewards": True, "advantage_options": {"process_rewards": True}}
-    found = batch_of(both, **settings).tokens.advantages
-    steps = torch.tensor([1.0, 1, 1, 0, 0, 1])
-    normal = ((steps - steps.mean()) / (steps.std() + 1e-6)).view(2, 3)
-    expected = normal.flip(1).cumsum(1).flip(1)  # of each turn what is to come
-    torch.testing.assert_close(found[1::2], expected.flatten(), atol=1e-6, rtol=0)
-    assert found[1] > 0 > found[7]
-
-
 def cut(one):
     return dataclasses.replace(one, finish_reason=FinishReason.LENGTH)
 

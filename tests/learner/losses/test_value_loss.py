@@ -145,19 +145,6 @@ def test_the_value_loss_is_the_larger_of_the_two_squares(value, clip, loss, slop
     assert values.grad.item() == pytest.approx(slope)
 
 
-@pytest.mark.parametrize("clip", [None, 0.2])
-def test_the_gradient_of_the_value_loss_is_its_difference_quotient(clip):
-    make = torch.Generator().manual_seed(0)
-    values, old, returns = (torch.randn(64, dtype=torch.float64, generator=make) for _ in range(3))
-    values.requires_grad_()
-    value_loss(values, old, returns, clip=clip).sum().backward()
-    step = 1e-6
-    with torch.no_grad():
-        above = value_loss(values + step, old, returns, clip=clip)
-        below = value_loss(values - step, old, returns, clip=clip)
-    torch.testing.assert_close(values.grad, (above - below) / (2 * step), atol=1e-7, rtol=0)
-
-
 def test_a_clip_that_is_not_positive_is_refused():
     with pytest.raises(InputError, match="clip of the value loss must be positive or None"):
         value_loss(torch.ones(1), torch.ones(1), torch.ones(1), clip=0.0)

@@ -128,11 +128,13 @@ def without_window(policy):
 
 
 @pytest.mark.parametrize("window", [8, 500])
-def test_a_window_that_is_left_out_is_refused_with_the_difference(window):
+def test_a_window_that_is_left_out_is_refused_with_the_difference(window, caplog):
     policy = make(
         MistralConfig(**{**BASE, "sliding_window": window, "max_position_embeddings": 2048})
     )
-    check_forward(policy, policy, device=CPU)
+    with caplog.at_level("INFO"):
+        check_forward(policy, policy, device=CPU)
+    assert f"settings of its reach: {{'sliding_window': {window}}}" in caplog.text
     with pytest.raises(
         InputError, match=rf"differ by up to \d.*of {window + 32 if window > 64 else 128}"
     ):

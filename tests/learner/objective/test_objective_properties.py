@@ -177,15 +177,6 @@ def test_kl_terms_with_a_ratio_have_the_expected_value_of_the_kl(form):
     torch.testing.assert_close((behavior.exp() * found.per_token).sum(), expected)
 
 
-def test_weighted_k2_and_ratio_k3_have_the_same_gradient_token_by_token():
-    inputs = random_sequences(1)
-    gradients = [
-        slope(kl_loss(form, inputs, cap=1e9).per_token.sum(), inputs.logprobs)
-        for form in ("weighted_k2", "ratio_k3")
-    ]
-    torch.testing.assert_close(*gradients)
-
-
 def test_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_sequences():
     table, inputs, _, _ = two_token_row()
     reference = inputs.behavior_logprobs
@@ -229,40 +220,12 @@ def test_on_policy_the_gradient_is_that_of_reinforce_at_equal_aggregation(name, 
     torch.testing.assert_close(*gradients)
 
 
-def test_gspo_and_its_token_variant_agree_where_a_sequence_has_one_advantage():
-    inputs = random_sequences(7)
-    results = []
-    for name in ("gspo", "gspo_token"):
-        value = sequence_mean(
-            inputs, policy_loss(name, inputs, clip_low=0.1, clip_high=0.2).per_token
-        )
-        results.append((value, slope(value, inputs.logprobs)))
-    torch.testing.assert_close(*results)
-
-
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
 def test_weights_are_one_where_proximal_and_behaviour_agree(name):
     inputs = random_sequences(8)
     inputs = replace(inputs, proximal_logprobs=inputs.behavior_logprobs)
     weights = importance_weights(name, inputs, **SETTINGS.get(name, {})).weights
     assert weights.tolist() == [1.0] * len(weights)
-
-
-def test_decoupled_ppo_is_ppo_with_the_weight_of_tis():
-    inputs = random_sequences(9, proximal=True)
-    found = policy_loss("decoupled_ppo", inputs, cap=1.1).per_token
-    weights = importance_weights("tis", inputs, cap=1.1).weights
-    torch.testing.assert_close(found, weights * policy_loss("ppo", inputs).per_token)
-
-
-def test_decoupled_ppo_with_a_detached_proximal_policy_is_reinforce_with_tis():
-    inputs = random_sequences(9)
-    decoupled = policy_loss("decoupled_ppo", inputs, proximal="detach", cap=1.3).per_token
-    weights = importance_weights("tis", inputs, cap=1.3).weights
-    weighed = weights * policy_loss("reinforce", inputs).per_token
-    torch.testing.assert_close(
-        slope(decoupled.sum(), inputs.logprobs), slope(weighed.sum(), inputs.logprobs)
-    )
 
 
 # Bad numbers.
