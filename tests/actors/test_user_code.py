@@ -1,7 +1,6 @@
 """Errors of user code: each names the file and the line that raised it."""
 
 import asyncio
-import concurrent.futures
 import sys
 import textwrap
 
@@ -15,7 +14,6 @@ from actors.rollout.episode import EpisodeRunner
 from actors.sources.filters import without_heldout
 from actors.sources.load_source import load_source
 from headway.errors import InputError
-from headway.user_code import call
 from queues.records import Lease, Prompt, Purpose
 
 TASK = """
@@ -117,45 +115,3 @@ def test_a_module_that_cannot_be_imported_is_named_with_its_file_and_line(task):
     assert "cannot import own_task: KeyError('NO_SUCH_VARIABLE')" in str(caught.value)
     assert place(task, 2, "<module>") in str(caught.value)
     assert "importlib" not in str(caught.value)
-
-
-class Base(BaseException):
-    pass
-
-
-def raising(error, *, coroutine):
-    def plain():
-        raise error
-
-    async def later():
-        raise error
-
-    return later if coroutine else plain
-
-
-@pytest.mark.parametrize("coroutine", [False, True])
-@pytest.mark.parametrize(
-    "error",
-    [
-        SystemExit(0), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(),
-        concurrent.futures.CancelledError(), StopIteration(1), StopAsyncIteration(), Base("base"),
-        TimeoutError(), MemoryError(),
-    ],
-    ids=repr,
-)  # fmt: skip
-async def test_whatever_user_code_raises_is_an_exception_of_the_call(error, coroutine):
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        async with asyncio.timeout(10):
-            await call(raising(error, coroutine=coroutine))
-    assert type(error).__name__ in repr(caught.value)
-
-
-async def test_a_call_that_is_cancelled_is_cancelled():
-    task = asyncio.ensure_future(call(asyncio.Event().wait))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await call(asyncio.Event().wait)

@@ -128,17 +128,6 @@ async def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put
     assert worker.statistics.statistics()["running_rollouts"] == 0
 
 
-async def test_a_failed_baseline_fails_its_group_like_any_rollout():
-    desk, stage = Desk(lease("bad", greedy_baseline=True)), Stage()
-    stage.errors["bad", 2] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
-    async with at_work(desk, stage, slots=3, size=3):
-        await desk.until(lambda events: desk.of("fail"))
-    [(group_id, attempt, reason, _)] = desk.of("fail")
-    assert (group_id, attempt, reason) == ("bad", 1, "reward")
-    assert sorted(stage.aborted) == [("bad", 0), ("bad", 1)]
-    assert desk.of("put") == []
-
-
 async def test_leases_are_asked_for_as_many_rollouts_as_have_room():
     desk, stage = Desk(*(lease(f"g{i}") for i in range(5))), Stage()
     async with at_work(desk, stage, slots=7, size=2):
@@ -172,16 +161,19 @@ async def test_a_rollout_that_has_ended_makes_room_before_its_group_has():
         assert worker.statistics.statistics()["running_rollouts"] == 0
 
 
-async def test_a_failed_rollout_gives_the_group_back_and_aborts_its_siblings():
-    desk, stage = Desk(lease("bad"), lease("good")), Stage()
-    stage.errors["bad", 1] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
-    async with at_work(desk, stage) as worker:
+@pytest.mark.parametrize(("baseline", "failed"), [(False, 1), (True, 2)])
+async def test_a_failed_rollout_or_baseline_fails_its_group_and_aborts_its_siblings(
+    baseline, failed
+):
+    desk, stage = Desk(lease("bad", greedy_baseline=baseline), lease("good")), Stage()
+    stage.errors["bad", failed] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
+    async with at_work(desk, stage, slots=5, size=3) as worker:
         await desk.until(lambda events: desk.of("fail"))
         stage.ended.set()
         await desk.until(lambda events: desk.of("put"))
     assert desk.of("fail") == [("bad", 1, "reward", "reward 'x' of prompt 'sums/0/1' raised")]
-    assert stage.aborted == [("bad", 0)]
-    assert decode(desk.of("put")[0][0]).group_id == "good"
+    assert sorted(stage.aborted) == [("bad", index) for index in range(failed)]
+    assert [decode(payload).group_id for (payload,) in desk.of("put")] == ["good"]
     assert worker.statistics.statistics()["groups"] == {"failed": 1, "accepted": 1}
 
 
@@ -191,12 +183,7 @@ async def test_a_rollout_that_the_schema_refuses_fails_its_group():
     async def episode(of, index, saved):
         return rollout(of, index, version=-5)
 
-    worker = RolloutWorker(
-        ActorStatistics("engine-0"), desk, episode, interrupt=Stage().interrupt,
-        max_concurrent_rollouts=1, largest_group=1, heartbeat_seconds=60,
-    )  # fmt: skip
-    async with working(worker):
-        await worker.on_version(0)
+    async with at_work(desk, Stage(), run=episode):
         await desk.until(lambda events: desk.of("fail"))
     [(group_id, attempt, reason, error)] = desk.of("fail")
     assert (group_id, attempt, reason) == ("odd", 1, "schema")
