@@ -164,10 +164,10 @@ def check(kinds: Sequence[str]) -> None:
 class _TrackerThread:
     """Makes one tracker and calls it, in order, in a thread of its own."""
 
-    def __init__(self, make: Callable[[], Tracker], name: str) -> None:
+    def __init__(self, make: Callable[[], Tracker], name: str, most_waiting: int) -> None:
         self.problem: str | None = None
         """Why the tracker takes no more calls."""
-        self._calls: Queue[Callable[[Tracker], None] | None] = Queue(MOST_WAITING)
+        self._calls: Queue[Callable[[Tracker], None] | None] = Queue(most_waiting)
         self._thread = Thread(target=self._run, args=(make,), name=name, daemon=True)
         self._thread.start()
 
@@ -176,7 +176,7 @@ class _TrackerThread:
         try:
             self._calls.put_nowait(call)
         except Full:
-            self.problem = self.problem or f"{MOST_WAITING} calls wait for it"
+            self.problem = self.problem or f"{self._calls.maxsize} calls wait for it"
 
     def join(self, seconds: float) -> None:
         """Wait until the tracker has taken all calls and is closed."""
@@ -195,7 +195,10 @@ class _TrackerThread:
 
 
 class Trackers:
-    """The trackers that a recipe names in `factories`; `say` shows a message to the user."""
+    """The trackers that a recipe names in `factories`; `say` shows a message to the user.
+
+    A tracker for which more than `most_waiting` calls wait is left out.
+    """
 
     def __init__(
         self,
@@ -203,10 +206,14 @@ class Trackers:
         folder: Path,
         say: Callable[[str], None],
         factories: Mapping[str, Factory] = KINDS,
+        *,
+        most_waiting: int = MOST_WAITING,
     ) -> None:
         self._say = say
         self._threads = {
-            kind: _TrackerThread(partial(factories[kind], config, folder), f"tracker {kind}")
+            kind: _TrackerThread(
+                partial(factories[kind], config, folder), f"tracker {kind}", most_waiting
+            )
             for kind in config.deploy.trackers
         }
 

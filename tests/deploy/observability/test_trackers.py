@@ -51,10 +51,10 @@ class Failing:
         raise AssertionError("was left out before")
 
 
-def made(kinds, by_kind, said):
+def made(kinds, by_kind, said, **options):
     factories = {kind: lambda *_, kind=kind: by_kind[kind] for kind in by_kind}
     config = SimpleNamespace(deploy=SimpleNamespace(trackers=kinds))
-    return Trackers(config, None, said.append, factories)
+    return Trackers(config, None, said.append, factories, **options)
 
 
 def recipe(kind):
@@ -86,11 +86,12 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
     ]
 
 
-def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_trackers(monkeypatch):
-    monkeypatch.setattr(trackers, "MOST_WAITING", 3)
+def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_trackers():
     events, said, answers = [], [], threading.Event()
     hanging = SimpleNamespace(log=lambda *_: answers.wait(), close=lambda: None)
-    tracker = made(["hangs", "one"], {"hangs": hanging, "one": Recording(events)}, said)
+    tracker = made(
+        ["hangs", "one"], {"hangs": hanging, "one": Recording(events)}, said, most_waiting=3
+    )
     tracker.batch(ROW)
     tracker.close(2.0)
     assert events == [(4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}), "closed"]
@@ -98,11 +99,10 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_tra
     answers.set()
 
 
-def test_a_tracker_that_hangs_is_left_out_when_too_many_calls_wait(monkeypatch):
-    monkeypatch.setattr(trackers, "MOST_WAITING", 3)
+def test_a_tracker_that_hangs_is_left_out_when_too_many_calls_wait():
     said, answers = [], threading.Event()
     hanging = SimpleNamespace(log=lambda *_: answers.wait(), close=lambda: None)
-    tracker = made(["hangs"], {"hangs": hanging}, said)
+    tracker = made(["hangs"], {"hangs": hanging}, said, most_waiting=3)
     for _ in range(5):
         tracker.batch(ROW)
     answers.set()
