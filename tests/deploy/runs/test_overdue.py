@@ -14,14 +14,7 @@ STRAGGLERS = (
 )  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("drop", marks=pytest.mark.slow),
-        "mask",
-        pytest.param("train", marks=pytest.mark.slow),
-    ],
-)
+@pytest.fixture(scope="module", params=["drop", "mask", "train"])
 def policy(request):
     return request.param
 
