@@ -65,7 +65,7 @@ class ReceiverOptions:
 
 
 class Retry:
-    """The wait before a version that failed is tried again, doubled up to 32 times."""
+    """The wait before a failed version is tried again; it doubles, up to 32 times as long."""
 
     def __init__(self, seconds: float) -> None:
         self.failed: Manifest | None = None
