@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
@@ -67,6 +68,23 @@ def send(publisher: StagedPublisher, version: int, tensors: Iterable[tuple[str, 
     """Publish a version, and wait until it is announced."""
     publisher.publish(version, tensors)
     publisher.flush(60)
+
+
+class ReceiverLink:
+    """A receiver in the event loop of another thread, whose calls block (an `EngineLink`)."""
+
+    def __init__(
+        self, engine_id: str, receiver: DirectReceiver, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.engine_id, self.workers = engine_id, 1
+        self._receiver, self._loop = receiver, loop
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            answer = getattr(self._receiver, method)(*arguments)
+            return asyncio.run_coroutine_threadsafe(answer, self._loop).result(120)
+
+        return call
 
 
 @pytest.fixture

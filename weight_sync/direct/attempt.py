@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -29,19 +29,28 @@ IN_FLIGHT_BYTES = 3 * 256 * 2**20
 
 Weights = Sequence[tuple[str, Tensor]]
 
-Call = Literal["pause", "transfer", "resume", "give_up"]
-"""A method of `DirectReceiver`, which documents arguments, results and errors."""
-
 
 class EngineLink(Protocol):
-    """The learner's connection to one engine's `DirectReceiver`."""
+    """The learner's connection to one engine's `DirectReceiver`, which documents its methods.
+
+    They block, and raise what the method of the receiver raises.
+    """
 
     engine_id: str
     workers: int
     """Processes that hold a part of its weights: its tensor-parallel size."""
 
-    def call(self, method: Call, *arguments: Any) -> Any:
-        """Call a method of the receiver; blocks, and raises what the method raises."""
+    def pause(self, version: int, attempt: str) -> int | None:
+        """Pause sampling; return the version served before, None if there was none."""
+
+    def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
+        """Call a method of the engine's weight-transfer endpoint."""
+
+    def resume(self, attempt: str) -> None:
+        """Resume sampling at the version of the attempt."""
+
+    def give_up(self, reason: str) -> None:
+        """End the engine."""
 
 
 Transfer = Callable[[str, Sequence[dict[str, Any] | None]], None]
@@ -153,7 +162,7 @@ class Attempt:
             self.reports[link] = replace(self.reports[link], error=message, swap_finished_at=None)
             log.warning("%s did not take version %d: %s", link.engine_id, self._version, message)
             try:
-                link.call("give_up", message)
+                link.give_up(message)
             except Exception as unreachable:  # noqa: BLE001  (it ends by its own deadline)
                 log.warning("%s cannot be reached to end it: %s", link.engine_id, unreachable)
 
@@ -183,7 +192,7 @@ class Attempt:
     def _pause(self, link: EngineLink) -> None:
         begin = time.perf_counter()
         try:
-            served = link.call("pause", self._version, self._token)
+            served = link.pause(self._version, self._token)
         except UpdateRefused as error:
             log.info("%s: %s", link.engine_id, error)
             if link not in self.errors:
@@ -194,7 +203,7 @@ class Attempt:
 
     def _resume(self, link: EngineLink) -> None:
         begin = time.perf_counter()
-        link.call("resume", self._token)
+        link.resume(self._token)
         seconds = time.perf_counter() - begin
         self._note([link], resume_seconds=seconds, swap_finished_at=clock.now())
 
@@ -204,7 +213,7 @@ class Attempt:
 
         def transfer(link: EngineLink) -> None:
             try:
-                link.call("transfer", self._token, method, payload_of[link])
+                link.transfer(self._token, method, payload_of[link])
             except Exception as error:
                 self._fail(error, link)
                 raise

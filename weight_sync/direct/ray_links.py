@@ -11,7 +11,7 @@ import ray
 
 from headway.ray_service import answer_of
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct.attempt import Call, EngineLink, Sender, Transfer, Weights
+from weight_sync.direct.attempt import EngineLink, Sender, Transfer, Weights
 from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
@@ -22,19 +22,33 @@ GIVE_UP_SECONDS = 10.0
 
 
 class RayEngineLink(EngineLink):
-    """Calls of the `DirectReceiver` of a rollout actor, which has methods of these names."""
+    """Calls of the `DirectReceiver` of a rollout actor; LoadFailed also if the actor is gone.
+
+    The caller has a deadline; giving an engine up has its own, and raises DeadlineExceeded.
+    """
 
     def __init__(self, engine_id: str, actor: Any, workers: int) -> None:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
 
-    def call(self, method: Call, *arguments: Any) -> Any:
-        """See `EngineLink.call`; also LoadFailed if the actor is gone.
+    def pause(self, version: int, attempt: str) -> int | None:
+        """Pause sampling; return the version served before, None if there was none."""
+        served: int | None = self._answer("pause", self.actor.pause.remote(version, attempt))
+        return served
 
-        The caller has a deadline; giving an engine up has its own, and raises DeadlineExceeded.
-        """
-        timeout = GIVE_UP_SECONDS if method == "give_up" else None
-        name = f"{self.engine_id}, asked to {method},"
-        pending = getattr(self.actor, method).remote(*arguments)
+    def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
+        """Call a method of the engine's weight-transfer endpoint."""
+        self._answer("transfer", self.actor.transfer.remote(attempt, method, payload))
+
+    def resume(self, attempt: str) -> None:
+        """Resume sampling at the version of the attempt."""
+        self._answer("resume", self.actor.resume.remote(attempt))
+
+    def give_up(self, reason: str) -> None:
+        """End the engine."""
+        self._answer("give up", self.actor.give_up.remote(reason), GIVE_UP_SECONDS)
+
+    def _answer(self, asked: str, pending: Any, timeout: float | None = None) -> Any:
+        name = f"{self.engine_id}, asked to {asked},"
         return answer_of(pending, name, timeout, gone=LoadFailed, late=DeadlineExceeded)
 
 

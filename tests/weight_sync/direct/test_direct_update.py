@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.weight_sync.conftest import until
+from tests.weight_sync.conftest import ReceiverLink, until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.direct.attempt import Transfer, Weights
@@ -54,18 +54,6 @@ class FakeEngine:
         self.events.append("resume")
 
 
-class Link:
-    """An engine in the event loop of another thread (an `EngineLink`)."""
-
-    def __init__(self, receiver: DirectReceiver, loop: asyncio.AbstractEventLoop) -> None:
-        self.engine_id, self.workers = "e0", 1
-        self._receiver, self._loop = receiver, loop
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        answer = getattr(self._receiver, method)(*arguments)
-        return asyncio.run_coroutine_threadsafe(answer, self._loop).result(30)
-
-
 def update_of(weights: Weights) -> dict[str, Any]:
     """Return the payload of one call: the names as vLLM sends them, and the tensors themselves."""
     return {
@@ -93,7 +81,7 @@ class FakeSender:
         pass
 
 
-def connect(link: Link, weights: Weights, transfer: Transfer) -> FakeSender:
+def connect(link: ReceiverLink, weights: Weights, transfer: Transfer) -> FakeSender:
     return FakeSender(transfer)
 
 
@@ -119,7 +107,7 @@ class Running:
 
         self.stop = asyncio.Event()
         self.receiver = receiver_of(engine, tensors, on_version=on_version)
-        self.link = Link(self.receiver, loop)
+        self.link = ReceiverLink("e0", self.receiver, loop)
         self.ended = asyncio.run_coroutine_threadsafe(self.receiver.run(self.stop), loop)
 
 
@@ -187,8 +175,10 @@ class RecordingLink:
 
     engine_id, workers = "e0", 1
 
-    def call(self, method: str, *arguments: Any) -> None:
+    def pause(self, *_: Any) -> None:
         pass
+
+    transfer = resume = give_up = pause
 
 
 def recording(sent: list[Weights]) -> Callable[..., SimpleNamespace]:

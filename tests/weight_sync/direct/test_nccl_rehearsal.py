@@ -17,6 +17,7 @@ import pytest
 import torch
 from nccl_rehearsal import BUFFER_BYTES, SHAPES, GlooCommunicator, replace_cuda, serve
 
+from tests.weight_sync.conftest import ReceiverLink
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.direct.publisher import DirectPublisher
@@ -58,13 +59,13 @@ class AsyncLLM:
 
 
 class Engine:
-    """An engine (a `DirectEngine`), its receiver and its link."""
+    """An engine (a `DirectEngine`), its receiver, and its link to the learner."""
 
     def __init__(self, number: int, context: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.engine_id, self.workers = f"e{number}", 1
-        self.endpoint, self.version, self._loop = AsyncLLM(context), None, loop
+        self.endpoint, self.version = AsyncLLM(context), None
         expected = {name: (None, shape) for name, shape in SHAPES.items()}
         self.receiver = DirectReceiver(self, self.join, expected=expected, timeout=60.0)
+        self.link = ReceiverLink(f"e{number}", self.receiver, loop)
         self.running = asyncio.run_coroutine_threadsafe(self.receiver.run(asyncio.Event()), loop)
 
     async def join(self) -> None: ...
@@ -81,10 +82,6 @@ class Engine:
 
     async def serve(self, version: int) -> None:
         self.version = version
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        answer = getattr(self.receiver, method)(*arguments)
-        return asyncio.run_coroutine_threadsafe(answer, self._loop).result(120)
 
     def kill(self) -> None:
         self.endpoint.worker.kill()
@@ -148,7 +145,11 @@ class Run:
             return vllm_sender.VllmSender("nccl", workers, weights, transfer, address, "cpu")
 
         self.publisher = DirectPublisher(
-            lambda: self.engines, connect, self.reports.append, timeout=60.0, seed_seconds=1000.0
+            lambda: [engine.link for engine in self.engines],
+            connect,
+            self.reports.append,
+            timeout=60.0,
+            seed_seconds=1000.0,
         )
         self.publisher.together = True
 

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +28,6 @@ class Link:
 
     def record(self, event: str) -> None:
         self._events.append(f"{self.engine_id} {event}")
-
-    def call(self, method: str, *arguments: Any) -> int | None:
-        return getattr(self, method)(*arguments)
 
     def pause(self, version: int, attempt: str) -> int | None:
         if self.busy:

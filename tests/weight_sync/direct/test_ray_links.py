@@ -88,11 +88,11 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     assert (taken.engine_id, taken.version, taken.error) == ("e0", 5, None)
 
     with pytest.raises(ConnectionResetError, match="a cable"):
-        link.call("transfer", "a token", "explode", None)
+        link.transfer("a token", "explode", None)
     ray.kill(actor)
     await_death(actor)
     with pytest.raises(LoadFailed, match="e0, asked to pause, is gone"):
-        link.call("pause", 6, "a token")
+        link.pause(6, "a token")
     again = ray.remote(FakeActor).options(num_cpus=0).remote()
     asyncio.run(broadcaster.join("e0", again, 2))
     assert joined()[0] is not link
