@@ -58,7 +58,7 @@ def on_gpus(config: RunConfig) -> bool:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Raise `InputError` for a recipe whose variants would not have equal devices."""
+    """Raise `InputError` for a recipe whose arms would not have equal devices."""
     if not on_gpus(config):
         all_cores(config)
 

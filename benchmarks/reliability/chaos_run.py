@@ -108,15 +108,15 @@ class ChaosRun:
     def targets(self, role: Role) -> list[int] | None:
         """Return the newest process of each title of a role; None while one is missing."""
         assert self.process is not None
-        alive, found = processes(self.folder), []
+        alive, newest = processes(self.folder), []
         for pattern in role.titles:
             pids = [pid for pid, title in alive if re.match(pattern, title)]
             if not pattern:
                 pids = [child.pid for child in psutil.Process(self.process.pid).children()]
             if not pids:
                 return None
-            found.append(pids[-1])
-        return found
+            newest.append(pids[-1])
+        return newest
 
     def is_back(self, role: Role, since: float) -> bool:
         """Return True if others took the places of processes that were struck at a time."""

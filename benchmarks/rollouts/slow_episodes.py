@@ -98,7 +98,7 @@ class PacedEngine:
                     left[0] -= 1
                     if not left[0]:
                         done.set()
-                self._waiting = [*others, *(one for one in served if one[0][0])]
+                self._waiting = [*others, *(request for request in served if request[0][0])]
 
     async def generate(
         self,

@@ -127,8 +127,8 @@ def test_only_what_is_accepted_is_a_put():
 
 def test_quantiles_are_of_what_was_timed():
     assert quantiles([]) is None
-    found = quantiles([float(value) for value in range(200, 0, -1)])
-    assert found == {"count": 200, "p50": 101.0, "p99": 199.0, "max": 200.0}
+    timed = quantiles([float(value) for value in range(200, 0, -1)])
+    assert timed == {"count": 200, "p50": 101.0, "p99": 199.0, "max": 200.0}
 
 
 def setting(*, accepted=199.0, asked=200.0, **p99):

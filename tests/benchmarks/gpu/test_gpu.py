@@ -29,8 +29,8 @@ def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
         return None if name in ("vllm", "ray", "deepspeed") else name
 
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
-    found = {part: suite.missing(part, "cuda") for part in suite.NEEDS}
-    assert found == {
+    result = {part: suite.missing(part, "cuda") for part in suite.NEEDS}
+    assert result == {
         **{part: [] for part in ("packing", "learner", "lag", *KERNELS)},
         **{part: ["vllm"] for part in ("generation", "pause")},
         **{part: ["deepspeed"] for part in ZERO},
@@ -89,8 +89,8 @@ def test_figures_printed_before_the_deadline_are_kept_and_logs_of_libraries_are_
         "import time; print('INFO loading', flush=True); print('[1]'); "
         'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
     )
-    found = suite.outcome([sys.executable, "-c", says], 6.0)
-    assert found == {"packed": 1, "by": 2, "failed": "took longer than 6 s"}
+    result = suite.outcome([sys.executable, "-c", says], 6.0)
+    assert result == {"packed": 1, "by": 2, "failed": "took longer than 6 s"}
 
 
 def test_parts_share_what_is_left_and_use_no_more():
@@ -152,11 +152,11 @@ def test_attention_without_enough_memory_is_stored_and_the_other_is_measured(mon
         return make(*arguments, packed=packed, rate=rate)
 
     monkeypatch.setattr(learner, "make", too_large)
-    found = {}
+    result = {}
     for said in learner.utilisation("tiny", torch.device("cpu"), rounds=1):
-        found |= said
-    assert found["packed"] == {"failed": "CUDA out of memory. Tried to allocate 2 GiB."}
-    assert "host" in found["masked"]["shares"]
+        result |= said
+    assert result["packed"] == {"failed": "CUDA out of memory. Tried to allocate 2 GiB."}
+    assert "host" in result["masked"]["shares"]
 
 
 def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
@@ -178,23 +178,23 @@ def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
 
 def test_bfloat16_weights_move_far_enough_that_lag_is_seen(monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", replace(SIZES["tiny"], dtype="bfloat16"))
-    *_, found = islice(learner.sample_size_by_lag("tiny", torch.device("cpu")), 5)
-    lacking = [1 - row["ess"] for row in found["by_lag"]]
+    *_, result = islice(learner.sample_size_by_lag("tiny", torch.device("cpu")), 5)
+    lacking = [1 - row["ess"] for row in result["by_lag"]]
     assert lacking[4] > lacking[0]
 
 
 def test_a_record_without_git_holds_the_rest_and_names_gpus(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HEADWAY_COMMIT", raising=False)
-    found = environment()
-    assert (found["commit"], found["uncommitted_changes"]) == (None, None)
-    assert found["machine"]["gpus"] == []
+    result = environment()
+    assert (result["commit"], result["uncommitted_changes"]) == (None, None)
+    assert result["machine"]["gpus"] == []
     monkeypatch.setenv("HEADWAY_COMMIT", "abc")
     _program(tmp_path / "git", "exit 128")
     _program(tmp_path / "nvidia-smi", "echo NVIDIA H100, 81559 MiB, 580.1")
-    found = environment()
-    assert (found["commit"], found["uncommitted_changes"]) == ("abc", None)
-    assert found["machine"]["gpus"] == ["NVIDIA H100, 81559 MiB, 580.1"]
+    result = environment()
+    assert (result["commit"], result["uncommitted_changes"]) == ("abc", None)
+    assert result["machine"]["gpus"] == ["NVIDIA H100, 81559 MiB, 580.1"]
 
 
 def test_programs_that_hang_or_fail_leave_their_part_of_a_record_out(monkeypatch, tmp_path):
@@ -234,24 +234,24 @@ def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('hidden')\n")
     parts = ("packing", "learner", "lag", *KERNELS)
-    found = {part: figures_of_part(part, tmp_path) for part in parts}
-    packed, masked = found["learner"]["packed"], found["learner"]["masked"]
+    result = {part: figures_of_part(part, tmp_path) for part in parts}
+    packed, masked = result["learner"]["packed"], result["learner"]["masked"]
     assert "host_of_lists" in packed["shares"]
     assert 0 < packed["utilisation"] < 1
     assert packed["tokens"] == masked["tokens"]
-    by_lag = found["lag"]["by_lag"]
+    by_lag = result["lag"]["by_lag"]
     assert [row["lag"] for row in by_lag] == list(range(9))
     assert by_lag[0]["ess"] == pytest.approx(1.0)
     assert all(0 < row["ess"] <= 1.0001 for row in by_lag)
-    rows = [found["attention"][f"mean {mean}"] for mean in (250, 1_000, 4_000)]
+    rows = [result["attention"][f"mean {mean}"] for mean in (250, 1_000, 4_000)]
     assert max(max(row["difference"], row["gradient_difference"]) for row in rows) < 1e-5
-    assert found["ipc"]["equal"]
+    assert result["ipc"]["equal"]
 
 
 @pytest.mark.slow
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("part", ZERO)
 def test_a_step_of_each_stage_of_zero_is_measured_on_a_cpu(part):
-    found = figures_of_part(part)
-    assert found["tokens"] == SIZES["tiny"].microbatch_tokens
-    assert min(found["step"], found["publish"]) > 0
+    result = figures_of_part(part)
+    assert result["tokens"] == SIZES["tiny"].microbatch_tokens
+    assert min(result["step"], result["publish"]) > 0

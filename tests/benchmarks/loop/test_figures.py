@@ -79,10 +79,10 @@ def test_a_version_is_scored_at_the_end_of_its_step_and_a_target_reached_in_betw
 ):
     times = {"wait_started_at": 0.0}
     batches = [row(version, **times, step_finished_at=version + 1) for version in range(5)]
-    found = learning(batches, {4: 0.7, 2: 0.5, 5: 0.6}, target)
-    assert found["curve"] == [(2, 0.5), (4, 0.7), (5, 0.6)]
-    assert (found["score"], found["seconds"]) == (0.6, 5)
-    assert found["seconds_to_target"] == (seconds and pytest.approx(seconds))
+    result = learning(batches, {4: 0.7, 2: 0.5, 5: 0.6}, target)
+    assert result["curve"] == [(2, 0.5), (4, 0.7), (5, 0.6)]
+    assert (result["score"], result["seconds"]) == (0.6, 5)
+    assert result["seconds_to_target"] == (seconds and pytest.approx(seconds))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_the_limit_of_actors_is_that_of_rollouts_of_the_measured_length(trained,
     rollouts, sampled = trained
     initial = speed(rows(seconds=1.0, rollouts=50, tokens=500))
     other = speed(rows(seconds=1.0, rollouts=rollouts, tokens=sampled))
-    found = actors_limit(initial, other, tokens)
-    assert found["samples_per_second"] == pytest.approx(limit)
-    assert found["by_tokens_of_initial_policy"] == pytest.approx(500 / tokens)
-    assert found["by_tokens_of_trained_policy"] == pytest.approx(sampled / tokens)
+    result = actors_limit(initial, other, tokens)
+    assert result["samples_per_second"] == pytest.approx(limit)
+    assert result["by_tokens_of_initial_policy"] == pytest.approx(500 / tokens)
+    assert result["by_tokens_of_trained_policy"] == pytest.approx(sampled / tokens)
 
 
 def arms_of_round(number, speed):

@@ -52,12 +52,12 @@ def test_ratios_and_differences_are_taken_within_a_seed():
         for name in ("0", "4", "inf")
         for seed in (0, 1)
     ]
-    found = staleness_report.conclude({"arms": arms, "predictions": predictions})
-    assert found["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
-    assert found["of_unbounded"]["4"] == 0.95
-    assert found["predicted_lag"]["4"] == 1.5
-    assert found["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
-    assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
+    result = staleness_report.conclude({"arms": arms, "predictions": predictions})
+    assert result["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
+    assert result["of_unbounded"]["4"] == 0.95
+    assert result["predicted_lag"]["4"] == 1.5
+    assert result["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
+    assert result["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
             ("TRL 32", 1, 40.0, None),
         )
     ]
-    found = versus_trl.conclude(arms)
-    assert found["throughput"] == {"best": "TRL 32", "ratio": 2.5}
-    assert found["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
-    assert found["medians"]["TRL 32"]["seconds_to_target"] is None
+    result = versus_trl.conclude(arms)
+    assert result["throughput"] == {"best": "TRL 32", "ratio": 2.5}
+    assert result["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
+    assert result["medians"]["TRL 32"]["seconds_to_target"] is None
     assert versus_trl.conclude([*arms[:2], *arms[4:]])["time"] == {"best": None, "ratio": None}
     without = versus_trl.conclude(arms[1:])
     assert without["throughput"] == {"best": "TRL 32", "ratio": None}
@@ -180,18 +180,18 @@ def trained_arm(folder, *, steps, **late):
 
 def test_figures_of_a_run_are_of_the_batches_before_its_last_lease_and_scores_of_all(tmp_path):
     arm, rows = trained_arm(tmp_path, steps=14, lag_histogram={"9": 10}, ess=0.1)
-    found = read_arm(arm, 0.5)
-    assert (found["first_version"], found["batches"]) == (5, 6)
+    result = read_arm(arm, 0.5)
+    assert (result["first_version"], result["batches"]) == (5, 6)
     seconds = rows[10]["step_finished_at"] - rows[4]["step_finished_at"]
     tokens = sum(2 * (4 + version) for version in range(5, 11))
-    assert found["samples_per_second"] == pytest.approx(2 * 6 / seconds)
-    assert found["tokens_per_second"] == pytest.approx(tokens / seconds)
-    assert found["tokens_per_rollout"] == tokens / (2 * 6)
-    assert (found["lag_mean"], found["lag_p95"], found["ess"]) == (0.0, 0, 1.0)
-    assert 0 <= found["actors_idle"] <= 1
-    assert (found["lag_max"], found["score"]) == (9, 0.75), "of the whole run"
-    assert found["seconds"] == rows[13]["step_finished_at"] - rows[0]["wait_started_at"]
-    assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
+    assert result["samples_per_second"] == pytest.approx(2 * 6 / seconds)
+    assert result["tokens_per_second"] == pytest.approx(tokens / seconds)
+    assert result["tokens_per_rollout"] == tokens / (2 * 6)
+    assert (result["lag_mean"], result["lag_p95"], result["ess"]) == (0.0, 0, 1.0)
+    assert 0 <= result["actors_idle"] <= 1
+    assert (result["lag_max"], result["score"]) == (9, 0.75), "of the whole run"
+    assert result["seconds"] == rows[13]["step_finished_at"] - rows[0]["wait_started_at"]
+    assert result["curve"] == [(0.0, 0.25), (result["seconds"], 0.75)]
 
 
 def planned(tmp_path, **options):

@@ -14,7 +14,7 @@ def test_a_step_is_the_median_of_those_after_the_warm_up():
 
 
 def test_what_happens_at_intervals_costs_its_seconds_over_the_interval():
-    found = {
+    measured = {
         "scrape": {"cpu_seconds": 0.02},
         "look": {"cpu_seconds": 0.02},
         "look_seconds": 2.0,
@@ -24,4 +24,4 @@ def test_what_happens_at_intervals_costs_its_seconds_over_the_interval():
         "step_seconds": 2.0,
     }
     expected = {"scrapes": 0.002, "watchdog": 0.01, "pings": 0.002, "notes": 5e-4}
-    assert shares(found, interval=10.0) == pytest.approx(expected)
+    assert shares(measured, interval=10.0) == pytest.approx(expected)

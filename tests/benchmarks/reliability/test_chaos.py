@@ -49,11 +49,11 @@ def verdict(log=LOG, fates=FATES, source=SOURCE, **changes):
 
 
 def test_a_run_in_which_every_prompt_has_one_fate_is_sound():
-    found = verdict([LOG[0], LOG[1], row(1, 3, 2), LOG[2]])
-    assert found.sound, found.problems
-    assert (found.issued, found.trained, found.retrained_batches, found.max_lag) == (8, 6, 1, 1)
-    assert found.left_out == {"filtered": 1, "waiting": 1}
-    assert (found.prompts_lost, found.groups_trained_twice, found.lags_above_bound) == (0, 0, 0)
+    judged = verdict([LOG[0], LOG[1], row(1, 3, 2), LOG[2]])
+    assert judged.sound, judged.problems
+    assert (judged.issued, judged.trained, judged.retrained_batches, judged.max_lag) == (8, 6, 1, 1)
+    assert judged.left_out == {"filtered": 1, "waiting": 1}
+    assert (judged.prompts_lost, judged.groups_trained_twice, judged.lags_above_bound) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_a_run_in_which_every_prompt_has_one_fate_is_sound():
 )
 def test_a_prompt_that_was_neither_trained_nor_rightly_left_out_is_lost(fate, what):
     fates = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
-    found = verdict(fates=[*fates, *([fate] if fate else [])])
-    assert found.prompts_lost == 1
-    assert found.problems == [f"prompt s/0/4 is lost: {what}"]
+    judged = verdict(fates=[*fates, *([fate] if fate else [])])
+    assert judged.prompts_lost == 1
+    assert judged.problems == [f"prompt s/0/4 is lost: {what}"]
 
 
 def test_a_prompt_that_was_dropped_and_issued_again_counts_by_its_newest_group():
     dropped = Fate("s/0/4", "dropped", "overdue", None)
     again = Fate("s/0/4", "ready", "", None)
     fates = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
-    found = verdict(fates=[*fates, dropped, again])
-    assert (found.sound, found.dropped_overdue) == (True, 1)
+    judged = verdict(fates=[*fates, dropped, again])
+    assert (judged.sound, judged.dropped_overdue) == (True, 1)
     assert verdict(fates=[*fates, again, dropped]).prompts_lost == 1
 
 
@@ -101,14 +101,14 @@ def test_a_batch_that_one_process_trains_twice_or_out_of_order_is_found():
 
 def test_a_trained_prompt_that_the_ledger_still_waits_for_is_found():
     fates = [fate for fate in FATES if fate.prompt_id != "s/0/5"]
-    found = verdict(fates=[*fates, Fate("s/0/5", "ready", "", None)])
-    assert found.problems == ["prompt s/0/5 is trained, but not in the ledger"]
+    judged = verdict(fates=[*fates, Fate("s/0/5", "ready", "", None)])
+    assert judged.problems == ["prompt s/0/5 is trained, but not in the ledger"]
 
 
 def test_a_lag_above_the_bound_is_found():
-    found = verdict([LOG[0], LOG[1], row(2, 5, 6, oldest=0)])
-    assert (found.lags_above_bound, found.max_lag) == (2, 2)
-    assert "g5 was trained with a lag of 2" in found.problems
+    judged = verdict([LOG[0], LOG[1], row(2, 5, 6, oldest=0)])
+    assert (judged.lags_above_bound, judged.max_lag) == (2, 2)
+    assert "g5 was trained with a lag of 2" in judged.problems
 
 
 def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
@@ -146,7 +146,7 @@ UNFILTERED = verdict(
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "ended", "expected"),
+    ("judged", "wanted", "ended", "expected"),
     [
         (WHOLE, 4, 0, {"sound": True}),
         (WHOLE, 5, 0, {"sound": False, "finished": False}),
@@ -159,9 +159,9 @@ UNFILTERED = verdict(
     ids=["whole", "kills missing", "a command ended", "no run", "no straggler", "no tie", "lost"],
 )
 def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it(
-    found, wanted, ended, expected
+    judged, wanted, ended, expected
 ):
-    runs = {"run-1": found.to_dict()} if found else {}
+    runs = {"run-1": judged.to_dict()} if judged else {}
     concluded = conclude(KILLS, runs, wanted, ended)
     assert {key: concluded[key] for key in expected} == expected
 

@@ -45,9 +45,9 @@ def test_the_head_counts_once_and_the_embedding_not_at_all():
 
 def test_what_is_trained_is_what_the_broker_would_take():
     groups = batch(SIZES["tiny"], seed=1)
-    found = [summarize(encode(group)) for group in groups]
-    assert sum(group.tokens for group in found) == sum(lengths_of(groups)) - 8 * len(found) * 4
-    assert [group.oldest_version for group in found] == [0, 0]
+    figures = [summarize(encode(group)) for group in groups]
+    assert sum(group.tokens for group in figures) == sum(lengths_of(groups)) - 8 * len(figures) * 4
+    assert [group.oldest_version for group in figures] == [0, 0]
 
 
 def test_rows_are_as_full_as_tokens_fill_their_room():
@@ -62,13 +62,13 @@ def test_rows_are_as_full_as_tokens_fill_their_room():
 
 def test_rows_of_lognormal_lengths_are_full_and_ranks_even():
     for seed in range(3):
-        found = packing_figures(seed)
-        assert found["full_packed"] >= 0.97
-        assert found["full_packed"] > found["full_next_fit"] > found["full_padded"]
-        assert found["full_packed_over_ranks"] == pytest.approx(
-            found["full_possible_over_ranks"], abs=1e-9
+        figures = packing_figures(seed)
+        assert figures["full_packed"] >= 0.97
+        assert figures["full_packed"] > figures["full_next_fit"] > figures["full_padded"]
+        assert figures["full_packed_over_ranks"] == pytest.approx(
+            figures["full_possible_over_ranks"], abs=1e-9
         )
-        assert found["balance"] <= 1.01 < found["balance_in_turn"]
+        assert figures["balance"] <= 1.01 < figures["balance_in_turn"]
 
 
 def test_utilisation_is_held_against_the_peaks_beside_a_batch():
@@ -78,12 +78,12 @@ def test_utilisation_is_held_against_the_peaks_beside_a_batch():
         used = {"cpu_seconds": 0.75 * seconds}
         return {"seconds": seconds, "peak": peak, "peak_after": peak + 20.0, **used, **shares}
 
-    found = figures_of([round_(2.0, 90.0), round_(1.0, 190.0), round_(4.0, 40.0)], 100.0, 8)
-    assert found["tokens_per_second"] == 4.0
-    assert found["utilisation"] == pytest.approx(0.5)
-    assert found["peak"] == pytest.approx(100.0)
-    assert found["shares"]["host"] == pytest.approx(0.04)
-    assert found["cpu"] == pytest.approx(0.75)
+    figures = figures_of([round_(2.0, 90.0), round_(1.0, 190.0), round_(4.0, 40.0)], 100.0, 8)
+    assert figures["tokens_per_second"] == 4.0
+    assert figures["utilisation"] == pytest.approx(0.5)
+    assert figures["peak"] == pytest.approx(100.0)
+    assert figures["shares"]["host"] == pytest.approx(0.04)
+    assert figures["cpu"] == pytest.approx(0.75)
 
 
 def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
@@ -94,9 +94,9 @@ def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
 
     # Batches are 12 s apart; of each 6 s are computed, and 2 s more are the updater's.
     computed = [(102.0 + 12.0 * number, 108.0 + 12.0 * number) for number in range(3)]
-    found = parts_of(computed, [trained(12.0 * number) for number in range(3)])
-    assert found == 2 * [{"gap": 6.0, "step": 12.0, "publish": 2.0, "ack": 1.0, "take": 1.0}]
-    shares = gap_of(found)["shares"]
+    figures = parts_of(computed, [trained(12.0 * number) for number in range(3)])
+    assert figures == 2 * [{"gap": 6.0, "step": 12.0, "publish": 2.0, "ack": 1.0, "take": 1.0}]
+    shares = gap_of(figures)["shares"]
     assert shares == pytest.approx({"gap": 1 / 2, "publish": 1 / 6, "ack": 1 / 12, "take": 1 / 12})
 
 
@@ -105,12 +105,12 @@ def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
 @pytest.mark.deepspeed
 def test_the_learner_is_measured(measured):
     options = ("--sizes", "tiny", "--rounds", "2", "--threads", "1")
-    found = measured("train", *options, timeout=180)
-    (tiny,) = found["sizes"].values()
+    figures = measured("train", *options, timeout=180)
+    (tiny,) = figures["sizes"].values()
     assert len(tiny["raw"]) == 2
     assert 0 < tiny["utilisation"] < 1
     assert sum(tiny["shares"].values()) == pytest.approx(1.0, abs=0.2)
-    assert found["threads"] == 1
+    assert figures["threads"] == 1
     loop = tiny["loop"]
     assert len(loop["raw"]) == 2
     for row in loop["raw"]:
