@@ -138,10 +138,11 @@ def _attend(
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    if sequence_lengths is None and options.get("position_ids") is not None:
-        sequence_lengths = lengths_of(options["position_ids"].flatten())
-    if sequence_lengths is None or len(query) != 1 or isinstance(attention_mask, Tensor):
-        raise _NotOneRow("its attention is not told of sequences, or called with a mask")
+    positions = options.get("position_ids")
+    if positions is None or len(query) != 1 or isinstance(attention_mask, Tensor):
+        raise _NotOneRow("its attention is called without position_ids, or with a mask")
+    if sequence_lengths is None:
+        sequence_lengths = lengths_of(positions.flatten())
     options.setdefault("is_causal", getattr(module, "is_causal", True))
     if options["is_causal"] and _has_kernel(query):
         scale = options.get("scaling")

@@ -159,6 +159,23 @@ def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
     return nn.functional.pad(torch.where(position_ids[1:] > 0, values, 0.0), (1, 0))
 
 
+def load_pretrained(
+    kind: Any, path: str, what: str, *, dtype: str, attention: str, **options: Any
+) -> Any:
+    """Load a model by an auto class of transformers; `what` it makes is for the error message.
+
+    Raises:
+        InputError: The folder or hub name has no such model.
+    """
+    quiet()
+    options |= {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+    try:
+        return kind.from_pretrained(path, use_safetensors=True, **options)  # never a pickle
+    except Exception as error:  # a configuration raises whatever its author chose
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise InputError(f"no {what} can be loaded from {path!r}: {reason}") from error
+
+
 def load_policy(
     path: str,
     options: LogprobOptions,
@@ -175,19 +192,11 @@ def load_policy(
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
     """
-    quiet()
     from transformers import AutoModelForCausalLM
 
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
-            use_safetensors=True,  # never a pickle
-        )
-    except Exception as error:  # a configuration raises whatever its author chose
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise InputError(f"no language model can be loaded from {path!r}: {reason}") from error
+    model = load_pretrained(
+        AutoModelForCausalLM, path, "language model", dtype=dtype, attention=attention
+    )
     balance = getattr(model.config.get_text_config(), "router_aux_loss_coef", 0)
     if balance:
         log.warning(

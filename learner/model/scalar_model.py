@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headway.errors import InputError
 from learner.model.packed_attention import hidden_states
-from learner.model.policy import prepare, quiet
+from learner.model.policy import load_pretrained, prepare
 
 
 class ScalarModel(nn.Module):
@@ -53,24 +53,14 @@ def load_scalar_model(
     Raises:
         InputError: The folder holds no such model.
     """
-    quiet()
     from transformers import AutoModelForSequenceClassification
 
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = AutoModelForSequenceClassification.from_pretrained(
-                path,
-                dtype=getattr(torch, dtype),
-                attn_implementation=attention,
-                num_labels=1,
-                use_safetensors=True,
-            )
-    except Exception as error:  # a configuration raises whatever its author chose
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise InputError(
-            f"no model with one number as its output can be loaded from {path!r}: {reason}"
-        ) from error
+    form: dict[str, Any] = {"dtype": dtype, "attention": attention, "num_labels": 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = load_pretrained(
+            AutoModelForSequenceClassification, path, "model with one number as its output", **form
+        )
     if not isinstance(getattr(model, "score", None), nn.Linear):
         heads = {name: m for name, m in model.named_children() if m is not model.base_model}
         layers = " ".join(str(heads).split())

@@ -18,7 +18,7 @@ from learner.update import Updater
 from tests.learner.model.architectures import write
 from weight_sync.publish.snapshot import Snapshot
 
-pytestmark = pytest.mark.deepspeed
+pytestmark = [pytest.mark.deepspeed, pytest.mark.usefixtures("one_thread")]
 
 ROWS = [[5, 9, 4, 7, 1], [3, 8, 8, 1], [6, 4, 1]]
 CONFIG = OptimizerConfig(
@@ -55,15 +55,6 @@ def everything_sharded(monkeypatch):
     """Under ZeRO 3 shards even the smallest tensor, and gathers few of them at once."""
     monkeypatch.setattr("learner.engine.gathering.PERSISTENT_ELEMENTS", 0)
     monkeypatch.setattr("learner.engine.deepspeed.GATHER_BYTES", 20_000)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Use one thread: the model is so small that more would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ PAGE = Path(__file__).parents[3] / "learner" / "docs" / "models.md"
 MARKS = "<!-- architectures -->\n", "<!-- end of architectures -->\n"
 LENGTHS = [5, 3 * WINDOW, 3 * WINDOW + 1]
 CONTEXT = 128
+pytestmark = pytest.mark.usefixtures("one_thread")
 REASONS = {
     "changes its logits": "its logits are not what they are taken for",
     "leaves out": '`attention = "sdpa"` leaves out its cap on scores',
@@ -32,15 +33,6 @@ REASONS = {
     "can be loaded": "transformers loads it otherwise",
     "": "it cannot be called with packed sequences",
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Use one thread: the models are so small that more would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def load(folder, attention="sdpa", **options):
