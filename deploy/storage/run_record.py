@@ -146,7 +146,7 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
         started_at=now,
     )
     if directory.ledger.exists():
-        rows = read_batches(directory.path, verify=False)  # `recovery.check_ledger` has
+        rows = read_batches(directory.path, verify=False)  # `check_ledger` has verified them
         record.batches = [TrainedBatch.from_dict(row) for row in rows]
         swaps = mend_rows(directory, "swaps.jsonl", say, lambda row: WeightUpdateReport(**row))
         restarts = mend_rows(directory, RESTARTS, say, itemgetter("actor"))
