@@ -13,6 +13,8 @@ from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.preflight.loaded_checks import (
     CHECKS,
+    CHECKS_OF_NEW,
+    CHECKS_OF_RESUMED,
     Loaded,
     check_objective,
     check_prompts,
@@ -71,8 +73,11 @@ def load_inputs(
     """
     check_machine(config)
     loaded = _load(config, resumed)
-    for check in (*CHECKS, *([check_space] if needs_space else [])):
+    further = CHECKS_OF_NEW if resumed is None else CHECKS_OF_RESUMED
+    for check in (*CHECKS, *further):
         check(loaded)
+    if needs_space:
+        check_space(loaded)
     prompts = loaded.prompts
     return Inputs(
         loaded.model_path,

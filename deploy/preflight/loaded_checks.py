@@ -117,8 +117,6 @@ def check_space(loaded: Loaded) -> None:
 
 def _check_new_adapters(loaded: Loaded) -> None:
     learner, path = loaded.config.learner, loaded.model_path
-    if loaded.resumed is not None:
-        return
     check_adapter(learner.lora, path, section="learner.lora", shapes=loaded.shapes)
     if (critic := learner.critic) is not None:
         own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
@@ -134,8 +132,7 @@ def _check_lengths(loaded: Loaded) -> None:
 
 
 def _check_examples(loaded: Loaded) -> None:
-    if loaded.resumed is None:
-        check_examples(loaded.config)
+    check_examples(loaded.config)
 
 
 def _check_same_models(loaded: Loaded) -> None:
@@ -157,14 +154,16 @@ def _check_same_models(loaded: Loaded) -> None:
             )
 
 
-CHECKS: tuple[Callable[[Loaded], None], ...] = (
+Check = Callable[[Loaded], None]
+CHECKS: tuple[Check, ...] = (
     _check_engine,
     _check_prompts,
     _check_reward_models,
-    _check_new_adapters,
     _check_objective,
     _check_lengths,
-    _check_examples,
-    _check_same_models,
 )
-"""All checks but that of the disk; those that are quick come first."""
+"""Checks of every run."""
+CHECKS_OF_NEW: tuple[Check, ...] = (_check_new_adapters, _check_examples)
+"""Further checks of a run that begins."""
+CHECKS_OF_RESUMED: tuple[Check, ...] = (_check_same_models,)
+"""Further checks of a run that goes on."""
