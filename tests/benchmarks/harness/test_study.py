@@ -222,13 +222,3 @@ def test_two_at_once_do_not_write_to_one_place(tmp_path, in_folder):
     assert run(study(measure, in_folder=in_folder), out) == 0
     assert seen == [[".figures.lock", *(["figures"] if in_folder else [])]]
     assert [path.name for path in out.parent.iterdir()] == ["figures"]
-
-
-def test_a_benchmark_that_is_refused_leaves_nothing_that_it_has_made(tmp_path):
-    def refuses(options):
-        raise InputError("no cores")
-        yield {}
-
-    with pytest.raises(InputError, match="no cores"):
-        run(study(refuses, in_folder=True), tmp_path / "new" / "folder")
-    assert [*tmp_path.iterdir()] == []
