@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from learner.corrections.importance_weights import Correction, kept, outside_band, unweighted
-from learner.losses.checks import require_positive
 from learner.losses.loss_inputs import LossInputs, bounded, count_outside
+from learner.losses.option_checks import require_positive
 
 
 def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:

@@ -11,8 +11,8 @@ from headway.errors import InputError
 from headway.registry import Entry
 from headway.user_code import options_of, refuse_unknown_options
 from learner.config.traits import CORRECTIONS, CorrectionTraits
-from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs, count_outside
+from learner.losses.option_checks import require_bounds
 
 
 @dataclass(frozen=True)

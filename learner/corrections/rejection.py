@@ -4,9 +4,9 @@ import torch
 
 from headway.errors import InputError
 from learner.corrections.importance_weights import Correction, unweighted
-from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.kl import kl_penalty
 from learner.losses.loss_inputs import LossInputs
+from learner.losses.option_checks import require_finite, require_one_of, require_positive
 
 
 def kl_mask(

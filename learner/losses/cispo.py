@@ -3,8 +3,8 @@
 MiniMax-M1 (arXiv 2506.13585, eq. 4-5); with an absolute cap as in ScaleRL (arXiv 2510.13786).
 """
 
-from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.option_checks import require_bounds
 
 
 def cispo(inputs: LossInputs, *, cap_low: float = 0.0, cap_high: float = 5.0) -> TokenLoss:

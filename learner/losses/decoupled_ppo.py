@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.losses.checks import require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.option_checks import require_one_of, require_positive
 from learner.losses.ppo import clipped
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from headway.errors import InputError
-from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
+from learner.losses.option_checks import require_finite, require_one_of, require_positive
 
 
 def dpo(

@@ -6,8 +6,8 @@ mean.
 
 import torch
 
-from learner.losses.checks import require_finite, require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.option_checks import require_finite, require_one_of
 
 
 def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> TokenLoss:

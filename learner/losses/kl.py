@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from learner.config.objective_rules import RATIO_FORMS
-from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LOG_RATIO_BOUND, LossInputs, TokenLoss, bounded
+from learner.losses.option_checks import require_finite, require_one_of, require_positive
 
 ESTIMATORS = ("k1", "k2", "k3")
 FORMS = (*ESTIMATORS, *RATIO_FORMS)

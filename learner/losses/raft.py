@@ -6,8 +6,8 @@ Dong et al. 2023 (arXiv 2304.06767); all positives: as in Xiong et al. 2025 (arX
 import torch
 from torch import Tensor
 
-from learner.losses.checks import require_one_of
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
+from learner.losses.option_checks import require_one_of
 
 
 def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:

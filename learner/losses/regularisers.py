@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
-from learner.losses.checks import require_finite
 from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.option_checks import require_finite
 
 
 def positive_tokens(rewards: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:

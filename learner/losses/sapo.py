@@ -5,8 +5,8 @@ Gao et al. 2025 (arXiv 2511.20347). The paper aggregates by `sequence_mean`.
 
 import torch
 
-from learner.losses.checks import require_finite, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.option_checks import require_finite, require_positive
 
 
 def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:

@@ -6,8 +6,8 @@ behaviour policy always.
 
 import torch
 
-from learner.losses.checks import require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
+from learner.losses.option_checks import require_one_of
 
 
 def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
