@@ -77,29 +77,22 @@ def random_groups(count=3, size=4, *, seed=0, version=0):
     return groups
 
 
-def cut_off(groups):
-    """Return groups whose rollouts all ended at their limit."""
+def with_each(groups, change):
+    """Return groups with the fields of each rollout that `change` makes of it."""
     return [
-        replace(
-            item,
-            rollouts=[replace(one, finish_reason=FinishReason.LENGTH) for one in item.rollouts],
-        )
+        replace(item, rollouts=[replace(one, **change(one)) for one in item.rollouts])
         for item in groups
     ]
+
+
+def cut_off(groups):
+    """Return groups whose rollouts all ended at their limit."""
+    return with_each(groups, lambda _: {"finish_reason": FinishReason.LENGTH})
 
 
 def unexplained(groups):
     """Return groups as sampled by a policy that excludes every token."""
-    return [
-        replace(
-            item,
-            rollouts=[
-                replace(one, behavior_logprobs=[-math.inf] * len(one.token_ids))
-                for one in item.rollouts
-            ],
-        )
-        for item in groups
-    ]
+    return with_each(groups, lambda one: {"behavior_logprobs": [-math.inf] * len(one.token_ids)})
 
 
 class TinyPolicy(nn.Module):

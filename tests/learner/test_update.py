@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from rollouts import PlainEngine, group, random_groups, rollout
+from rollouts import PlainEngine, group, random_groups, rollout, with_each
 
 from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import BatchReport
@@ -25,36 +25,27 @@ def train(groups, *, version=0, **settings):
 def on_policy(groups):
     """Return the same groups with the behaviour log-probs of the engine's own weights."""
     policy = PlainEngine().policy
-    replaced = []
-    for item in groups:
-        rollouts = []
-        for one in item.rollouts:
-            ids = torch.tensor(list(one.token_ids))
-            scores = policy(ids, torch.arange(len(ids)))[0][one.prompt_length :].tolist()
-            rollouts.append(
-                rollout(ids.tolist(), reward=one.reward, logprobs=scores, index=one.sample_index)
-            )
-        replaced.append(group(item.group_id, rollouts))
-    return replaced
+
+    def own(one):
+        scores = policy(torch.tensor(one.token_ids), torch.arange(len(one.token_ids)))[0]
+        scores = torch.where(torch.tensor(one.loss_mask), scores, 0.0)
+        return {"behavior_logprobs": scores.tolist()}
+
+    return with_each(groups, own)
 
 
 def aged(groups, *, newest, oldest_trained=None):
     """Return groups with tokens of many versions, those that are too old masked out."""
-    changed = []
-    for item in groups:
-        rollouts = []
-        for one in item.rollouts:
-            versions = [
-                -1 if not sampled else max(0, newest - (at + one.sample_index) % 6)
-                for at, sampled in enumerate(one.loss_mask)
-            ]
-            mask = [
-                sampled and (oldest_trained is None or version >= oldest_trained)
-                for sampled, version in zip(one.loss_mask, versions, strict=True)
-            ]
-            rollouts.append(dataclasses.replace(one, versions=versions, loss_mask=mask))
-        changed.append(group(item.group_id, rollouts))
-    return changed
+
+    def older(one):
+        versions = [
+            max(0, newest - (at + one.sample_index) % 6) if sampled else -1
+            for at, sampled in enumerate(one.loss_mask)
+        ]
+        oldest = 0 if oldest_trained is None else oldest_trained
+        return {"versions": versions, "loss_mask": [version >= oldest for version in versions]}
+
+    return with_each(groups, older)
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
@@ -168,18 +159,8 @@ def test_mismatch_is_measured_apart_by_origin():
     _, found = train([fresh, stale], version=0)
     assert found.origins["stale"].mismatch is None
     moved = group("b", [rollout([1, 2, 3], reward=1.0, versions=1, logprobs=-9.0)])
-    stamped = group(
-        "a",
-        [
-            rollout(
-                list(one.token_ids),
-                versions=2,
-                reward=one.reward,
-                index=one.sample_index,
-                logprobs=list(one.behavior_logprobs)[2:],
-            )
-            for one in fresh.rollouts
-        ],
+    [stamped] = with_each(
+        [fresh], lambda one: {"versions": [2 * m - (not m) for m in one.loss_mask]}
     )
     _, found = train([stamped, moved], version=2)
     assert found.origins["fresh"].mismatch < 1e-6

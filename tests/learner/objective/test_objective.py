@@ -1,6 +1,5 @@
 """The objective around the policy loss: penalties, critic, reference, what is dropped."""
 
-import dataclasses
 import json
 import math
 import sys
@@ -8,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout
+from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout, with_each
 
 from headway.errors import InputError
 from headway.registry import Entry
@@ -215,11 +214,8 @@ def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(pr
 
 def cut_short(groups):
     """Return the groups with the first rollout of each marked as cut off."""
-    changed = []
-    for item in groups:
-        first = dataclasses.replace(item.rollouts[0], finish_reason=FinishReason.LENGTH)
-        changed.append(group(item.group_id, [first, *item.rollouts[1:]]))
-    return changed
+    first = [FinishReason.LENGTH, *[FinishReason.STOP] * 9]
+    return with_each(groups, lambda one: {"finish_reason": first[one.sample_index]})
 
 
 @pytest.mark.parametrize(
@@ -397,22 +393,7 @@ WIDE = {
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: f"{s['advantage']}-{s['loss']}")
 def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(settings):
-    groups = [
-        group(
-            item.group_id,
-            [
-                rollout(
-                    list(one.token_ids),
-                    reward=one.reward,
-                    logprobs=list(one.behavior_logprobs)[2:],
-                    index=one.sample_index,
-                    reward_parts={"task": one.reward},
-                )
-                for one in item.rollouts
-            ],
-        )
-        for item in random_groups(count=4)
-    ]
+    groups = with_each(random_groups(count=4), lambda one: {"reward_parts": {"task": one.reward}})
     settings = {
         **settings,
         "fixed_length": 12,
