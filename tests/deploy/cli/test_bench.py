@@ -11,17 +11,9 @@ import pytest
 
 from benchmarks.harness.record import reserve, store
 from benchmarks.harness.study import Study
-from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS, ROOT, start
 from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
-
-
-def test_the_help_names_every_benchmark(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert app(["bench", "--help"], standalone_mode=False) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert all(f" {name}" in text for name in BENCHMARKS), text
 
 
 @pytest.fixture(params=sorted(BENCHMARKS))

@@ -255,6 +255,38 @@ def test_what_a_recipe_names_is_checked_under_its_own_key(setting, named):
         check_code(load_recipe("demo", [setting]))
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["actors.reward=['mine_strict:scor']"], "actors.reward .*did you mean 'score'\\?"),
+        (["actors.reward=['absent:score']"], "actors.reward .*cannot import absent"),
+        (["deploy.trackers=['mlflow']"], r"deploy.trackers .*pip install .headway-rl\[mlflow\]"),
+        (
+            [
+                "actors.reward=['mine_strict:score']",
+                'actors.reward_options={"mine_strict:score"={scal=2}}',
+            ],
+            "actors.reward .*no option scal; its options: scale; did you mean 'scale'",
+        ),
+        (
+            ["prompts.source=files", "prompts.source_options.path=rows.jsonl"],
+            r"(?s)prompts.source .*rows.jsonl:1: prompt is 5",
+        ),
+    ],
+)
+def test_code_and_files_that_a_recipe_names_are_checked_without_a_model(
+    tmp_path, monkeypatch, settings, words
+):
+    (tmp_path / "mine_strict.py").write_text(
+        "def score(prompt, completion, answer, metadata, *, scale=1.0):\n    return scale\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": 5}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=words):
+        check_code(load_recipe("demo", settings))
+
+
 def test_a_source_that_raises_is_named_without_a_model(tmp_path, monkeypatch):
     (tmp_path / "mine_raises.py").write_text(
         "class Source:\n"
