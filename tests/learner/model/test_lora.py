@@ -161,34 +161,14 @@ def test_an_adapter_of_other_weights_is_refused_and_of_unknown_ones_reported(
     assert "moved' , which is not compared" in caplog.text.replace("',", "' ,")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rank": 8}, r"has \{'rank': 4, .* and the recipe \{'rank': 8"),
-        ({"alpha": 9.0}, "'alpha': 8.0.* and the recipe .*'alpha': 9.0"),
-        ({"rslora": True}, "'rslora': False.* and the recipe .*'rslora': True"),
-        ({"targets": ("q_proj",)}, "other tensors .*: base_model.model.model.layers.0"),
-    ],
-)
-def test_an_adapter_of_another_form_is_refused(model_path, tmp_path, change, message):
+def test_an_adapter_of_other_tensors_than_its_targets_make_is_refused(model_path, tmp_path):
     policy = adapted(model_path)
     lora.write_adapter(
         policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, tmp_path
     )
-    config = LORA.model_copy(update={**change, "path": str(tmp_path)})
-    with pytest.raises(InputError, match=message):
+    config = LORA.model_copy(update={"targets": ("q_proj",), "path": str(tmp_path)})
+    with pytest.raises(InputError, match=r"other tensors .*: base_model.model.model.layers.0"):
         lora.add_adapter(load(model_path).model, config, seed=0)
-
-
-OTHER_FORMS = {
-    "alpha_pattern": {"up_proj": 2},
-    "use_dora": True,
-    "init_lora_weights": "lora_ga",
-    "alora_invocation_tokens": [1],
-    "bias": "all",
-    "peft_type": "LOHA",
-    "a_setting_of_next_year": 1,
-}
 
 
 def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_path, tmp_path):
@@ -196,18 +176,12 @@ def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_p
     tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
     lora.write_adapter(policy.model, tensors, tmp_path)
     config = LORA.model_copy(update={"path": str(tmp_path)})
-    file, settings_file = tmp_path / WEIGHTS_FILE, tmp_path / CONFIG_FILE
+    file = tmp_path / WEIGHTS_FILE
     embedding = "base_model.model.model.embed_tokens.weight"
     save_file({**tensors, embedding: torch.ones(4, 4)}, file)
     with pytest.raises(InputError, match=f"other tensors .*{embedding}"):
         lora.add_adapter(load(model_path).model, config, seed=0)
     save_file(tensors, file)
-    plain = settings_file.read_text()
-    for name, value in OTHER_FORMS.items():
-        settings_file.write_text(json.dumps({**json.loads(plain), name: value}))
-        with pytest.raises(InputError, match=f"its .'{name}': .* is not supported: W"):
-            lora.add_adapter(load(model_path).model, config, seed=0)
-    settings_file.write_text(plain)
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
         lora.add_adapter(load(model_path).model, config, seed=0)
@@ -216,7 +190,7 @@ def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_p
         lora.add_adapter(load(model_path).model, config, seed=0)
 
 
-@pytest.mark.parametrize("targets", [("q_proj", "wrong"), ("lm_head",), ("embed_tokens",)])
+@pytest.mark.parametrize("targets", [("q_proj", "wrong"), ("lm_head",)])
 def test_layers_that_cannot_have_an_adapter_are_refused_with_those_that_can(model_path, targets):
     config = LORA.model_copy(update={"targets": targets})
     allowed = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
@@ -231,20 +205,6 @@ def test_a_model_without_linear_layers_is_refused(tmp_path):
         config = LORA.model_copy(update={"targets": targets})
         with pytest.raises(InputError, match="those that can have an adapter are none"):
             lora.add_adapter(load(str(tmp_path)).model, config, seed=0)
-
-
-def test_quantised_weights_are_refused(model_path):
-    model = load(model_path).model
-    model.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(InputError, match="has quantised weights, into which engines cannot merge"):
-        lora.add_adapter(model, LORA, seed=0)
-
-
-def test_experts_in_one_tensor_are_refused_by_name(tmp_path):
-    write("qwen3_moe", tmp_path)
-    config = LORA.model_copy(update={"targets": ("experts",)})
-    with pytest.raises(InputError, match=r"has no linear layers experts; .* k_proj, o_proj"):
-        lora.add_adapter(load(str(tmp_path)).model, config, seed=0)
 
 
 def test_a_critic_has_its_head_beside_its_adapter_in_folders_that_peft_loads(model_path, tmp_path):
