@@ -200,18 +200,6 @@ def test_values_are_float32_and_carry_no_gradient():
     assert not values("grpo", rewards).requires_grad
 
 
-def test_estimators_say_what_they_need_and_whether_they_compare_rollouts():
-    needs = {n: set(ESTIMATORS[n].traits.needs) for n in ESTIMATORS if ESTIMATORS[n].traits.needs}
-    assert needs == {
-        "opo": {"lengths"},
-        "remax": {"baseline_rewards"},
-        "gdpo": {"reward_parts"},
-        "gae": {"values"},
-    }
-    alone = {name for name in ESTIMATORS if not ESTIMATORS[name].traits.relative}
-    assert alone == {"reinforce", "reinforce_pp", "remax", "gae"}
-
-
 def test_batch_norm_divides_by_the_deviation_of_the_groups_that_vary():
     rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0, 5, 5, 5, 5])
     groups = torch.arange(3).repeat_interleave(4)

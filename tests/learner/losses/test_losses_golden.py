@@ -194,59 +194,6 @@ def test_the_best_of_a_group_needs_groups():
         policy_loss("raft", inputs, keep="best")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("reinforce", {}, (False, "proximal", False, "token", None, ())),
-        ("ppo", {}, (True, "proximal", False, "token", None, ())),
-        ("dapo", {}, (True, "proximal", False, "token", None, ())),
-        ("cispo", {}, (True, "proximal", False, "token", None, ())),
-        ("sapo", {}, (True, "proximal", False, "token", None, ())),
-        ("gspo", {}, (True, "proximal", False, "sequence", ("sequence_mean",), ())),
-        ("gspo_token", {}, (True, "proximal", False, "sequence", ("sequence_mean",), ())),
-        ("topr", {}, (True, "behavior", True, "sequence", None, ())),
-        ("topr", {"level": "token"}, (True, "behavior", True, "token", None, ())),
-        ("kimi", {}, (False, "behavior", True, "sequence", ("sequence_mean",), ())),
-        ("kimi", {"variant": "token_sq"}, (False, "behavior", True, "token", None, ())),
-        ("raft", {}, (False, "proximal", True, "token", None, ())),
-        ("raft", {"keep": "best"}, (False, "proximal", True, "group", None, ("group_ids",))),
-        ("decoupled_ppo", {}, (True, "behavior", True, "token", None, ("proximal_logprobs",))),
-        (
-            "decoupled_ppo",
-            {"proximal": "detach"},
-            (True, "behavior", True, "token", None, ()),
-        ),
-        (
-            "decoupled_ppo",
-            {"proximal": "linear"},
-            (True, "behavior", True, "token", None, ("version", "versions")),
-        ),
-        (
-            "dpo",
-            {},
-            (
-                False,
-                "proximal",
-                True,
-                "group",
-                ("sequence_mean",),
-                ("group_ids", "reference_logprobs"),
-            ),
-        ),
-    ],
-)
-def test_losses_say_what_they_need_under_their_options(name, options, expected):
-    loss = LOSSES[name].traits.under(options)
-    assert expected == (
-        loss.owns_is,
-        loss.anchor,
-        loss.off_policy,
-        loss.unit,
-        loss.aggregations,
-        tuple(sorted(loss.needs)),
-    )
-
-
 def test_a_loss_of_the_users_needs_to_say_only_whether_it_owns_a_ratio():
     @policy_loss_function("pushes_for_the_test", owns_is=False)
     def push(inputs):
