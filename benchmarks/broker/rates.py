@@ -182,8 +182,8 @@ def soak(seconds: float, folder: Path) -> Record:
             time.sleep(min(5.0, seconds / 20))
             samples.append((call(consumer.counts)[1], process.memory_info().rss))
             print(f"soak: {samples[-1][0]:,} groups, {samples[-1][1] / 1e6:.0f} MB", flush=True)
-    quarter = len(samples) // 4
-    early = statistics.median(rss for _, rss in samples[quarter : 2 * quarter])
+    quarter = max(1, len(samples) // 4)
+    early = statistics.median(rss for _, rss in samples[quarter : 2 * quarter] or samples[:1])
     late = statistics.median(rss for _, rss in samples[-quarter:])
     return {
         "seconds": seconds,
