@@ -269,17 +269,6 @@ def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again
 
 
 @pytest.mark.slow
-def test_a_run_that_is_going_on_is_not_resumed(headway):
-    process = headway.start("run", "name=busy", "steps=100000", "heldout.every=100000")
-    headway.wait_for_batches("busy", 1, process)
-    refused = headway("resume", "busy")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=180)
-    assert refused.returncode == 2
-    assert "is going on" in refused.stderr
-
-
-@pytest.mark.slow
 def test_of_two_runs_of_one_name_one_trains_and_the_other_touches_nothing(headway):
     both = [headway.start("run", "name=twice") for _ in range(2)]
     outputs = [process.communicate(timeout=500)[0] for process in both]

@@ -187,11 +187,13 @@ def test_the_driver_and_the_learner_have_a_log(headway, finished):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_leaves_readable_accounts_and_no_process(headway):
+def test_a_run_that_goes_on_is_not_resumed_and_stopped_leaves_accounts_and_no_process(headway):
     """Ctrl-C, and SIGKILL of the whole process group, are in `test_resume.py`."""
     with Running(headway, "stopped", *ENDLESS) as run:
         run.trains(3)
         assert open_shared_memory(headway.folder)
+        refused = headway("resume", "stopped")
+        assert (refused.returncode, "is going on" in refused.stderr) == (2, True)
         run.process.terminate()
         assert "Traceback" not in run.ends(130)
     wait_for_end(headway, seconds=60)

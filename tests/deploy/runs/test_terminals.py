@@ -101,15 +101,3 @@ def test_a_run_whose_reader_is_gone_ends_well_and_leaves_neither_zombie_nor_fold
     assert run.stat().st_mode & 0o777 == 0o700
     assert "step 4/4" in (run / "logs" / "driver.log").read_text()
     assert list(ray_folder.iterdir()) == []
-
-
-def test_too_few_open_files_are_told_before_anything_is_written(headway):
-    limited = ["prlimit", "--nofile=200:200"]
-    done = subprocess.run(
-        [*limited, *headway.arguments("run", "name=limited")],
-        cwd=headway.folder, env=headway.environment, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert "lets a process open 200 files (ulimit -Hn)" in done.stderr
-    assert not headway.run_folder("limited").exists()
