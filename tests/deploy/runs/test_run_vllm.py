@@ -1,0 +1,71 @@
+"""A whole run on real parts: vLLM generates while DeepSpeed trains."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from tests.deploy.conftest import HEADWAY, FinishedRun
+
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
+
+
+@pytest.fixture(scope="module")
+def run(headway):
+    """Summary, rollouts and weight updates of a run whose rollouts outlast several updates.
+
+    While its engine starts, Ray is looked at as the run says.
+    """
+    settings = ("steps=8", "heldout.every=8", "actors.engine=vllm", "actors.max_new_tokens=160")
+    process = headway.start("run", "name=real", *settings)
+    line = next(line for line in process.stdout if "ray status" in line)
+    deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
+    while "Total Usage" not in (shown := ray_status(line.partition(": ")[2])):
+        assert time.monotonic() < deadline, shown
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    done = FinishedRun(headway.run_folder("real"), output)
+    return done.summary, headway.rollouts("real"), done.rows("swaps.jsonl")
+
+
+def ray_status(command):
+    environment = {**os.environ, "PATH": f"{HEADWAY.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
+    return done.stdout + done.stderr
+
+
+def sampled_versions(row):
+    return [v for v, mask in zip(row["versions"], row["loss_mask"], strict=True) if mask]
+
+
+def test_no_trained_token_is_older_than_the_bound(run):
+    summary, rows, _ = run
+    trained = [row for row in rows if row["state"] == "trained"]
+    assert len(trained) == summary["rollouts_trained"] == 8 * 2 * 2
+    lags = [row["trained_version"] - v for row in trained for v in sampled_versions(row)]
+    assert min(lags) >= 0
+    assert max(lags) == summary["max_lag_trained"] <= 2
+
+
+def test_rollouts_cross_updates_and_their_versions_never_go_backwards(run):
+    summary, rows, _ = run
+    spans = [sampled_versions(row) for row in rows]
+    assert all(versions == sorted(versions) for versions in spans)
+    crossed = sum(len(set(versions)) > 1 for versions in spans)
+    assert crossed >= summary["multi_version_rollouts"] > 0
+
+
+def test_engine_and_learner_agree_on_rollouts_of_the_version_being_trained(run):
+    fresh = run[0]["mismatch"]["fresh"]
+    assert fresh["tokens"] > 0
+    assert fresh["mean_abs_logprob_difference"] < 1e-3
+
+
+def test_every_update_succeeds_and_reaches_the_engine_in_order(run):
+    summary, _, swaps = run
+    assert summary["weight_sync"]["failed"] == 0
+    versions = [swap["version"] for swap in swaps]
+    assert versions == sorted(set(versions))
+    assert (versions[0], versions[-1]) == (0, 8)
+    assert summary["heldout"][-1]["sampled_by"] == [8, 8]
