@@ -40,12 +40,11 @@ def test_rollouts_in_progress_are_put_when_the_broker_is_back(headway):
         "steps=3", "heldout.every=3", "heldout.size=2", "prompts.groups_per_batch=16",
         "queues.max_staleness=1", "actors.max_concurrent_rollouts=80", "actors.max_new_tokens=120",
         "actors.scripted_options={tokens_per_second=6.0, median_length=400.0}",
-        "queues.heartbeat_seconds=1.0",
     )  # fmt: skip
     leased = "SELECT group_id, attempt FROM groups WHERE state = 'leased' AND purpose = 'train'"
-    saved = "SELECT group_id FROM partials JOIN groups USING (group_id) WHERE purpose = 'train'"
     with Running(headway, "in-progress", *settings) as run:
-        run.until(lambda: len(run.query(saved)) == 32)
+        sampled = f"{leased} AND leased_at < "
+        run.until(lambda: len(run.query(sampled + str(time.time() - 2.0))) == 32)
         in_progress = run.query(leased)
         run.first(BROKER).kill()
         killed_at = time.time()
