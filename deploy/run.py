@@ -35,7 +35,6 @@ from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
-from deploy.runtime import session_process
 from deploy.runtime.signals import Interrupts
 from deploy.storage.run_record import RECOVERIES
 from headway import clock
@@ -157,7 +156,7 @@ class Run:
         if self.exporter is not None and (warning := self.targets.warning()):
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
-        if (own := session_process.session) is not None and (away := own.works()) is not None:
+        if context.process is not None and (away := context.process.works()) is not None:
             row = note_recovery(context, Role.DRIVER, away, clock.now())
             context.jsonl.write(RECOVERIES, [row])
         self.starting.clear()

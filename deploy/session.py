@@ -16,9 +16,9 @@ from deploy.preflight.run_folders import backup_warning
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
-from deploy.runtime import session_process
 from deploy.runtime.console import Terminal
 from deploy.runtime.environment import environment
+from deploy.runtime.session_process import Session
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.repair.whole_checkpoints import find_checkpoint
@@ -34,9 +34,15 @@ from queues.readers.checkpoints import newest_checkpoint
 
 
 def run(
-    config: RunConfig, inputs: Inputs, directory: RunDirectory, console: Terminal
+    config: RunConfig,
+    inputs: Inputs,
+    directory: RunDirectory,
+    console: Terminal,
+    process: Session | None = None,
 ) -> dict[str, Any]:
     """Train to the end of a recipe, from where an earlier session of the run ended.
+
+    `process` is this process, where it has a parent that starts it again.
 
     Returns:
         The summary, which is also in the run's folder.
@@ -52,8 +58,7 @@ def run(
     if warning := backup_warning(directory.path, directory.backup):
         console.say(warning)
     jsonl = JsonlWriter(directory.path, console.say)
-    context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint)
-    process = session_process.session
+    context = RunContext(config, inputs, directory, record, console, jsonl, checkpoint, process)
     if process is not None:
         _record_crashes(context, process)
     status = "failed"
@@ -62,7 +67,7 @@ def run(
         console.say("starting Ray")
         with (
             limited_output("sources and libraries"),
-            cluster(config, directory.logs, may_lack=session_process.is_again()) as ray_logs,
+            cluster(config, directory.logs, may_lack=context.is_again) as ray_logs,
         ):
             console.say(f"to look at Ray: {status_command(config.deploy.ray_address)}")
             about = {
@@ -99,7 +104,7 @@ def run(
     return summary
 
 
-def _record_crashes(context: RunContext, process: session_process.Session) -> None:
+def _record_crashes(context: RunContext, process: Session) -> None:
     """Record the crashes of sessions that none has recorded before, as restarts of the driver."""
     first = process.budget.in_a_row - len(process.crashes) + 1
     for in_a_row, crash in enumerate(process.crashes, start=first):

@@ -27,9 +27,11 @@ from deploy.errors import Interrupted
 from deploy.runtime import session_process
 from deploy.runtime.output import open_standard_streams
 from deploy.runtime.safe_console import SafeConsole, print_uncaught
+from deploy.runtime.session_process import Session
 from deploy.runtime.signals import raise_interrupts
 from headway.errors import HeadwayError, InputError, first_line
 
+STOPPED = "stopped by the user"
 INTERRUPTED = Interrupted.exit_code
 """Exit code of a command that the user stopped; typer exits with it on KeyboardInterrupt."""
 
@@ -73,17 +75,7 @@ def main() -> Any:
 
     A command that trains runs in a process of its own, which is started again when it crashes.
     """
-    try:
-        return _run_command()
-    except SystemExit as leaving:
-        session = session_process.session
-        if session is not None and not session.has_failed:
-            code = leaving.code or 0
-            session.ends(code if isinstance(code, int) else 1)
-        raise
-
-
-def _run_command() -> Any:
+    process = None
     try:
         open_standard_streams()
         raise_interrupts()
@@ -91,12 +83,28 @@ def _run_command() -> Any:
         if not only_informs(sys.argv[1:]):
             _check_not_shadowed()
             if sys.argv[1] in ("run", "resume"):
-                session_process.begin_session(_end_leftovers)
+                process = session_process.begin_session(_end_leftovers)
+    except KeyboardInterrupt:
+        _print_error(STOPPED)
+        sys.exit(INTERRUPTED)
+    try:
+        return _run_command(process)
+    except SystemExit as leaving:
+        if process is not None and not process.has_failed:
+            code = leaving.code or 0
+            process.ends(code if isinstance(code, int) else 1)
+        raise
+
+
+def _run_command(process: Session | None) -> Any:
+    try:
+        if process is not None:
+            process.begin()
         sys.path.append(os.getcwd())
-        return app(standalone_mode=True)
+        return app(standalone_mode=True, obj=process)
     except (KeyboardInterrupt, SystemExit) as leaving:
         if isinstance(leaving, KeyboardInterrupt) or leaving.code == INTERRUPTED:
-            _print_error("stopped by the user")
+            _print_error(STOPPED)
             sys.exit(INTERRUPTED)
         raise
     except Exception as error:
@@ -104,9 +112,8 @@ def _run_command() -> Any:
             raise
         code = error.exit_code if isinstance(error, HeadwayError) else 1
         _print_error(str(error))
-        session = session_process.session
-        if session is not None and code != INTERRUPTED and session.may_pass(error):
-            session.fails(first_line(error))
+        if process is not None and code != INTERRUPTED and process.may_pass(error):
+            process.fails(first_line(error))
         sys.exit(code)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from deploy.cli.arguments import Overrides, Recipe, Replace, RunName, RunsDir, load, next_command
 from deploy.errors import RunFailed
-from deploy.runtime import session_process
+from deploy.runtime.session_process import Session
 from deploy.runtime.signals import deferred
 from headway.errors import InputError
 
@@ -26,6 +26,7 @@ LOCATING_KEYS = ("name", "deploy.runs_dir")
 
 
 def run(
+    context: typer.Context,
     recipe: Recipe,
     overrides: Overrides = [],  # noqa: B006
     *,
@@ -47,9 +48,10 @@ def run(
             raise InputError("--resume goes on with a run, and --replace begins anew; choose one")
         if (folder := find_begun_run(config)) is not None:
             changed = [x for x in overrides if x.partition("=")[0].strip() not in LOCATING_KEYS]
-            resume(str(folder), changed, config.deploy.runs_dir)
+            resume(context, str(folder), changed, config.deploy.runs_dir)
             return
-    _allow_restarts(config)
+    process: Session | None = context.obj
+    _allow_restarts(process, config)
     from deploy.runtime.console import Terminal
 
     terminal = Terminal()
@@ -63,10 +65,11 @@ def run(
     with in_use((config.warm_start, config.reward_models)):
         inputs = load_inputs(config)
         with directory.created(config, replace=replace):
-            _train(config, inputs, directory, terminal)
+            _train(config, inputs, directory, terminal, process)
 
 
 def resume(
+    context: typer.Context,
     run: RunName,
     overrides: Overrides = [],  # noqa: B006
     runs_dir: RunsDir = Path("runs"),
@@ -84,26 +87,32 @@ def resume(
     from headway.full_disk import wait_for_space
     from queues.storage.backup import CURRENT
 
-    terminal = Terminal()
+    terminal, process = Terminal(), context.obj
+    is_again = process is not None and process.is_again
     if (Path(run) / CURRENT).exists():
         directory = from_backup(Path(run), runs_dir, terminal.say)
-        _goes_on(directory)
+        _goes_on(process, directory)
     else:
         directory = RunDirectory.open(run, runs_dir)
-    with directory.held(end_leftovers):
-        if session_process.is_again():
+    with directory.held(end_leftovers, is_again=is_again):
+        if is_again:
             for folder in (directory.path, directory.backup):
                 wait_for_space(folder, terminal.say)
-        _resume(directory, overrides, terminal)
+        _resume(directory, overrides, terminal, process)
 
 
-def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal") -> None:
+def _resume(
+    directory: "RunDirectory",
+    overrides: list[str],
+    terminal: "Terminal",
+    process: Session | None,
+) -> None:
     from deploy.storage.repair.backups import named_backup
     from deploy.storage.sessions import resumed_recipe
 
     with named_backup(directory):
         config, changes = resumed_recipe(directory, overrides)
-    _allow_restarts(config)
+    _allow_restarts(process, config)
     asks_for_more = any(change.name == "steps" for change in changes)
     if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
         terminal.say(
@@ -119,20 +128,21 @@ def _resume(directory: "RunDirectory", overrides: list[str], terminal: "Terminal
         from deploy.preflight.inputs import load_inputs
         from deploy.storage.atomic_folder import in_use
     with in_use((config.warm_start, config.reward_models)):
-        inputs = load_inputs(config, resumed=directory, needs_space=not session_process.is_again())
+        is_again = process is not None and process.is_again
+        inputs = load_inputs(config, resumed=directory, needs_space=not is_again)
         if overrides:
             directory.store_recipe(config)
-        _train(config, inputs, directory, terminal)
+        _train(config, inputs, directory, terminal, process)
 
 
-def _allow_restarts(config: "RunConfig") -> None:
-    if session_process.session is not None:
-        session_process.session.allow(config.deploy.max_restarts)
+def _allow_restarts(process: Session | None, config: "RunConfig") -> None:
+    if process is not None:
+        process.allow(config.deploy.max_restarts)
 
 
-def _goes_on(directory: "RunDirectory") -> None:
-    if session_process.session is not None:
-        session_process.session.goes_on(directory.path)
+def _goes_on(process: Session | None, directory: "RunDirectory") -> None:
+    if process is not None:
+        process.goes_on(directory.path)
 
 
 def _trained_when_done(directory: "RunDirectory") -> int | None:
@@ -145,7 +155,11 @@ def _trained_when_done(directory: "RunDirectory") -> int | None:
 
 
 def _train(
-    config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", terminal: "Terminal"
+    config: "RunConfig",
+    inputs: "Inputs",
+    directory: "RunDirectory",
+    terminal: "Terminal",
+    process: Session | None,
 ) -> None:
     with deferred():
         from deploy import session
@@ -153,14 +167,14 @@ def _train(
         from deploy.runtime.console import log_to
         from headway.full_disk import is_full
         from weight_sync.transports.filesystem import claim
-    _goes_on(directory)
+    _goes_on(process, directory)
     directory.logs.mkdir(exist_ok=True)
     try:
         with log_to(directory.logs / "driver.log"):
             shared = config.weight_sync.folder
             if config.weight_sync.transport == "filesystem" and shared is not None:
                 claim(Path(shared), str(directory.path))
-            summary = session.run(config, inputs, directory, terminal)
+            summary = session.run(config, inputs, directory, terminal, process)
     except Exception as error:
         if is_full(error, directory.path):
             raise RunFailed(f"no space is left on the disk of {directory.path}") from error

@@ -24,7 +24,6 @@ from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.driver.supervisor import Supervisor
 from deploy.observability.exporter import metrics_access, show_process
 from deploy.observability.waits import ActorHealth
-from deploy.runtime.session_process import is_again
 from deploy.storage.sessions import earlier_sessions
 from headway import clock
 from headway.metrics import MetricsAccess
@@ -51,7 +50,7 @@ class Processes:
             config.deploy.start_timeout_seconds,
             context.console,
             shared=config.deploy.ray_address != "local",
-            fewest=fewest(config) if is_again() else {},
+            fewest=fewest(config) if context.is_again else {},
         )
         self.broker = create_broker(
             context.directory.path,

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,38 +53,97 @@ PARENT_LOCK = "parent.lock"
 """File there that the parent locks, so that a run is not taken for ended between two sessions."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a session tells its parent; fields that are None say nothing."""
+
+    limit: int | None = None
+    """How often in a row the session may be started again."""
+    again: list[str] | None = None
+    """Arguments of the command that goes on with the run after a crash."""
+    worked: bool | None = None
+    """The loop of the run has begun."""
+    recorded: bool | None = None
+    """The crashes are in the record of the run."""
+    code: int | None = None
+    """The session ends on purpose, with this exit code."""
+    error: str | None = None
+    """The session ends by an error that counts as a crash."""
+
+    def encode(self) -> bytes:
+        """Return the message as JSON, without what it does not say."""
+        return json.dumps(self._said()).encode()
+
+    def updated(self, later: bytes) -> "Message":
+        """Return this message with what a later one says."""
+        return replace(self, **Message(**json.loads(later))._said())
+
+    def _said(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What one session, or its next parent, knows of the sessions before."""
+
+    limit: int = FIRST_LIMIT
+    """Restarts in a row that are allowed."""
+    in_a_row: int = 0
+    crashes: list[str] = field(default_factory=list)
+    """How sessions crashed that are not in the record of the run, the oldest first."""
+    lost_since: float | None = None
+    """Monotonic moment of the crash of the last session that worked, or of the first."""
+    pid: int | None = None
+    """Process of a session that has lost its parent."""
+    socket: int | None = None
+    """Its socket."""
+
+
 class Session:
-    """The session of a run in this process, below a parent."""
+    """The session of a run in this process, below a parent.
+
+    It begins after `wait` seconds: a parent that is killed between two sessions ends the run.
+    """
 
     def __init__(
         self,
         parent: socket.socket,
         again: list[str],
         budget: RestartBudget,
-        crashes: Sequence[str],
-        lost_since: float | None,
+        history: History,
+        wait: float = 0.0,
     ) -> None:
-        self._parent, self._again, self._lost_since = parent, again, lost_since
+        self._parent, self._again, self._lost_since = parent, again, history.lost_since
+        self._wait = wait
         self.budget = budget
-        self.crashes = crashes
+        self.crashes: Sequence[str] = [*history.crashes]
         """How the sessions before crashed that no session has recorded yet; empty for the first."""
-        self._unrecorded = crashes
+        self._unrecorded: Sequence[str] = self.crashes
         self.has_worked = False
         """True once the loop of its run has begun."""
         self.has_failed = False
         """True once it has told the parent of an error that counts as a crash."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
 
+    @property
+    def is_again(self) -> bool:
+        """True for a session that was started again after a crash."""
+        return bool(self.crashes)
+
+    def begin(self) -> None:
+        """Wait until the session may begin."""
+        time.sleep(self._wait)
+
     def allow(self, max_restarts: int) -> None:
         """Say how often in a row the session may be started again."""
         self.budget.limit = max_restarts
-        self._send({"limit": max_restarts})
+        self._send(Message(limit=max_restarts))
 
     def goes_on(self, folder: Path) -> None:
         """Say that the run has its folder, so that it is resumed after a crash."""
         self._again = ["resume", str(folder)]
         os.environ[MARK] = str(folder)
-        self._send({"again": self._again})
+        self._send(Message(again=self._again))
 
     def works(self) -> float | None:
         """Say that the loop of the run has begun; return the seconds lost since the last crash.
@@ -91,18 +151,18 @@ class Session:
         They are counted from the end of the last session that worked; None if there was no crash.
         """
         self.has_worked = True
-        self._send({"worked": True})
+        self._send(Message(worked=True))
         since, self._lost_since = self._lost_since, None
         return None if since is None else time.monotonic() - since
 
     def has_recorded(self) -> None:
         """Say that `crashes` are in the record of the run."""
         self._unrecorded = ()
-        self._send({"recorded": True})
+        self._send(Message(recorded=True))
 
     def ends(self, code: int) -> None:
         """Say that the session ends on purpose."""
-        self._send({"code": code})
+        self._send(Message(code=code))
 
     def may_pass(self, error: Exception) -> bool:
         """Return True if another session may have no such error.
@@ -112,17 +172,17 @@ class Session:
         """
         if received.any():
             return False
-        is_early = self.crashes and not self.has_worked
-        return bool(is_early) or isinstance(error, RayletDied)
+        is_early = self.is_again and not self.has_worked
+        return is_early or isinstance(error, RayletDied)
 
     def fails(self, error: str) -> None:
         """Say that the session ends by an error which counts as a crash."""
         self.has_failed = True
-        self._send({"error": error[:ERROR_LENGTH]})
+        self._send(Message(error=error[:ERROR_LENGTH]))
 
-    def _send(self, message: dict[str, object]) -> None:
+    def _send(self, message: Message) -> None:
         with suppress(OSError):  # the parent was killed, and the next one has not begun
-            self._parent.send(json.dumps(message).encode())
+            self._parent.send(message.encode())
 
     def _follow(self) -> None:
         """Start another parent whenever one is killed, unless an interrupt has come."""
@@ -132,57 +192,41 @@ class Session:
             if received.any():
                 return
             ours, theirs = _socket_pair()
-            known = {
-                "pid": os.getpid(),
-                "socket": theirs.fileno(),
-                "limit": self.budget.limit,
-                "in_a_row": self.budget.in_a_row,
-                "crashes": [*self._unrecorded],
-                "lost_since": self._lost_since,
-            }
+            known = History(
+                limit=self.budget.limit,
+                in_a_row=self.budget.in_a_row,
+                crashes=[*self._unrecorded],
+                lost_since=self._lost_since,
+                pid=os.getpid(),
+                socket=theirs.fileno(),
+            )
             environment = {name: value for name, value in os.environ.items() if name != MARK}
-            environment[INHERITED] = json.dumps(known)
+            environment[INHERITED] = json.dumps(asdict(known))
             with theirs, suppress(OSError):  # without memory there is a next attempt
                 subprocess.Popen(
                     [*LAUNCHER, *self._again], env=environment, pass_fds=[theirs.fileno()]
                 )
             self._parent = ours
             if self._again[0] == "resume":  # it may have changed meanwhile
-                self._send({"again": self._again, "worked": self.has_worked})
+                self._send(Message(again=self._again, worked=self.has_worked))
             time.sleep(FIRST_WAIT_SECONDS)
 
 
-session: Session | None = None
-"""The session of this process; None in any other."""
-
-
-def is_again() -> bool:
-    """Return True if this process is a session that was started again after a crash."""
-    return session is not None and bool(session.crashes)
-
-
-def begin_session(end_leftovers: Callable[[Path], None]) -> None:
+def begin_session(end_leftovers: Callable[[Path], None]) -> Session:
     """Return in the process of a session, and never in its parent, which exits as it does.
 
     `end_leftovers` ends what a killed session of a run, by its folder, has left.
     """
-    known = json.loads(os.environ.pop(INHERITED, "{}"))
-    budget = RestartBudget(known.get("limit", FIRST_LIMIT), known.get("in_a_row", 0))
-    parent = Parent(budget, known.get("crashes", []), known.get("lost_since"), end_leftovers)
-    parent.watch(known.get("pid"), known.get("socket"))
+    history = History(**json.loads(os.environ.pop(INHERITED, "{}")))
+    return Parent(history, end_leftovers).watch()
 
 
 class Parent:
     """The parent of a session in this process."""
 
-    def __init__(
-        self,
-        budget: RestartBudget,
-        crashes: Sequence[str],
-        lost_since: float | None,
-        end_leftovers: Callable[[Path], None],
-    ) -> None:
-        self._budget, self._end_leftovers = budget, end_leftovers
+    def __init__(self, history: History, end_leftovers: Callable[[Path], None]) -> None:
+        self._history, self._end_leftovers = history, end_leftovers
+        self._budget = RestartBudget(history.limit, history.in_a_row)
         self._again = sys.argv[1:]
         self._is_resumed = False
         """True once a session has named the run to resume."""
@@ -192,21 +236,18 @@ class Parent:
         """The process of the present session."""
         self._has_worked = False
         """True if the loop of the last session's run had begun."""
-        self._crashes = [*crashes]
-        """How sessions crashed that are not in the record of the run, the oldest first."""
-        self._lost_since = lost_since
-        """Monotonic moment of the crash of the last session that worked, or of the first."""
         self._trained = 0
         self._interrupted = False
         for number in interrupts():
             if number in FORWARDED:
                 signal.signal(number, lambda number, _: self._forward(number))
 
-    def watch(self, pid: int | None, descriptor: int | None) -> None:
+    def watch(self) -> Session:
         """Start sessions until one ends on purpose; begin with a process that has lost its parent.
 
         Returns only in the process of a session.
         """
+        pid, descriptor = self._history.pid, self._history.socket
         wait = 0.0
         while True:
             began = time.monotonic()
@@ -225,37 +266,35 @@ class Parent:
                 pid, is_child, self._pidfd = child, True, _open(child)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             crash = self._await_crash(pid, channel, is_child=is_child)
-            self._crashes.append(crash)
+            self._history.crashes.append(crash)
             wait = self._next_wait(crash, worked=time.monotonic() - began)
             pid = None
 
-    def _become_session(self, parent: socket.socket, wait: float) -> None:
-        global session
+    def _become_session(self, parent: socket.socket, wait: float) -> Session:
         raise_interrupts()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
         sys.argv[1:] = self._again
-        session = Session(parent, self._again, self._budget, self._crashes, self._lost_since)
-        time.sleep(wait)  # here, since a parent that is killed between two sessions ends the run
+        return Session(parent, self._again, self._budget, self._history, wait)
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
         was_stopped = self._await_end(pid)
         sent = self._read(channel)
-        if self._lost_since is None or sent.get("worked"):
-            self._lost_since = time.monotonic() - (STOPPED_SECONDS if was_stopped else 0.0)
+        if self._history.lost_since is None or sent.worked:
+            self._history.lost_since = time.monotonic() - (STOPPED_SECONDS if was_stopped else 0.0)
         if (descriptor := self._pidfd) is not None:
             self._pidfd = None  # first, since an interrupt may come at any moment
             os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
-        if "code" in sent:
-            os._exit(sent["code"])
+        if sent.code is not None:
+            os._exit(sent.code)
         if self._interrupted:
             self._clear_away()
             os._exit(INTERRUPTED)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
-        if "error" in sent:
-            return f"its process ended by an error: {sent['error']}"
+        if sent.error is not None:
+            return f"its process ended by an error: {sent.error}"
         if ended is None:
             return "its process was killed"
         if ended < 0:
@@ -264,18 +303,19 @@ class Parent:
             os._exit(ended)  # an error before the run began, whose traceback is printed
         return f"its process ended with exit code {ended}"
 
-    def _read(self, channel: socket.socket) -> dict[str, Any]:
+    def _read(self, channel: socket.socket) -> Message:
         """Return what a session that has ended had sent, after keeping what holds for the next."""
-        sent: dict[str, Any] = {}
+        sent = Message()
         with channel, suppress(OSError):
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
-                sent |= json.loads(message)
-        self._budget.limit = sent.get("limit", self._budget.limit)
-        if "recorded" in sent:
-            self._crashes.clear()
-        self._has_worked = bool(sent.get("worked"))
-        if "again" in sent:
-            self._again, self._is_resumed = sent["again"], True
+                sent = sent.updated(message)
+        if sent.limit is not None:
+            self._budget.limit = sent.limit
+        if sent.recorded:
+            self._history.crashes.clear()
+        self._has_worked = bool(sent.worked)
+        if sent.again is not None:
+            self._again, self._is_resumed = sent.again, True
         return sent
 
     def _await_end(self, pid: int) -> bool:

@@ -80,15 +80,17 @@ class RunDirectory(RunDocuments):
         return not (accounts.ready or accounts.taken or accounts.trained)
 
     @contextmanager
-    def held(self, end_leftovers: Callable[[Path], None] | None = None) -> Iterator[None]:
-        """Keep other commands out of the run during the block; it is no longer to be undone.
+    def held(
+        self, end_leftovers: Callable[[Path], None] | None = None, *, is_again: bool = False
+    ) -> Iterator[None]:
+        """Keep other commands out of the run during the block; see `RunLock.held`.
 
-        `end_leftovers` is called with the folder, to end what a session that was killed has left.
+        The run is no longer to be undone.
 
         Raises:
             InputError: Another command works on the run, or has deleted it.
         """
-        with self.lock.held(end_leftovers):
+        with self.lock.held(end_leftovers, is_again=is_again):
             _delete(self._beside("replaced"))  # that of a run whose first session was killed
             yield
 

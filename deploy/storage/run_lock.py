@@ -40,16 +40,19 @@ class RunLock:
             yield descriptor
 
     @contextmanager
-    def held(self, end_leftovers: Callable[[Path], None] | None = None) -> Iterator[None]:
+    def held(
+        self, end_leftovers: Callable[[Path], None] | None = None, *, is_again: bool = False
+    ) -> Iterator[None]:
         """Keep other commands out of the run during the block.
 
         `end_leftovers` is called with the folder, to end what a session that was killed has left.
+        A session that was started again after a crash `is_again` that of its parent.
 
         Raises:
             RunMissing: Another command has deleted it.
             InputError: Another command works on the run.
         """
-        if not session_process.is_again() and is_held(self._parent):
+        if not is_again and is_held(self._parent):
             raise self.going_on(by_signer=True)  # perhaps between two sessions of a command
         with ExitStack() as hold:
             try:

@@ -44,7 +44,7 @@ def call_main(arguments, folder):
             mock.patch.object(sys, "argv", ["headway", *map(str, arguments)]),
             mock.patch.object(sys, "path", list(sys.path)),
             mock.patch.dict(os.environ, {"COLUMNS": "120"}),
-            mock.patch.object(session_process, "begin_session"),
+            mock.patch.object(session_process, "begin_session", return_value=None),
         ):
             main()
     except SystemExit as ended:

@@ -19,6 +19,7 @@ import pytest
 from deploy.cli import app, main
 from deploy.errors import Interrupted, RayletDied, RunFailed
 from deploy.runtime import session_process
+from deploy.runtime.session_process import Message
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 
@@ -31,8 +32,8 @@ folder = pathlib.Path(sys.argv[-1])
 session_process.STOPPED_SECONDS = 0.6
 session_process.SETTLED_SECONDS = float(os.environ.get("SETTLED_SECONDS", "600"))
 raise_interrupts()
-session_process.begin_session(lambda run: (run / "cleared").touch())
-session = session_process.session
+session = session_process.begin_session(lambda run: (run / "cleared").touch())
+session.begin()
 log = folder / "sessions"
 number = log.read_text().count("\\n") if log.exists() else 0
 with log.open("a") as file:
@@ -313,7 +314,7 @@ class Sent(session_process.Session):
     def __init__(self, crash, has_worked):
         self.crashes = [crash] if crash else []
         self.has_worked, self.has_failed = has_worked, False
-        self.sent = []
+        self.sent, self._wait = [], 0.0
 
     def _send(self, message):
         self.sent.append(message)
@@ -325,14 +326,14 @@ KILLED = "its process was killed"
 @pytest.mark.parametrize(
     ("crash", "has_worked", "error", "code", "sent"),
     [
-        (None, False, InputError("bad"), 2, {"code": 2}),
-        (None, True, RunFailed("lost"), 1, {"code": 1}),
-        (KILLED, False, InputError("no node\nis free"), 2, {"error": "no node"}),
-        (KILLED, False, BlockingIOError("held"), 1, {"error": "held"}),
-        (KILLED, False, Interrupted("stopped"), 130, {"code": 130}),
-        (KILLED, False, KeyboardInterrupt(), 130, {"code": 130}),
-        (KILLED, True, RunFailed("lost"), 1, {"code": 1}),
-        (None, True, RayletDied("gone"), 1, {"error": "gone"}),
+        (None, False, InputError("bad"), 2, Message(code=2)),
+        (None, True, RunFailed("lost"), 1, Message(code=1)),
+        (KILLED, False, InputError("no node\nis free"), 2, Message(error="no node")),
+        (KILLED, False, BlockingIOError("held"), 1, Message(error="held")),
+        (KILLED, False, Interrupted("stopped"), 130, Message(code=130)),
+        (KILLED, False, KeyboardInterrupt(), 130, Message(code=130)),
+        (KILLED, True, RunFailed("lost"), 1, Message(code=1)),
+        (None, True, RayletDied("gone"), 1, Message(error="gone")),
     ],
 )
 def test_an_error_ends_the_run_unless_it_may_pass(
@@ -343,8 +344,7 @@ def test_an_error_ends_the_run_unless_it_may_pass(
 
     session = Sent(crash, has_worked)
     monkeypatch.setattr(session_process, "received", SimpleNamespace(any=lambda: False))
-    monkeypatch.setattr(session_process, "session", session)
-    monkeypatch.setattr(session_process, "begin_session", lambda end_leftovers: None)
+    monkeypatch.setattr(session_process, "begin_session", lambda end_leftovers: session)
     monkeypatch.setattr(app, "app", fail)
     monkeypatch.setattr(sys, "argv", ["headway", "resume", "mine"])
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -173,15 +173,12 @@ def test_a_run_that_is_being_made_is_held_from_its_beginning(config):
     directory.lock.check_at_rest()
 
 
-def test_a_run_between_two_sessions_of_a_command_is_held_but_for_the_next_of_them(
-    config, monkeypatch
-):
+def test_a_run_between_two_sessions_of_a_command_is_held_but_for_the_next_of_them(config):
     directory = create(config, replace=False)
     with locked(directory.path / session_process.PARENT_LOCK):
         with pytest.raises(InputError, match="is going on"), directory.held():
             pass
-        monkeypatch.setattr(session_process, "is_again", lambda: True)
-        with directory.held():
+        with directory.held(is_again=True):
             pass
 
 
