@@ -31,7 +31,6 @@ from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.errors import RayletDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
-from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
@@ -40,6 +39,7 @@ from deploy.storage.run_record import RECOVERIES
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
+from headway.ray_process import is_placed
 from headway.roles import Role
 from queues.readers.checkpoints import LONGEST_SAVE_SECONDS, last_save_seconds
 from weight_sync.progress import allowance

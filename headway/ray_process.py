@@ -1,23 +1,85 @@
-"""The current activity of a Ray actor in the title of its process, as `ps` and Ray's pages show it.
+"""What Ray tells of processes and nodes, and lets them do, by names that are not public.
 
-Ray calls an actor's `__repr__` only when the actor is made, so it shows nothing that changes.
+No other module uses such names, so that another version of Ray changes this one alone.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import NoReturn
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import ray
+from ray._private import ray_constants, state
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RENEWED_SECONDS = 0.5
-"""Interval of renewal: Ray overwrites the title after every call of the actor."""
+"""Interval of renewal of a title: Ray overwrites it after every call of the actor."""
+LOOPBACK_VARIABLE: str = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+"""Environment variable that is "0" for clusters which listen at 127.0.0.1."""
 
 
-async def keep_title(name: str, state: Callable[[], str]) -> NoReturn:
-    """Keep the title of this process up to date until cancelled.
+async def keep_title(name: str, describe: Callable[[], str]) -> NoReturn:
+    """Keep the title of this process up to date until cancelled, as `ps` and Ray's pages show it.
 
-    `name` is the actor's class; `state` returns in a few words who the actor is and what it does.
+    `name` is the actor's class; `describe` returns in a few words who the actor is and what it
+    does: Ray calls its `__repr__` only when the actor is made.
     """
     while True:
-        ray._raylet.setproctitle(f"ray::{name} {state()}")
+        ray._raylet.setproctitle(f"ray::{name} {describe()}")
         await asyncio.sleep(RENEWED_SECONDS)
+
+
+async def call_in(
+    handle: Any, function: Callable[Concatenate[Any, P], T], *args: P.args, **options: P.kwargs
+) -> T:
+    """Call a function in the process of an actor, which is its first argument."""
+    answer: T = await handle.__ray_call__.remote(function, *args, **options)
+    return answer
+
+
+def is_placed(handle: Any) -> bool:
+    """Return True if Ray has placed an actor and started its process."""
+    return bool(_record(handle).get("State") == "ALIVE")
+
+
+def node_of(handle: Any) -> str | None:
+    """Return Ray's id of the node of an actor; None while Ray has not placed it."""
+    return _record(handle).get("Address", {}).get("NodeID") or None
+
+
+def _record(handle: Any) -> Mapping[str, Any]:
+    record: Mapping[str, Any] = state.actors(handle._actor_id.hex())
+    return record
+
+
+def draining_nodes() -> set[str]:
+    """Return Ray's ids of the nodes that it drains."""
+    return {*state.state.get_draining_nodes()}
+
+
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """Return what nobody holds of each node at the moment, by Ray's id of the node."""
+    free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
+    return free
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Make a cluster that is started in the block listen at 127.0.0.1 alone.
+
+    On Linux, unlike elsewhere, the default of this constant of Ray makes its servers listen at
+    every address of the machine.
+    """
+    variable, before = os.environ.get(LOOPBACK_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[LOOPBACK_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if variable is None:
+            del os.environ[LOOPBACK_VARIABLE]
+        else:
+            os.environ[LOOPBACK_VARIABLE] = variable

@@ -13,7 +13,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ray._private.state import actors, available_resources_per_node, state
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -22,6 +21,7 @@ from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
 from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
+from headway.ray_process import draining_nodes, free_resources
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at what is free."""
@@ -219,18 +219,12 @@ class Reservation:
 
 def staying_nodes() -> set[str]:
     """Return Ray's ids of the nodes that are alive and that Ray does not drain."""
-    draining: dict[str, int] = state.get_draining_nodes()
-    return {node.node_id for node in alive_nodes()} - draining.keys()
-
-
-def node_of(handle: Any) -> str | None:
-    """Return Ray's id of the node of an actor; None while Ray has not placed it."""
-    return actors(handle._actor_id.hex()).get("Address", {}).get("NodeID") or None
+    return {node.node_id for node in alive_nodes()} - draining_nodes()
 
 
 def _free_nodes() -> list[Node]:
     """Return the nodes that stay, with what nobody holds of them at the moment."""
-    free, staying = available_resources_per_node(), staying_nodes()
+    free, staying = free_resources(), staying_nodes()
     return [
         replace(node, resources=free.get(node.node_id, {}))
         for node in alive_nodes()

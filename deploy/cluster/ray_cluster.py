@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -27,9 +26,12 @@ from deploy.errors import RayletDied, RunFailed
 from deploy.runtime.signals import deferred, without_hangups
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError, first_line
+from headway.ray_process import LOOPBACK_VARIABLE, on_loopback
 
 NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
+COLOURS = "RAY_COLOR_PREFIX"
+"""Variable that is "0" where Ray is to print no codes of colours, also in the file of a log."""
 RAYLET = "raylet"
 """Name of the process by which Ray starts all others on a node."""
 RAYLET_SECONDS = 7.5
@@ -59,6 +61,7 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
         RunFailed: Ray did not start on this machine, or a node did not answer in time.
     """
     os.environ.setdefault(NO_GPUS, "1")
+    os.environ.setdefault(COLOURS, "0")
     address = config.deploy.ray_address
     local = address == "local"
     with ExitStack() as own:
@@ -116,26 +119,6 @@ def _connect(address: str, options: dict[str, Any]) -> Any:
         if local:
             raise RunFailed(f"Ray did not start on this machine: {error}") from error
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
-
-
-@contextmanager
-def on_loopback() -> Iterator[None]:
-    """Make a cluster that is started in the block listen at 127.0.0.1 alone.
-
-    On Linux, unlike elsewhere, the default of this constant of Ray makes its servers listen at
-    every address of the machine.
-    """
-    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    variable = os.environ.get(name)
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        if variable is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = variable
 
 
 async def fail_with_raylet() -> None:
@@ -207,7 +190,7 @@ def status_command(address: str) -> str:
     command = f"ray status --address {ray.get_runtime_context().gcs_address}"
     if address != "local":
         return command
-    return f"RAY_AUTH_MODE=token {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR}=0 {command}"
+    return f"RAY_AUTH_MODE=token {LOOPBACK_VARIABLE}=0 {command}"
 
 
 def alive_nodes() -> list[Node]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.ray_actor import ActorSpec, create_actor
-from deploy.cluster.placement_group import Reservation, node_of, staying_nodes
+from deploy.cluster.placement_group import Reservation, staying_nodes
 from deploy.config.evaluation_schedule import EVALUATOR, evaluator
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.named_tasks import named
@@ -27,6 +27,7 @@ from deploy.storage import scaling
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError, InputError
+from headway.ray_process import node_of
 from headway.roles import Role
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient

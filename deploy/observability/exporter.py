@@ -172,8 +172,9 @@ def is_loopback(address: str) -> bool:
 
 async def show_process(handle: Any, access: MetricsAccess) -> str:
     """Have a Ray actor serve its process metrics until it ends; return host:port."""
-    address: str = await handle.__ray_call__.remote(_serve_process, access)
-    return address
+    from headway.ray_process import call_in
+
+    return await call_in(handle, _serve_process, access)
 
 
 def _serve_process(_: object, access: MetricsAccess) -> str:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
@@ -38,14 +37,8 @@ class ProcessDump:
 
 
 def locate(_: object) -> ProcessLocation:
-    """Return where the calling Ray actor runs; for `__ray_call__`."""
+    """Return where this process runs; for `call_in`."""
     return ProcessLocation(ray.get_runtime_context().get_node_id(), psutil.Process().pid)
-
-
-def is_placed(handle: Any) -> bool:
-    """Return whether Ray has placed an actor and started its process."""
-    actor = ray._private.state.actors(handle._actor_id.hex())
-    return bool(actor.get("State") == "ALIVE")
 
 
 def dump(location: ProcessLocation) -> ProcessDump:

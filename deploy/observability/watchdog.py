@@ -29,6 +29,7 @@ from headway import clock
 from headway.atomic_file import atomic_file
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
+from headway.ray_process import call_in
 from headway.roles import ProcessName, Role, role_of
 from queues.broker.status import BrokerStatus
 from weight_sync.progress import allowance
@@ -291,7 +292,7 @@ class Watchdog:
         for name, handle in handles.items():
             known = self._asked.get(name)
             if known is None or known[0] is not handle or known[1].done():
-                request = asyncio.create_task(_locate(handle))
+                request = asyncio.create_task(call_in(handle, locate))
                 request.add_done_callback(lambda task: task.cancelled() or task.exception())
                 self._asked[name] = (handle, request)
         requests = {name: self._asked[name][1] for name in handles}
@@ -399,11 +400,6 @@ def writing_ends(checkpoints: Path) -> float:
     files = [file.stat() for file in checkpoints.glob(".v*.tmp/**/*") if file.is_file()]
     newest = max((file.st_mtime for file in files), default=0.0)
     return newest + allowance(0.0, sum(file.st_size for file in files))
-
-
-async def _locate(handle: Any) -> ProcessLocation:
-    location: ProcessLocation = await handle.__ray_call__.remote(locate)
-    return location
 
 
 def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:

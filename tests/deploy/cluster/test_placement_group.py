@@ -14,8 +14,8 @@ from deploy.cluster import placement_group
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
-from deploy.observability.stack_dumps import is_placed
 from deploy.runtime.console import Terminal
+from headway.ray_process import is_placed
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
