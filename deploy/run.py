@@ -29,10 +29,10 @@ from deploy.driver.restart_policy import note_recovery
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
+from deploy.driver.watchdog import Watchdog
 from deploy.errors import RayletDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.trackers import Trackers
-from deploy.observability.watchdog import Watchdog
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
 from deploy.runtime.signals import Interrupts
 from deploy.storage.run_record import RECOVERIES

@@ -53,7 +53,7 @@ def shares(figures: Record, interval: float) -> dict[str, float]:
 def measure(options: MetricsOptions) -> Iterator[Record]:
     from benchmarks.observability.measured_run import MeasuredRun
     from deploy import session
-    from deploy.observability.watchdog import LOOK_SECONDS
+    from deploy.driver.watchdog import LOOK_SECONDS
     from deploy.preflight.inputs import load_inputs
     from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory

@@ -83,12 +83,10 @@ class Message:
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
-    """What one session, or its next parent, knows of the sessions before."""
+class History(RestartBudget):
+    """What a session, or its next parent, knows of the sessions before."""
 
     limit: int = FIRST_LIMIT
-    """Restarts in a row that are allowed."""
-    in_a_row: int = 0
     crashes: list[str] = field(default_factory=list)
     """How sessions crashed that are not in the record of the run, the oldest first."""
     lost_since: float | None = None
@@ -109,13 +107,12 @@ class Session:
         self,
         parent: socket.socket,
         again: list[str],
-        budget: RestartBudget,
         history: History,
         wait: float = 0.0,
     ) -> None:
         self._parent, self._again, self._lost_since = parent, again, history.lost_since
         self._wait = wait
-        self.budget = budget
+        self.budget: RestartBudget = history
         self.crashes: Sequence[str] = [*history.crashes]
         """How the sessions before crashed that no session has recorded yet; empty for the first."""
         self._unrecorded: Sequence[str] = self.crashes
@@ -226,7 +223,6 @@ class Parent:
 
     def __init__(self, history: History, end_leftovers: Callable[[Path], None]) -> None:
         self._history, self._end_leftovers = history, end_leftovers
-        self._budget = RestartBudget(history.limit, history.in_a_row)
         self._again = sys.argv[1:]
         self._is_resumed = False
         """True once a session has named the run to resume."""
@@ -274,7 +270,7 @@ class Parent:
         raise_interrupts()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
         sys.argv[1:] = self._again
-        return Session(parent, self._again, self._budget, self._history, wait)
+        return Session(parent, self._again, self._history, wait)
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
@@ -310,7 +306,7 @@ class Parent:
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
                 sent = sent.updated(message)
         if sent.limit is not None:
-            self._budget.limit = sent.limit
+            self._history.limit = sent.limit
         if sent.recorded:
             self._history.crashes.clear()
         self._has_worked = bool(sent.worked)
@@ -342,10 +338,10 @@ class Parent:
             self._trained = (Path(self._again[-1]) / PROGRESS).stat().st_size
         settled = worked >= SETTLED_SECONDS and self._has_worked
         settled = settled or self._trained > trained
-        seconds = self._budget.next_wait(settled=settled)
+        seconds = self._history.next_wait(settled=settled)
         if seconds is None:
             with suppress(OSError):
-                os.write(2, f"headway: {self._budget.exhausted(Role.DRIVER, crash)}\n".encode())
+                os.write(2, f"headway: {self._history.exhausted(Role.DRIVER, crash)}\n".encode())
             self._clear_away()
             os._exit(1)
         if self._is_resumed and not self._is_held:

@@ -17,16 +17,16 @@ import pytest
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.errors import RunFailed
-from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
-from deploy.observability.waits import ActorHealth, Wait
-from deploy.observability.watchdog import (
+from deploy.driver.watchdog import (
     Probes,
     Watchdog,
     concerned,
     write_durably,
     writing_ends,
 )
+from deploy.errors import RunFailed
+from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
+from deploy.observability.waits import ActorHealth, Wait
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record

@@ -14,23 +14,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deploy.config.deploy_config import STALL_FACTOR
-from deploy.config.run_config import RunConfig
+from deploy.driver.processes import Processes
+from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
-from deploy.runtime.console import Terminal
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
+from deploy.observability.waits import Health, Movement, Wait, Waits
 from headway import clock
 from headway.atomic_file import atomic_file
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
 from headway.ray_process import call_in
-from headway.roles import ProcessName, Role, role_of
+from headway.roles import Role, role_of
 from queues.broker.status import BrokerStatus
 from weight_sync.progress import allowance
 
@@ -63,67 +60,6 @@ class Probes:
     """Longest time in which nothing moves; None: `DeployConfig.stall_seconds`."""
 
 
-class WatchedContext(Protocol):
-    """What the run was asked to do, and where it writes (`driver.run_context.RunContext`)."""
-
-    # ruff: noqa: D102  (what the class describes)
-
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def directory(self) -> RunDirectory: ...
-    @property
-    def record(self) -> Record: ...
-    @property
-    def console(self) -> Terminal: ...
-    @property
-    def jsonl(self) -> JsonlWriter: ...
-
-
-class WatchedLearner(Protocol):
-    """The learner of a run (`driver.learner_supervisor.LearnerSupervisor`)."""
-
-    @property
-    def starts(self) -> bool:
-        """True while its ranks load, for the first time or again."""
-
-    @property
-    def saved(self) -> bool:
-        """True once it has trained and saved its last version."""
-
-    async def paused(self) -> str | None:
-        """Return why it waits for space on a disk, if it does."""
-
-    def restart_ranks(self, epoch: int, reason: str, silent: float) -> None:
-        """End the ranks of an epoch, silent for some seconds, so that others take their place."""
-
-
-class WatchedProcesses(Protocol):
-    """The processes of a run (`driver.processes.Processes`)."""
-
-    @property
-    def learner(self) -> WatchedLearner: ...
-
-    @property
-    def reward_models_start(self) -> bool:
-        """True while the process of the reward models is being made."""
-
-    async def status(self) -> BrokerStatus:
-        """Ask the broker for its status."""
-
-    def health(self) -> Mapping[ProcessName, ActorHealth]:
-        """Return the health of each rollout actor that has started."""
-
-    def actors_lacking(self) -> int:
-        """Return how many actors wait for resources, if no other works or loads."""
-
-    def handles(self) -> Mapping[ProcessName, Any]:
-        """Return the handles in Ray of the present processes."""
-
-    def restart_actor(self, name: str, reason: str, silent: float) -> None:
-        """End the process of an actor, silent for some seconds, so that another takes its place."""
-
-
 class Watchdog:
     """Watches one run.
 
@@ -136,8 +72,8 @@ class Watchdog:
 
     def __init__(
         self,
-        context: WatchedContext,
-        processes: WatchedProcesses,
+        context: RunContext,
+        processes: Processes,
         save: Callable[[], Awaitable[None]],
         probes: Probes = Probes(),
     ) -> None:
