@@ -23,9 +23,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from deploy.errors import RayletDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
@@ -53,33 +53,21 @@ PARENT_LOCK = "parent.lock"
 """File there that the parent locks, so that a run is not taken for ended between two sessions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """What a session tells its parent; fields that are None say nothing."""
+class Message(TypedDict, total=False):
+    """What a session tells its parent, as JSON."""
 
-    limit: int | None = None
+    limit: int
     """How often in a row the session may be started again."""
-    again: list[str] | None = None
+    again: list[str]
     """Arguments of the command that goes on with the run after a crash."""
-    worked: bool | None = None
-    """The loop of the run has begun."""
-    recorded: bool | None = None
-    """The crashes are in the record of the run."""
-    code: int | None = None
-    """The session ends on purpose, with this exit code."""
-    error: str | None = None
-    """The session ends by an error that counts as a crash."""
-
-    def encode(self) -> bytes:
-        """Return the message as JSON, without what it does not say."""
-        return json.dumps(self._said()).encode()
-
-    def updated(self, later: bytes) -> "Message":
-        """Return this message with what a later one says."""
-        return replace(self, **Message(**json.loads(later))._said())
-
-    def _said(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    worked: bool
+    """True: the loop of the run has begun."""
+    recorded: bool
+    """True: the crashes are in the record of the run."""
+    code: int
+    """Exit code with which the session ends on purpose."""
+    error: str
+    """Error by which the session ends, and which counts as a crash."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +167,7 @@ class Session:
 
     def _send(self, message: Message) -> None:
         with suppress(OSError):  # the parent was killed, and the next one has not begun
-            self._parent.send(message.encode())
+            self._parent.send(json.dumps(message).encode())
 
     def _follow(self) -> None:
         """Start another parent whenever one is killed, unless an interrupt has come."""
@@ -276,21 +264,21 @@ class Parent:
         """Wait for the end of a session and return how it crashed; exit if it did not."""
         was_stopped = self._await_end(pid)
         sent = self._read(channel)
-        if self._history.lost_since is None or sent.worked:
+        if self._history.lost_since is None or sent.get("worked"):
             self._history.lost_since = time.monotonic() - (STOPPED_SECONDS if was_stopped else 0.0)
         if (descriptor := self._pidfd) is not None:
             self._pidfd = None  # first, since an interrupt may come at any moment
             os.close(descriptor)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_child else None
-        if sent.code is not None:
-            os._exit(sent.code)
+        if "code" in sent:
+            os._exit(sent["code"])
         if self._interrupted:
             self._clear_away()
             os._exit(INTERRUPTED)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
-        if sent.error is not None:
-            return f"its process ended by an error: {sent.error}"
+        if "error" in sent:
+            return f"its process ended by an error: {sent['error']}"
         if ended is None:
             return "its process was killed"
         if ended < 0:
@@ -304,14 +292,14 @@ class Parent:
         sent = Message()
         with channel, suppress(OSError):
             while message := channel.recv(2**16, socket.MSG_DONTWAIT):
-                sent = sent.updated(message)
-        if sent.limit is not None:
-            self._history.limit = sent.limit
-        if sent.recorded:
+                sent |= json.loads(message)
+        if "limit" in sent:
+            self._history.limit = sent["limit"]
+        if sent.get("recorded"):
             self._history.crashes.clear()
-        self._has_worked = bool(sent.worked)
-        if sent.again is not None:
-            self._again, self._is_resumed = sent.again, True
+        self._has_worked = bool(sent.get("worked"))
+        if "again" in sent:
+            self._again, self._is_resumed = sent["again"], True
         return sent
 
     def _await_end(self, pid: int) -> bool:

@@ -235,31 +235,27 @@ def test_an_actor_that_is_not_needed_is_given_up_and_the_run_goes_on(stage, mome
 
 
 @pytest.mark.parametrize("moment", ["start", "run", "wait"])
-def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(stage, moment):
+async def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(stage, moment):
     lives = {"start": [(HANG, OVER)], "run": [HANG], "wait": [RayActorError()]}
     played = stage(*lives[moment], OVER)
     supervisor = played.supervisor
+    if moment != "wait":
+        running = asyncio.create_task(supervisor.run())
+        while (moment, 0) not in played.events:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await supervisor.leave(0.05)
+    else:
 
-    async def scenario():
-        if moment != "wait":
-            running = asyncio.create_task(supervisor.run())
-            while (moment, 0) not in played.events:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        async def sleep(seconds):
             await supervisor.leave(0.05)
-        else:
 
-            async def sleep(seconds):
-                await supervisor.leave(0.05)
-
-            played.sleep_hook = sleep
-            running = asyncio.create_task(supervisor.run())
-        await asyncio.wait_for(running, 10)
-        assert (supervisor.handle, supervisor.health, supervisor.left) == (None, None, True)
-        assert played.events[-2:] == [("release", "engine-3"), ("permit", "engine-3")]
-        supervisor.left = False
-        await supervisor.run()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+        played.sleep_hook = sleep
+        running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(running, 10)
+    assert (supervisor.handle, supervisor.health, supervisor.left) == (None, None, True)
+    assert played.events[-2:] == [("release", "engine-3"), ("permit", "engine-3")]
+    supervisor.left = False
+    await supervisor.run()
     assert (("stop", 0) in played.events) == (moment == "run"), "it hands over"
     assert (("start", 1) in played.events, len(played.rows())) == (True, moment == "wait")
 
@@ -376,59 +372,48 @@ def test_statistics_count_every_life_with_what_it_last_said(stage):
     assert asyncio.run(played.supervisor.statistics())["tokens_generated"] == 1 + 10 + 100
 
 
-def test_statistics_never_hang_or_raise(stage):
-    async def scenario():
-        played = stage(OVER)
-        first = await played.supervisor.statistics()
-        assert (first["engine_id"], first["pid"], first["tokens_generated"]) == (
-            "engine-3",
-            None,
-            0,
-        )
-        await played.supervisor.start()
-        before = await played.supervisor.statistics()
-        played.actors[0].statistics.remote = asyncio.Event().wait
-        assert await played.supervisor.statistics() == before
-        played.actors[0].dead = True
-        assert await played.supervisor.statistics() == before
-
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+async def test_statistics_never_hang_or_raise(stage):
+    played = stage(OVER)
+    first = await played.supervisor.statistics()
+    assert (first["engine_id"], first["pid"], first["tokens_generated"]) == (
+        "engine-3",
+        None,
+        0,
+    )
+    await played.supervisor.start()
+    before = await played.supervisor.statistics()
+    played.actors[0].statistics.remote = asyncio.Event().wait
+    assert await played.supervisor.statistics() == before
+    played.actors[0].dead = True
+    assert await played.supervisor.statistics() == before
 
 
-def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_end(stage):
+async def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_end(stage):
     played = stage(HANG)
-
-    async def scenario():
+    await played.supervisor.stop(0.05)
+    assert played.events == [], "there is none yet"
+    working = asyncio.create_task(played.supervisor.run())
+    async with asyncio.timeout(10):
+        while ("run", 0) not in played.events:
+            await asyncio.wait({working}, timeout=0.001)
         await played.supervisor.stop(0.05)
-        assert played.events == [], "there is none yet"
-        working = asyncio.create_task(played.supervisor.run())
-        async with asyncio.timeout(10):
-            while ("run", 0) not in played.events:
-                await asyncio.wait({working}, timeout=0.001)
-            await played.supervisor.stop(0.05)
-        assert played.events[-1] == ("stop", 0)
-        working.cancel()
-        await asyncio.wait({working})
-
-    asyncio.run(scenario())
+    assert played.events[-1] == ("stop", 0)
+    working.cancel()
+    await asyncio.wait({working})
 
 
-def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(stage):
+async def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(stage):
     played = stage(HANG, OVER)
-
-    async def scenario():
-        played.supervisor.restart("there is none yet")
+    played.supervisor.restart("there is none yet")
+    await played.supervisor.resend()
+    assert played.events == []
+    working = asyncio.create_task(played.supervisor.run())
+    async with asyncio.timeout(10):
+        while ("run", 0) not in played.events:
+            await asyncio.wait({working}, timeout=0.001)
         await played.supervisor.resend()
-        assert played.events == []
-        working = asyncio.create_task(played.supervisor.run())
-        async with asyncio.timeout(10):
-            while ("run", 0) not in played.events:
-                await asyncio.wait({working}, timeout=0.001)
-            await played.supervisor.resend()
-            played.supervisor.restart("it hangs", 300.0)
-            await working
-
-    asyncio.run(scenario())
+        played.supervisor.restart("it hangs", 300.0)
+        await working
     assert played.events == [
         ("create", 0), ("start", 0), ("run", 0), ("resend", 0), ("kill", 0), ("kill", 0),
         ("release", "engine-3"), ("permit", "engine-3"),

@@ -175,7 +175,7 @@ class Supervisor:
         self.events.append(("restart", self.engine_id))
 
 
-def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_path):
+async def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_path):
     context, events = make_context(tmp_path, on_drift="restart"), []
     watch = DriftWatch(context, [Supervisor(number, events) for number in range(2)])
 
@@ -183,16 +183,13 @@ def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_path):
         engines = {"engine-0": RIGHT, "engine-1": WRONG, "engine-2": WRONG}
         return SimpleNamespace(version=version, report=SimpleNamespace(engines=engines))
 
-    async def play():
-        following = asyncio.create_task(watch.follow())
-        for version in range(18):
-            context.record.batches.append(batch(version))
-            watch.observe(context.record.batches[-1:])
-            for _ in range(3):
-                await asyncio.sleep(0)  # let `follow` respond
-        following.cancel()
-
-    asyncio.run(play())
+    following = asyncio.create_task(watch.follow())
+    for version in range(18):
+        context.record.batches.append(batch(version))
+        watch.observe(context.record.batches[-1:])
+        for _ in range(3):
+            await asyncio.sleep(0)  # let `follow` respond
+    following.cancel()
     assert events == [("resend", "engine-1"), ("restart", "engine-1"), ("resend", "engine-1")]
     assert context.record.drifting == {"engine-0": False, "engine-1": True}
     registry = CollectorRegistry()

@@ -13,7 +13,7 @@ from deploy.errors import RunFailed
 from headway.errors import HeadwayError, InputError
 from headway.metrics import MetricsAccess
 from learner.config.learner import LearnerConfig
-from learner.errors import RankFailed, TrainingDiverged
+from learner.errors import TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
 from queues.errors import JournalError
@@ -204,18 +204,6 @@ def test_a_rank_that_dies_as_it_is_to_serve_metrics_is_made_again(tmp_path):
     assert stage.supervisor.metrics == {"learner": "leader:1", "learner-1": "rank:1"}
 
 
-def test_a_learner_that_keeps_dying_ends_the_run_with_its_name(tmp_path):
-    stage = Stage(tmp_path, died(1), (died(), None), died(1), ranks=2, max_restarts=2)
-    with pytest.raises(RunFailed) as caught:
-        stage.play()
-    assert str(caught.value).startswith(
-        "learner died 3 times in a row, more than deploy.max_restarts = 2 makes up for; the last "
-        "error: rank 1 died: "
-    )
-    assert stage.waits == [1, 2]
-    assert stage.events[-1] == ("kill",)
-
-
 @pytest.mark.parametrize("new_batches", [0, 1])
 def test_only_ranks_that_train_a_new_batch_begin_to_count_anew(tmp_path, new_batches):
     stage = Stage(tmp_path, died(), died(), died(), None, max_restarts=2, hours=1)
@@ -332,16 +320,3 @@ def test_new_ranks_wait_for_a_node_within_the_deadline_of_their_start(tmp_path):
     stage.lacks_room = 1_000_000
     with pytest.raises(RunFailed, match="did not start within"):
         stage.play()
-
-
-def test_ranks_that_do_not_load_in_time_are_made_again(tmp_path):
-    stage = Stage(tmp_path, died(), (HANG, None), None, start_timeout_seconds=0.05)
-    stage.play()
-    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
-    assert reasons[1] == "learner did not start within deploy.start_timeout_seconds = 0.05"
-
-
-def test_the_errors_of_ranks_are_those_of_ray():
-    assert isinstance(died(), RankFailed)
-    assert died().died
-    assert not raised(CONNECTION).died

@@ -136,19 +136,6 @@ def test_one_that_hangs_while_it_starts_again_is_ended(tmp_path, error):
     assert (stage.process.starts, stage.process.ended) == (3, 1)
 
 
-def test_one_that_keeps_dying_ends_the_run_with_one_message(tmp_path):
-    stage = Stage(tmp_path, 5.0, RayActorError(), 5.0, max_restarts=2)
-    with pytest.raises(RunFailed, match=r"reward-model died 3 times in a row.*max_restarts = 2"):
-        stage.play()
-    assert stage.record.restarts == {"reward-model": 2}
-
-
-def test_one_that_worked_for_long_begins_anew(tmp_path):
-    stage = Stage(tmp_path, 5.0, 700.0, 5.0, max_restarts=2)
-    stage.play()
-    assert stage.waits == [1.0, 1.0, 2.0]
-
-
 def test_one_by_which_a_new_batch_was_trained_begins_anew(tmp_path):
     stage = Stage(tmp_path, 5.0, 5.0, 5.0, max_restarts=2)
     stage.on_sleep = lambda: stage.record.batches.append(None)

@@ -165,21 +165,17 @@ def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_
     assert [late.on for late in stage.watchdog.overdue] == ["learner"]
 
 
-def test_a_wait_is_said_once_and_its_end_too(tmp_path):
+async def test_a_wait_is_said_once_and_its_end_too(tmp_path):
     stage = Stage(tmp_path)
-
-    async def play():
-        following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
-        while not stage.said("broker waits on learner")():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        looks = stage.looks
-        while stage.looks < looks + 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        depth = {**STATUS.depth, "taken": 0}
-        stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
-        await following
-
-    asyncio.run(play())
+    following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
+    while not stage.said("broker waits on learner")():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    looks = stage.looks
+    while stage.looks < looks + 5:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    depth = {**STATUS.depth, "taken": 0}
+    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
+    await following
     assert stage.output.getvalue().count("broker waits on learner for batch 1") == 1
 
 
@@ -315,43 +311,35 @@ def test_a_run_whose_broker_never_answers_ends_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("learner", [False, True])
-def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learner):
+async def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learner):
     stage = Stage(tmp_path, stall_seconds=0.15)
     reason = "no space is left on the disk of X"
-
-    async def play():
-        if learner:
-            stage.learner_waits = reason
-        else:
-            stage.answer = SimpleNamespace(**{**vars(STATUS), "paused": reason})
-        following = asyncio.create_task(stage.until(lambda: False))
-        while not stage.said(f"paused: {reason}")():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)  # longer than a stall
-        assert not following.done()
-        stage.learner_waits, stage.answer = None, STATUS
-        with pytest.raises(RunFailed, match="nothing moved"):
-            await following
-
-    asyncio.run(play())
+    if learner:
+        stage.learner_waits = reason
+    else:
+        stage.answer = SimpleNamespace(**{**vars(STATUS), "paused": reason})
+    following = asyncio.create_task(stage.until(lambda: False))
+    while not stage.said(f"paused: {reason}")():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)  # longer than a stall
+    assert not following.done()
+    stage.learner_waits, stage.answer = None, STATUS
+    with pytest.raises(RunFailed, match="nothing moved"):
+        await following
     assert stage.output.getvalue().count("paused: ") == 1
     assert stage.output.getvalue().count("the pause is over") == 1
 
 
-def test_while_the_learner_loads_nobody_waits_for_it_and_nothing_has_to_move(tmp_path):
+async def test_while_the_learner_loads_nobody_waits_for_it_and_nothing_has_to_move(tmp_path):
     stage = Stage(tmp_path, stall_seconds=0.15)
     stage.learner_starts = True
-
-    async def play():
-        following = asyncio.create_task(stage.until(lambda: False))
-        await asyncio.sleep(0.5)  # longer than a stall
-        assert not following.done()
-        assert not stage.watchdog.overdue
-        stage.learner_starts = False
-        with pytest.raises(RunFailed, match="nothing moved"):
-            await following
-
-    asyncio.run(play())
+    following = asyncio.create_task(stage.until(lambda: False))
+    await asyncio.sleep(0.5)  # longer than a stall
+    assert not following.done()
+    assert not stage.watchdog.overdue
+    stage.learner_starts = False
+    with pytest.raises(RunFailed, match="nothing moved"):
+        await following
 
 
 def test_a_checkpoint_that_is_written_may_take_as_long_as_its_bytes(tmp_path):

@@ -51,35 +51,29 @@ def test_an_error_in_the_block_goes_before_the_interrupt():
         raise ValueError("first")
 
 
-def test_in_an_event_loop_the_first_interrupt_asks_and_the_second_insists():
-    async def main():
-        interrupts = Interrupts()
-        send(signal.SIGTERM)
-        await asyncio.wait_for(interrupts.asked.wait(), 5)
-        assert not interrupts.insisted.is_set()
-        send(signal.SIGINT)
-        await asyncio.wait_for(interrupts.insisted.wait(), 5)
-
-    asyncio.run(main())
+async def test_in_an_event_loop_the_first_interrupt_asks_and_the_second_insists():
+    interrupts = Interrupts()
+    send(signal.SIGTERM)
+    await asyncio.wait_for(interrupts.asked.wait(), 5)
+    assert not interrupts.insisted.is_set()
+    send(signal.SIGINT)
+    await asyncio.wait_for(interrupts.insisted.wait(), 5)
 
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
-def test_a_lost_terminal_asks_however_often_it_tells_and_does_not_insist(first):
-    async def main():
-        interrupts = Interrupts()
-        send(first)
-        await asyncio.wait_for(interrupts.asked.wait(), 5)
-        for number in (signal.SIGHUP, signal.SIGHUP):
-            send(number)
+async def test_a_lost_terminal_asks_however_often_it_tells_and_does_not_insist(first):
+    interrupts = Interrupts()
+    send(first)
+    await asyncio.wait_for(interrupts.asked.wait(), 5)
+    for number in (signal.SIGHUP, signal.SIGHUP):
+        send(number)
+    await asyncio.sleep(0)
+    if first == signal.SIGHUP:
+        send(signal.SIGTERM)  # as where a session ends
         await asyncio.sleep(0)
-        if first == signal.SIGHUP:
-            send(signal.SIGTERM)  # as where a session ends
-            await asyncio.sleep(0)
-        assert not interrupts.insisted.is_set()
-        send(signal.SIGTERM)
-        await asyncio.wait_for(interrupts.insisted.wait(), 5)
-
-    asyncio.run(main())
+    assert not interrupts.insisted.is_set()
+    send(signal.SIGTERM)
+    await asyncio.wait_for(interrupts.insisted.wait(), 5)
 
 
 def test_a_hangup_is_ignored_where_it_was_and_never_reaches_what_a_block_starts():

@@ -133,15 +133,12 @@ def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sessi
 
 
 @pytest.mark.slow
-def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp_path):
+async def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp_path):
     settings = {"zero_stage": 3, "checkpoint_every": 2, "keep_checkpoints": 2}
     first = session(**settings, steps=6)
 
-    async def train():
-        await first.start()
-        return await first.run()
-
-    assert asyncio.run(train()) == 6
+    await first.start()
+    assert await first.run() == 6
     rows = first.rows()
     assert [row["ack"] for row in rows if "ack" in row] == [*range(6)]
     commits = [row for row in rows if "commit" in row]
@@ -164,12 +161,8 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp
     second = session(
         **settings, checkpoint=str(tmp_path / "checkpoints/v000004"), version=4, steps=6
     )
-
-    async def go_on():
-        await second.start()
-        return await second.run()
-
-    assert asyncio.run(go_on()) == 6
+    await second.start()
+    assert await second.run() == 6
     for version in (4, 5):  # the second feels whether the optimizer's state came back
         [before, after] = [row for row in second.rows() if row.get("ack") == version]
         for name in ("loss", "grad_norm", "entropy_mean", "totals"):
@@ -178,7 +171,7 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp
 
 
 @pytest.mark.slow
-def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_trains_and_goes_on(
+async def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_trains_and_goes_on(
     session, tmp_path
 ):
     settings = {
@@ -191,17 +184,14 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
         "learning_rate": 1e-3,
     }
     first = session(**settings, steps=4)
-
-    async def train(item):
-        await item.start()
-        return await item.run()
-
-    assert asyncio.run(train(first)) == 4
+    await first.start()
+    assert await first.run() == 4
     first.group.kill()
     second = session(
         **settings, checkpoint=str(tmp_path / "checkpoints/v000002"), version=2, steps=4
     )
-    assert asyncio.run(train(second)) == 4
+    await second.start()
+    assert await second.run() == 4
     for version in (2, 3):
         [before, after] = [row for row in second.rows() if row.get("ack") == version]
         for name in ("loss", "grad_norm", "entropy_mean"):
@@ -211,55 +201,24 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
 
 
 @pytest.mark.slow
-def test_a_follower_that_is_killed_ends_the_run_with_its_name(session):
-    item = session(checkpoint_every=1000)
-
-    async def main():
-        await item.start()
-        running = asyncio.create_task(item.run())
-        await item.acks(2)
-        os.kill(item.call(1, lambda _: os.getpid()), signal.SIGKILL)
-        killed = time.monotonic()
-        with pytest.raises(RankFailed, match="rank 1 died"):
-            await running
-        return time.monotonic() - killed
-
-    assert asyncio.run(main()) < 15
-
-
-@pytest.mark.slow
-def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(session):
-    item = session(ranks=1, checkpoint_every=1000)
-
-    async def main():
-        await item.start()
-        running = asyncio.create_task(item.run())
-        await item.acks(1)
-        os.kill(item.call(0, lambda _: os.getpid()), signal.SIGKILL)
-        with pytest.raises(RankFailed, match="rank 0 died: ") as caught:
-            await running
-        return str(caught.value)
-
-    assert "\n" not in asyncio.run(main())
+@pytest.mark.parametrize(("ranks", "killed"), [(1, 0), (2, 1), (3, 1)])
+async def test_a_rank_that_is_killed_ends_the_run_soon_with_its_name_in_one_line(
+    session, ranks, killed
+):
+    item = session(ranks=ranks, cores="0", checkpoint_every=1000)
+    await item.start()
+    running = asyncio.create_task(item.run())
+    await item.acks(2)
+    os.kill(item.call(killed, lambda _: os.getpid()), signal.SIGKILL)
+    died = time.monotonic()
+    with pytest.raises(RankFailed, match=f"rank {killed} died: ") as caught:
+        await running
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - died < 15
 
 
 @pytest.mark.slow
-def test_of_three_ranks_the_one_that_is_killed_is_named(session):
-    item = session(ranks=3, cores="0", checkpoint_every=1000)
-
-    async def main():
-        await item.start()
-        running = asyncio.create_task(item.run())
-        await item.acks(2)
-        os.kill(item.call(1, lambda _: os.getpid()), signal.SIGKILL)
-        with pytest.raises(RankFailed, match="rank 1 died"):
-            await running
-
-    asyncio.run(main())
-
-
-@pytest.mark.slow
-def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(session):
+async def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(session):
     item = session(checkpoint_every=1000)
 
     def break_update(actor):
@@ -268,35 +227,28 @@ def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(sessi
 
         actor._rank.update = raise_it
 
-    async def main():
-        await item.start()
-        item.call(1, break_update)
-        with pytest.raises(RankFailed, match=r"rank 1: ValueError\('boom'\)"):
-            await item.run()
-
     assert item.call(0, repr) == "learner-0"
-    asyncio.run(main())
+    await item.start()
+    item.call(1, break_update)
+    with pytest.raises(RankFailed, match=r"rank 1: ValueError\('boom'\)"):
+        await item.run()
 
 
 @pytest.mark.slow
-def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(session):
+async def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(session):
     item = session(zero_stage=0, checkpoint_every=1000)
-
-    async def main():
-        await item.start()
-        running = asyncio.create_task(item.run())
-        await item.acks(1)
-        item.group.stop()
-        return await running
-
-    reached = asyncio.run(main())
+    await item.start()
+    running = asyncio.create_task(item.run())
+    await item.acks(1)
+    item.group.stop()
+    reached = await running
     assert reached >= 1
     assert item.rows()[-1]["commit"] == reached
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(session):
+async def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(session):
     item = session(model="/no/such/model")
     with pytest.raises(HeadwayError, match=r"rank \d: no language model") as caught:
-        asyncio.run(item.start())
+        await item.start()
     assert caught.value.exit_code == 2
