@@ -1,4 +1,4 @@
-"""What Ray tells of processes and nodes, and lets them do, by names that are not public.
+"""Adapter of the parts of Ray that have no public name: processes, nodes, loopback.
 
 No other module uses such names, so that another version of Ray changes this one alone.
 """

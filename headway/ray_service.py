@@ -33,7 +33,7 @@ ANSWER_SECONDS = 30.0
 GIVE_UP_FACTOR = 20.0
 """A call is given up after so many times `answer_seconds` without an answer."""
 GIVE_UP_SECONDS = GIVE_UP_FACTOR * ANSWER_SECONDS
-"""The same for a client with the usual ANSWER_SECONDS."""
+"""Time after which a client with the usual ANSWER_SECONDS gives up."""
 REPEAT_SECONDS = 0.2
 """Wait before a call is sent again to a process that is restarted."""
 START_SECONDS = 120.0

@@ -5,7 +5,7 @@ from typing import Self
 
 
 class Role(StrEnum):
-    """What a process does; its text stands in labels, records and names of processes."""
+    """Kind of a process; its text stands in labels, records and names of processes."""
 
     DRIVER = "driver"
     BROKER = "broker"

@@ -42,7 +42,7 @@ GIVE_SECONDS = 10.0
 HURRY_SECONDS = 8.0
 """Deadline of an actor to hand over what it samples, on a node that is lost or drained."""
 PATIENT_SECONDS = 60.0
-"""That of one that leaves since fewer are wanted: long enough for a restart of the broker."""
+"""The same for an actor that leaves since fewer are wanted: the broker may be restarted."""
 
 
 class ActorFleet:
@@ -76,8 +76,8 @@ class ActorFleet:
         self._least, self._most = config.min_count, config.max_count or 0
         self._resized = False
         """True while broker and broadcaster know of another number than the recipe's."""
-        self._told: str | None = None
-        """What was printed last of actors that wait for resources."""
+        self._printed: str | None = None
+        """Text that was printed last of actors that wait for resources."""
         self.actors: list[ActorSupervisor] = []
         """All that there ever were, by number."""
         for number in range(self.count):
@@ -273,10 +273,10 @@ class ActorFleet:
             if not await self._reserve(self._reservation.add, number):
                 break
             self._join(number)
-        told = f"{self.lacking} actor(s) wait for free resources" if self.lacking else None
-        if told is not None and told != self._told:
-            self._context.console.say(told)
-        self._told = told
+        text = f"{self.lacking} actor(s) wait for free resources" if self.lacking else None
+        if text is not None and text != self._printed:
+            self._context.console.say(text)
+        self._printed = text
 
     async def _resize_queues(self) -> None:
         """Tell broker and broadcaster how many engines there are, again and again: they forget."""

@@ -47,7 +47,7 @@ class Suspicion:
     log_ratio: float = 0.0
     """Weighted sum of the logarithms of its mismatch ratios."""
     weight: float = 2.0
-    """It begins as if two batches had shown no difference: the first few may mislead."""
+    """Sum of the weights; at first, as if two batches had shown no difference."""
     since_named: int = WELL_BATCHES
     """Comparisons since it was last found to drift."""
 
@@ -89,7 +89,7 @@ class Finding:
     mismatch_ratio: float
     mismatch_fresh: float | None
     response: Response
-    """What is done about it."""
+    """Response of the run."""
 
 
 class DriftDetector:
@@ -188,7 +188,7 @@ class DriftWatch:
         record = self._context.record
         while True:
             finding = await self._findings.get()
-            [actor] = [one for one in self._actors if one.engine_id == finding.engine_id]
+            [actor] = [a for a in self._actors if a.engine_id == finding.engine_id]
             if finding.response == "resend":
                 await actor.resend()
             else:

@@ -28,7 +28,7 @@ class RunContext:
     process: Session | None = None
     """This process, where it has a parent that starts it again after a crash."""
     session: str | None = None
-    """What the session begins with, as JSON (`deploy.storage.sessions`)."""
+    """Row that the session begins with, as JSON (`deploy.storage.sessions`)."""
 
     @property
     def is_again(self) -> bool:

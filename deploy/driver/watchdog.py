@@ -87,7 +87,7 @@ class Watchdog:
         self._newest: BrokerStatus | None = None
         """The broker's last answer; None if it did not give one in time."""
         self._learner_epoch = 0
-        """That of the learner by the newest answer that came in time."""
+        """Epoch of the learner by the newest answer that came in time."""
         self._disk_write: asyncio.Task[None] | None = None
         """The last small file that is made durable."""
         self._writes_until = 0.0
@@ -101,7 +101,7 @@ class Watchdog:
         self._reports: set[asyncio.Task[None]] = set()
         """Reports with stacks that are being written while the next looks go on."""
         self.overdue: Sequence[Wait] = ()
-        """As of the last look; read by the thread of a scrape."""
+        """Overdue waits of the last look; read by the thread of a scrape."""
 
     async def follow(self) -> None:
         """Look until cancelled.

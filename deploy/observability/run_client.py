@@ -30,7 +30,7 @@ ANSWER_SECONDS = 3.0
 """Deadline of one process."""
 ASKED_AT_ONCE = 16
 MOST_BYTES = 4 << 20
-"""Of an answer."""
+"""Longest answer."""
 MOST_PROCESSES = 4096
 ADDRESS = re.compile(r"[\w.:\[\]-]{1,300}:\d{1,5}")
 RATE_SECONDS = 10.0

@@ -79,8 +79,8 @@ class Interval:
         if self.before is None:
             return None
         rates = [
-            self._per_second(self.now.value(name, one), self.before.value(name, one))
-            for one in (self.now.processes if process is None else [process])
+            self._per_second(self.now.value(name, origin), self.before.value(name, origin))
+            for origin in (self.now.processes if process is None else [process])
         ]
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known else None

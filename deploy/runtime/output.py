@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 STALL_SECONDS = 0.2
-"""How long a writer waits for a reader that does not read, once until it reads again."""
+"""Longest wait of a writer for a reader that does not read, once until it reads again."""
 END_SECONDS = 5.0
 """The same for the end of the process."""
 WAITING = 1000

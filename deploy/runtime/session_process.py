@@ -54,10 +54,10 @@ PARENT_LOCK = "parent.lock"
 
 
 class Message(TypedDict, total=False):
-    """What a session tells its parent, as JSON."""
+    """Message of a session to its parent, as JSON."""
 
     limit: int
-    """How often in a row the session may be started again."""
+    """Restarts in a row that are allowed."""
     again: list[str]
     """Arguments of the command that goes on with the run after a crash."""
     worked: bool
@@ -72,11 +72,11 @@ class Message(TypedDict, total=False):
 
 @dataclass(slots=True, kw_only=True)
 class History(RestartBudget):
-    """What a session, or its next parent, knows of the sessions before."""
+    """Knowledge that a session, or its next parent, has of the sessions before."""
 
     limit: int = FIRST_LIMIT
     crashes: list[str] = field(default_factory=list)
-    """How sessions crashed that are not in the record of the run, the oldest first."""
+    """Reasons of crashes that are not in the record of the run, the oldest first."""
     lost_since: float | None = None
     """Monotonic moment of the crash of the last session that worked, or of the first."""
     pid: int | None = None
@@ -102,7 +102,7 @@ class Session:
         self._wait = wait
         self.budget: RestartBudget = history
         self.crashes: Sequence[str] = [*history.crashes]
-        """How the sessions before crashed that no session has recorded yet; empty for the first."""
+        """Reasons of crashes that no session has recorded yet; empty for the first session."""
         self._unrecorded: Sequence[str] = self.crashes
         self.has_worked = False
         """True once the loop of its run has begun."""
@@ -307,11 +307,11 @@ class Parent:
 
         It has to be found stopped twice: Ctrl-Z stops the parent too, and they go on together.
         """
-        found = 0
-        while self._pidfd is not None and found < 2:
+        stops = 0
+        while self._pidfd is not None and stops < 2:
             if select.select([self._pidfd], [], [], STOPPED_SECONDS / 2)[0]:
                 return False
-            found = found + 1 if _is_stopped(pid) else 0
+            stops = stops + 1 if _is_stopped(pid) else 0
         if self._pidfd is None:
             return False
         with suppress(ProcessLookupError):
