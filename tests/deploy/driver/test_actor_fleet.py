@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -138,16 +139,16 @@ class Stage:
         )
         self.fleet.look_seconds = 0.01
 
-    def play(self, scenario):
-        async def act():
-            running = asyncio.create_task(self.fleet.run())
+    @asynccontextmanager
+    async def play(self):
+        """Run the fleet during the block, and end it after."""
+        running = asyncio.create_task(self.fleet.run())
+        async with asyncio.timeout(20):
             await self.look(0)
-            await asyncio.wait_for(scenario(running), 20)
+            yield running
             for actor in self.fleet.active:
                 actor.ended.set()
             await running
-
-        asyncio.run(asyncio.wait_for(act(), 30))
 
     def numbers(self):
         return sorted(actor.number for actor in self.fleet.active)
@@ -177,11 +178,12 @@ def stage(tmp_path, monkeypatch):
     return partial(Stage, tmp_path, monkeypatch)
 
 
-def test_a_run_that_begins_without_resources_for_all_actors_takes_them_when_they_are_free(stage):
+async def test_a_run_that_begins_without_resources_for_all_actors_takes_them_when_they_are_free(
+    stage,
+):
     played = stage(0, "actors.count=3", "deploy.ray_address=auto", reserved=1)
     assert played.numbers() == [0]
-
-    async def scenario(running):
+    async with played.play():
         await played.look()
         assert (
             "2 actor(s) wait for free resources" in played.context.console.console.file.getvalue()
@@ -192,13 +194,10 @@ def test_a_run_that_begins_without_resources_for_all_actors_takes_them_when_they
         await played.look()
         assert played.queues[1].sizes[-1] == 3
 
-    played.play(scenario)
 
-
-def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(stage):
+async def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(stage):
     played = stage(5)
-
-    async def scenario(running):
+    async with played.play() as running:
         answer = await played.scale(3)
         assert (answer["before"], answer["asked"], answer["refused"]) == (1, 3, None)
         assert (played.numbers(), played.nodes.held) == ([0, 1, 2], {0, 1, 2})
@@ -211,8 +210,6 @@ def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(stage)
         assert (played.numbers(), len(played.fleet.actors)) == ([0, 1], 3)
         await played.until(lambda: played.queues[1].sizes[-1] == 2)
         assert not running.done()
-
-    played.play(scenario)
     assert played.recorded().count == 2
     broker, broadcaster = played.queues
     assert [*dict.fromkeys(broadcaster.sizes)][:2] == [3, 1]
@@ -230,39 +227,34 @@ def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(stage)
         (["heldout.pinned=true", "actors.count=3"], 1, "set actors.count to 2 or more"),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_and_nothing_changes(stage, settings, actors, reason):
+async def test_a_number_that_cannot_be_is_refused_and_nothing_changes(
+    stage, settings, actors, reason
+):
     played = stage(2, *settings)
     count = played.recorded().count
-
-    async def scenario(running):
+    async with played.play():
         with pytest.raises(InputError, match=reason) as refused:
             await played.scale(actors)
         assert f"keeps {count} actor(s)" in str(refused.value)
         assert (played.numbers(), played.nodes.free) == ([*range(count)], 2)
-
-    played.play(scenario)
     assert played.recorded().count == count
     [row] = played.directory.rows(scaling.FILE)
     assert (row["before"], row["asked"]) == (count, actors)
 
 
-def test_the_actor_that_only_evaluates_stays(stage):
+async def test_the_actor_that_only_evaluates_stays(stage):
     played = stage(9, "heldout.pinned=true", "actors.count=2")
-
-    async def scenario(running):
+    async with played.play():
         await played.scale(4)
         await played.scale(2)
         await played.until(lambda: played.numbers() == [0, 1])
 
-    played.play(scenario)
 
-
-def test_the_actor_that_only_evaluates_joins_again_before_all_others(stage):
+async def test_the_actor_that_only_evaluates_joins_again_before_all_others(stage):
     played = stage(
         0, "heldout.pinned=true", "actors.count=2", "actors.max_count=3", "deploy.ray_address=auto"
     )
-
-    async def scenario(running):
+    async with played.play():
         resident = played.fleet.actors[0]
         resident.hands_over = asyncio.Event()
         played.nodes.lost, played.nodes.free = {0, 1}, 1
@@ -274,14 +266,11 @@ def test_the_actor_that_only_evaluates_joins_again_before_all_others(stage):
         played.nodes.free = 2
         await played.until(lambda: played.numbers() == [0, 1, 2])
 
-    played.play(scenario)
-
 
 @pytest.mark.parametrize("asked", [4, 2])
-def test_the_actor_that_only_evaluates_comes_back_whatever_number_is_asked_for(stage, asked):
+async def test_the_actor_that_only_evaluates_comes_back_whatever_number_is_asked_for(stage, asked):
     played = stage(0, "heldout.pinned=true", "actors.count=3", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         resident = played.fleet.actors[0]
         resident.hands_over = asyncio.Event()
         played.nodes.lost = {0}
@@ -295,13 +284,10 @@ def test_the_actor_that_only_evaluates_comes_back_whatever_number_is_asked_for(s
         await played.look()
         assert len(played.numbers()) == asked
 
-    played.play(scenario)
 
-
-def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
+async def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
     played = stage(0, "actors.count=2", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         played.learner_starts, played.nodes.lost, played.nodes.free = True, {1}, 1
         await played.until(lambda: played.numbers() == [0])
         await played.look()
@@ -311,13 +297,10 @@ def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
         played.learner_starts = False
         await played.until(lambda: played.numbers() == [0, 1])
 
-    played.play(scenario)
 
-
-def test_actors_give_back_what_others_need_and_join_again(stage):
+async def test_actors_give_back_what_others_need_and_join_again(stage):
     played = stage(2, "actors.count=2", "actors.max_count=4", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         await played.until(lambda: played.numbers() == [0, 1, 2, 3])
         played.nodes.needed, played.nodes.awaited = 1, {"learner"}
         await played.until(lambda: played.numbers() == [0, 1, 2])
@@ -327,8 +310,6 @@ def test_actors_give_back_what_others_need_and_join_again(stage):
             await played.scale(5)
         played.nodes.awaited = set()
         await played.until(lambda: played.numbers() == [0, 1, 2, 3])
-
-    played.play(scenario)
     assert played.nodes.asked == [3, 2], "the last ones first"
 
 
@@ -340,39 +321,34 @@ def test_actors_give_back_what_others_need_and_join_again(stage):
         (("actors.min_count=1", "heldout.pinned=true"), [0, 1]),
     ],
 )
-def test_as_many_actors_as_the_run_needs_give_nothing_back(stage, monkeypatch, settings, left):
+async def test_as_many_actors_as_the_run_needs_give_nothing_back(
+    stage, monkeypatch, settings, left
+):
     monkeypatch.setattr(actor_fleet, "GIVE_SECONDS", 0.0)
     settings = ("actors.count=2", "actors.max_count=4", "deploy.ray_address=auto", *settings)
     played = stage(2, *settings)
-
-    async def scenario(running):
+    async with played.play():
         await played.until(lambda: played.numbers() == [0, 1, 2, 3])
         played.nodes.needed, played.nodes.awaited = 4, {"learner"}
         await played.until(lambda: played.numbers() == left)
         await played.look()
         assert played.numbers() == left
 
-    played.play(scenario)
 
-
-def test_an_actor_has_less_time_to_hand_over_on_a_node_that_goes(stage):
+async def test_an_actor_has_less_time_to_hand_over_on_a_node_that_goes(stage):
     played = stage(0, "actors.count=3", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         played.nodes.lost = {2}
         await played.until(lambda: played.numbers() == [0, 1])
         await played.scale(1)
         await played.until(lambda: played.numbers() == [0])
-
-    played.play(scenario)
     _, asked, lost = (actor.seconds for actor in played.fleet.actors)
     assert (asked, lost) == (actor_fleet.PATIENT_SECONDS, actor_fleet.HURRY_SECONDS)
 
 
-def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(stage):
+async def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(stage):
     played = stage(0, "actors.count=2", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play() as running:
         played.nodes.lost = {1}
         await played.until(lambda: played.numbers() == [0])
         await played.until(lambda: "1 actor(s) wait for free resources" in output(played.context))
@@ -383,15 +359,12 @@ def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(stage):
         assert not running.done(), "it waits for nodes"
         played.nodes.free = 2
         await played.until(lambda: played.numbers() == [0, 1])
-
-    played.play(scenario)
     assert output(played.context).count("wait for free resources") <= 4
 
 
-def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stage):
+async def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stage):
     played = stage(0, "actors.max_count=3", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         played.nodes.free = 1
         await played.until(lambda: played.numbers() == [0, 1])
         played.nodes.free = 5
@@ -404,15 +377,12 @@ def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stage):
         played.nodes.free = 5
         await played.look()
         assert played.numbers() == [0]
-
-    played.play(scenario)
     assert (played.recorded().count, played.recorded().max_count) == (1, None)
 
 
-def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_asked_for(stage):
+async def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_asked_for(stage):
     played = stage(5, "actors.count=3", "actors.min_count=1")
-
-    async def scenario(running):
+    async with played.play():
         actor = played.fleet.actors[1]
         actor.given_up = True
         actor.ended.set()
@@ -422,13 +392,10 @@ def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_asked_
         await played.scale(3)
         assert played.numbers() == [0, 1, 2]
 
-    played.play(scenario)
 
-
-def test_an_actor_that_is_given_up_does_not_count_once_another_number_is_asked_for(stage):
+async def test_an_actor_that_is_given_up_does_not_count_once_another_number_is_asked_for(stage):
     played = stage(5, "actors.count=3", "actors.min_count=1", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         actors = played.fleet.actors
         actors[1].given_up = True
         actors[1].ended.set()
@@ -441,33 +408,24 @@ def test_an_actor_that_is_given_up_does_not_count_once_another_number_is_asked_f
         played.nodes.free = 1
         await played.until(lambda: len(played.numbers()) == 2)
 
-    played.play(scenario)
 
-
-def test_a_number_above_the_limit_of_growth_ends_the_growth_too(stage):
+async def test_a_number_above_the_limit_of_growth_ends_the_growth_too(stage):
     played = stage(9, "actors.max_count=3", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         assert (await played.scale(5))["refused"] is None
         await played.until(lambda: played.numbers() == [0, 1, 2, 3, 4])
 
-    played.play(scenario)
 
-
-def test_an_actor_that_joined_by_itself_is_not_needed(stage):
+async def test_an_actor_that_joined_by_itself_is_not_needed(stage):
     played = stage(9, "actors.max_count=3", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         await played.until(lambda: played.numbers() == [0, 1, 2])
         assert {actor.counts() for actor in played.fleet.actors} == {(3, 1)}
 
-    played.play(scenario)
 
-
-def test_a_number_is_free_once_what_it_had_is_given_back(stage):
+async def test_a_number_is_free_once_what_it_had_is_given_back(stage):
     played = stage(0, "actors.count=2", "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play():
         played.nodes.removes.clear()
         played.nodes.lost = {1}
         await played.until(lambda: played.numbers() == [0])
@@ -479,13 +437,10 @@ def test_a_number_is_free_once_what_it_had_is_given_back(stage):
         await played.scale(3)
         assert (played.numbers(), played.nodes.held) == ([0, 1, 2], {0, 1, 2})
 
-    played.play(scenario)
 
-
-def test_a_run_whose_last_actor_waits_for_a_node_ends_when_it_is_over(stage):
+async def test_a_run_whose_last_actor_waits_for_a_node_ends_when_it_is_over(stage):
     played = stage(0, "deploy.ray_address=auto")
-
-    async def scenario(running):
+    async with played.play() as running:
         played.nodes.lost = {0}
         await played.until(lambda: played.numbers() == [])
         await played.look()
@@ -493,13 +448,10 @@ def test_a_run_whose_last_actor_waits_for_a_node_ends_when_it_is_over(stage):
         played.queues[0].over = True
         await running
 
-    played.play(scenario)
 
-
-def test_an_actor_that_still_starts_does_not_keep_a_run_that_is_over(stage):
+async def test_an_actor_that_still_starts_does_not_keep_a_run_that_is_over(stage):
     played = stage(5, "actors.count=2")
-
-    async def scenario(running):
+    async with played.play() as running:
         first, second = played.fleet.actors
         second.health = None
         played.queues[0].over = True
@@ -508,20 +460,13 @@ def test_an_actor_that_still_starts_does_not_keep_a_run_that_is_over(stage):
         assert second.ended.is_set()
         assert {*played.queues[0].released} == {"engine-1"}, "it has no leases to lose"
 
-    played.play(scenario)
 
-
-def test_the_error_of_an_actor_ends_the_fleet(stage):
+async def test_the_error_of_an_actor_ends_the_fleet(stage):
     played = stage(5, "actors.count=2")
-
-    async def scenario(running):
-        played.fleet.actors[1].fails = RunFailed("it died too often")
-        played.fleet.actors[1].ended.set()
-        with pytest.raises(RunFailed, match="too often"):
-            await running
-
-    with pytest.raises(RunFailed):
-        played.play(scenario)
+    with pytest.raises(RunFailed, match="too often"):  # noqa: PT012
+        async with played.play():
+            played.fleet.actors[1].fails = RunFailed("it died too often")
+            played.fleet.actors[1].ended.set()
 
 
 def test_a_request_that_nobody_answers_is_withdrawn(tmp_path, monkeypatch):
