@@ -179,6 +179,8 @@ class ActorSupervisor(Supervisor):
 
     async def _clear_away(self, error: Exception | None = None) -> bool:
         """End the process and release its leases; return False if the run is over."""
+        if isinstance(error, Silent):
+            self._kill()  # at once: it would not answer
         await self._ask()
         self._finished = bool(self._statistics and self._statistics["rollouts"])
         if self._statistics is not None:

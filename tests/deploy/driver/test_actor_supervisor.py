@@ -311,7 +311,7 @@ def test_an_actor_that_answers_no_ping_is_ended_and_its_silence_counts_as_lost(s
     played = stage(SILENT, OVER)
     played.play()
     assert played.events[2:6] == [
-        ("run", 0), ("kill", 0), ("release", "engine-3"), ("permit", "engine-3"),
+        ("run", 0), ("kill", 0), ("kill", 0), ("release", "engine-3"),
     ]  # fmt: skip
     assert [row["reason"] for row in played.rows()] == ["it did not answer within 0.2 s"]
     assert played.record.away == {"actor-3": 0.2}
