@@ -38,6 +38,11 @@ def test_a_run_ends_with_a_table_and_a_picture(finished):
     assert (finished.folder / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_healthy_run_prints_no_line_of_ray_and_no_codes_of_a_terminal_into_a_pipe(finished):
+    assert "(raylet)" not in finished.output
+    assert "\x1b" not in finished.output
+
+
 def test_a_finished_run_is_read_from_python(finished):
     read = results("small", finished.folder.parent)
     assert (read.status, read.summary) == ("done", finished.summary)
