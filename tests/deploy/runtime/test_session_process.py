@@ -124,20 +124,21 @@ def until(happened):
     return found
 
 
-def test_a_session_that_is_killed_is_started_again_and_its_exit_code_counts(tmp_path):
-    plan = [[("goes on", LIMIT), ("dies",)], [("goes on", LIMIT), ("ends", 3)]]
+@pytest.mark.parametrize(
+    ("ends", "crash"),
+    [
+        ("dies", "its process was ended by SIGKILL"),
+        ("stops", "its process was stopped for 0.6 s"),
+    ],
+)
+def test_a_session_that_crashes_is_started_again_and_its_exit_code_counts(tmp_path, ends, crash):
+    plan = [[("goes on", LIMIT), (ends,)], [("goes on", LIMIT), ("ends", 3)]]
     command = Command(tmp_path, *plan)
     assert command.end() == (3, "")
     first, second = command.sessions()
     assert (first.arguments, first.crashes) == (["run", str(tmp_path)], [])
     assert second.arguments == ["resume", str(tmp_path)]
-    assert (second.crashes, second.in_a_row) == (["its process was ended by SIGKILL"], 1)
-
-
-def test_a_session_that_is_stopped_alone_is_killed_and_started_again(tmp_path):
-    command = Command(tmp_path, [("goes on", LIMIT), ("stops",)], [("ends", 0)])
-    assert command.end() == (0, "")
-    assert command.sessions()[1].crashes == ["its process was stopped for 0.6 s"]
+    assert (second.crashes, second.in_a_row) == ([crash], 1)
 
 
 def test_a_session_that_is_stopped_with_its_parent_goes_on_with_it(tmp_path):
@@ -251,14 +252,8 @@ def test_a_session_that_dies_too_often_without_progress_ends_the_run(tmp_path):
     assert (tmp_path / "cleared").exists()
 
 
-def test_the_time_of_a_session_that_never_worked_begins_no_new_count(tmp_path):
-    dies = [("goes on", LIMIT), ("dies",)]
-    command = Command(tmp_path, *[dies] * 3, SETTLED_SECONDS="0")
-    assert (command.end()[0], len(command.sessions())) == (1, 3)
-
-
 def test_a_session_that_fails_to_begin_is_started_again_and_names_its_error_in_the_end(tmp_path):
-    """A long wait for what it lacks is no work, after which restarts would be counted anew."""
+    """The time of sessions that never worked begins no new count, however long they wait."""
     fails = [("goes on", LIMIT), ("fails",)]
     command = Command(tmp_path, [("goes on", LIMIT), ("dies",)], *[fails] * 2, SETTLED_SECONDS="0")
     code, errors = command.end()
