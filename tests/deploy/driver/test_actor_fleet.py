@@ -37,10 +37,10 @@ class Supervisor:
 
     def join(self):
         self.given_up, self.joins = False, True
+        self.ended.clear()
 
     async def run(self):
         self.left = False
-        self.ended.clear()
         await self.ended.wait()
         if self.fails:
             raise self.fails
