@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from ray.util.queue import Empty, Queue
-
 from benchmarks.harness.synthetic_load import make_rollout
 from headway import clock
 from queues.ray_broker import BrokerClient
@@ -29,12 +27,9 @@ from weight_sync.receive.receiver import NEWEST_SECONDS, newer
 
 T = TypeVar("T")
 GROUP_SIZE = 8
-BATCH = 32
-WINDOW = 2048
-"""Groups that may be live: more than are ever waited for."""
 POLL_SECONDS = 2.0
 FOREVER = 10**6
-"""Steps, and η where weights play no part."""
+"""Steps."""
 PAUSE_SECONDS = 0.03
 """Duration of a swap, beside its messages."""
 CALLS = ("put", "lease", "lease_poll", "heartbeat", "save", "serving", "announced", "permit")
@@ -53,7 +48,7 @@ def make_lease(number: int) -> Lease:
     return Lease(
         group_id=f"g{number:08d}",
         attempt=1,
-        prompt=Prompt(prompt_id=prompt_id(number), text="1+1="),
+        prompt=Prompt(prompt_id=prompt_id(number), text="1+1=", answer="2"),
         group_size=GROUP_SIZE,
         purpose=Purpose.TRAIN,
         temperature=None,
@@ -145,13 +140,13 @@ class Pace:
 
 
 class SimulatedActor:
-    """A simulated rollout actor; without a broadcaster it leases and puts, and nothing else."""
+    """A simulated rollout actor."""
 
     def __init__(
         self,
         name: str,
         broker: BrokerClient,
-        broadcaster: BroadcasterClient | None,
+        broadcaster: BroadcasterClient,
         pace: Pace,
         statistics: ActorStatistics,
         stop: asyncio.Event,
@@ -169,10 +164,7 @@ class SimulatedActor:
 
     async def run(self) -> None:
         """Lease, generate, renew and update until `stop` is set."""
-        if self._broadcaster is None:
-            await self._act()
-        else:
-            await asyncio.gather(self._act(), self._renew(), self._follow(self._broadcaster))
+        await asyncio.gather(self._act(), self._renew(), self._follow())
 
     async def _act(self) -> None:
         await self._statistics.timed("serving", self._broker.serving(self._name, 0))
@@ -222,7 +214,8 @@ class SimulatedActor:
                     await self._statistics.timed("save", self._broker.save(self._name, payload))
             await self._sleep(self._pace.heartbeat_seconds)
 
-    async def _follow(self, broadcaster: BroadcasterClient) -> None:
+    async def _follow(self) -> None:
+        broadcaster = self._broadcaster
         while not self._stop.is_set():
             new = await newer(broadcaster, (self._serves, None), NEWEST_SECONDS, self._stop)
             if new is None:
@@ -257,20 +250,18 @@ class Crowd:
     Args:
         names: Names of the actors.
         pace: Load that each makes.
-        shared: All actors have one client, whose puts share messages; else each has its own, whose
-            puts wait for each other as in a real actor.
     """
 
-    def __init__(self, names: Sequence[str], pace: Pace, *, shared: bool = False) -> None:
-        self._names, self._pace, self._shared = names, pace, shared
+    def __init__(self, names: Sequence[str], pace: Pace) -> None:
+        self._names, self._pace = names, pace
         self._stop, self._statistics = asyncio.Event(), ActorStatistics()
 
-    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient | None = None) -> None:
-        """Run the actors until `stop`."""
+    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
+        """Run the actors until `stop`, each with a client of its own, as a real one has."""
         actors = [
             SimulatedActor(
                 name,
-                broker if self._shared else type(broker)(broker.handle),
+                type(broker)(broker.handle),
                 broadcaster,
                 self._pace,
                 self._statistics,
@@ -279,16 +270,6 @@ class Crowd:
             for name in self._names
         ]
         await asyncio.gather(*(actor.run() for actor in actors))
-
-    async def fill(self, queue: Queue) -> None:
-        """Put into a queue without leases until `stop`."""
-        payload = template(self._pace.tokens)
-
-        async def make() -> None:
-            while not self._stop.is_set():
-                await queue.put_async(payload)
-
-        await asyncio.gather(*(make() for _ in range(self._pace.at_once * len(self._names))))
 
     async def begin(self) -> None:
         """Forget what was measured so far."""
@@ -313,10 +294,10 @@ class Consumer:
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
-        self.groups = self.bytes = self.batches = 0
+        self.groups = self.batches = 0
 
-    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient | None = None) -> None:
-        """Feed, take and acknowledge until `stop`; announces every version to a broadcaster."""
+    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
+        """Feed, take, acknowledge and announce versions until `stop`."""
         feeding = asyncio.create_task(self._feed(broker))
         while not self._stop.is_set():
             batch = await broker.take(self.batches, POLL_SECONDS)
@@ -326,10 +307,8 @@ class Consumer:
                 continue
             await broker.ack(self.batches, {})
             self.batches += 1
-            if broadcaster is not None:
-                await broadcaster.announce(manifest(self.batches))
+            await broadcaster.announce(manifest(self.batches))
             self.groups += len(batch.payloads)
-            self.bytes += sum(map(len, batch.payloads))
         feeding.cancel()
 
     async def _feed(self, broker: BrokerClient) -> None:
@@ -342,23 +321,9 @@ class Consumer:
                 issued += wanted
                 await broker.issue(prompts, cursor=str(issued))
 
-    async def drain(self, queue: Queue) -> None:
-        """Take from a queue without batches, a batch of calls at once."""
-
-        async def act() -> None:
-            while not self._stop.is_set():
-                try:
-                    payload = await queue.get_async(timeout=POLL_SECONDS)
-                except Empty:
-                    continue
-                self.groups += 1
-                self.bytes += len(payload)
-
-        await asyncio.gather(*(act() for _ in range(BATCH)))
-
-    async def counts(self) -> tuple[float, int, int, int]:
-        """Return the time, and groups, bytes and batches consumed so far."""
-        return time.perf_counter(), self.groups, self.bytes, self.batches
+    async def counts(self) -> tuple[float, int, int]:
+        """Return the time, and groups and batches consumed so far."""
+        return time.perf_counter(), self.groups, self.batches
 
     async def stop(self) -> None:
         """End after the next batch."""

@@ -1,10 +1,10 @@
-"""Throughput of the broker, beside what Ray and the disk allow.
+"""Throughput of the broker, beside what one Ray call and the disk allow.
 
-    headway bench queue [--soak 600]
+    headway bench queue [--actors 1,4] [--tokens 100,8000]
 
-For each number of simulated actors and each length, in the current folder: the durable broker, a
-Ray actor that only answers the same messages, the same bytes written with as many fdatasyncs, and
-`ray.util.queue`. `--soak` adds the broker's memory over so many seconds. Takes about 25 minutes.
+For each number of simulated actors and each length, in the current folder: the groups/s that the
+broker of a run accepts of actors that generate in no time, and those of one Ray call after another
+to a process whose only thread writes and syncs the same bytes. Takes about 15 minutes.
 """
 
 import tempfile
@@ -17,14 +17,17 @@ import typer
 
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, number, several
-from benchmarks.harness.tables import medians_over
+from benchmarks.harness.tables import cells, medians_over, text_table
 
 OF_CEILING = 0.7
-OF_RAY_QUEUE = {100: 5.0, 8000: 1.0}
-"""Aim for the throughput over that of `ray.util.queue`, by tokens."""
-GROWTH = 0.05
-"""Aim for the growth of memory from the second quarter of the test to the last."""
-COMPARED = ("broker", "empty", "disk", "ray_queue")
+COLUMNS = {
+    "tokens": ("tokens", "{}"),
+    "actors": ("actors", "{}"),
+    "groups/s": ("groups_per_second", "{:,.0f}"),
+    "MB/s": ("megabytes_per_second", "{:.1f}"),
+    "one call and the disk": ("ceiling_groups_per_second", "{:,.0f}"),
+    "share": ("of_ceiling", "{:.2f}"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,80 +37,53 @@ class QueueOptions(Options):
     actors: Annotated[Sequence[int], several(number(1), "Simulated.")] = (1, 4, 16, 64)
     tokens: Annotated[Sequence[int], several(number(4), "Of each rollout.")] = (100, 1000, 8000)
     rounds: Annotated[int, typer.Option(min=1, help="Of all measurements.")] = 3
-    soak: Annotated[float, typer.Option(help="Seconds of the memory test; 0: none.")] = 0.0
 
 
 def measure(options: QueueOptions) -> Iterator[Record]:
     import ray
 
-    from benchmarks.broker.rates import FAST_PROCESSES, compare, soak
+    from benchmarks.broker.load import template
+    from benchmarks.broker.rates import measure_ceiling, measure_setting
 
-    ray.init("local", num_cpus=FAST_PROCESSES + 2, include_dashboard=False, log_to_driver=False)
-    settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
-    rounds: dict[tuple[int, int], list[Record]] = {setting: [] for setting in settings}
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    pairs = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
+    rounds: dict[tuple[int, int], list[Record]] = {pair: [] for pair in pairs}
     with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name:
-        for index in range(options.rounds):
-            for tokens, actors in settings:
-                measured = compare(tokens, actors, Path(name))
-                rounds[tokens, actors].append(measured)
-                figures = {"tokens": tokens, "actors": actors, **summarize([measured])}
-                print(f"round {index + 1}: {describe(figures)}", flush=True)
+        for _ in range(options.rounds):
+            for tokens, actors in pairs:
+                ceiling = measure_ceiling(tokens, Path(name))
+                measured = measure_setting(actors, 0.0, tokens, Path(name))
+                rate = measured["accepted_groups_per_second"]
+                figures = {
+                    "groups_per_second": rate,
+                    "megabytes_per_second": rate * len(template(tokens)) / 1e6,
+                    "ceiling_groups_per_second": ceiling,
+                    "of_ceiling": rate / ceiling,
+                }
+                rounds[tokens, actors].append(figures | {"raw": measured})
+                shown = {"tokens": tokens, "actors": actors, **figures}
+                print(text_table([*COLUMNS], [cells(shown, COLUMNS)]), flush=True)
         yield {
             "settings": [
-                {"tokens": tokens, "actors": actors, **summarize(measured), "rounds": measured}
+                {"tokens": tokens, "actors": actors, **medians_over(measured), "rounds": measured}
                 for (tokens, actors), measured in rounds.items()
             ]
         }
-        yield {"soak": soak(options.soak, Path(name)) if options.soak else None}
     ray.shutdown()
 
 
-def summarize(rounds: Sequence[Record]) -> Record:
-    """Return medians over the rounds of one setting; the ratios are of each round."""
-    medians = medians_over(rounds)
-    rates = {f"{name}_groups_per_second": medians[name]["groups_per_second"] for name in COMPARED}
-    return {
-        **rates,
-        "broker_megabytes_per_second": medians["broker"]["megabytes_per_second"],
-        "of_ceiling": medians["of_ceiling"],
-        "of_ray_queue": medians["of_ray_queue"],
-    }
-
-
-def conclude(record: Record) -> Record:
-    misses = []
-    for setting in record["settings"]:
-        name = f"{setting['tokens']} tokens, {setting['actors']} actors"
-        if setting["of_ceiling"] < OF_CEILING:
-            misses.append(f"{name}: {setting['of_ceiling']:.2f} of the ceiling, aim {OF_CEILING:g}")
-        aim = OF_RAY_QUEUE.get(setting["tokens"], 0.0)
-        if setting["of_ray_queue"] < aim:
-            misses.append(f"{name}: {setting['of_ray_queue']:.1f} × ray.util.queue, aim {aim:g}")
-    soaked = record.get("soak")
-    if soaked and soaked["growth"] > GROWTH:
-        misses.append(f"memory grows by {soaked['growth']:.0%}, aim {GROWTH:.0%}")
-    return {"misses": misses}
-
-
-def describe(figures: Record) -> str:
-    """Describe one setting on a line."""
-    return (
-        f"{figures['tokens']:5d} tokens, {figures['actors']:2d} actors:"
-        f" {figures['broker_groups_per_second']:7,.0f}"
-        f" groups/s {figures['broker_megabytes_per_second']:6.1f} MB/s"
-        f" | Ray allows {figures['empty_groups_per_second']:7,.0f},"
-        f" the disk {figures['disk_groups_per_second']:7,.0f}"
-        f" | {figures['of_ceiling']:.2f} of the lower,"
-        f" {figures['of_ray_queue']:.1f} × ray.util.queue"
-    )
+def misses(record: Record) -> list[str]:
+    return [
+        f"{row['tokens']} tokens, {row['actors']} actors: {row['of_ceiling']:.2f} of the ceiling, "
+        f"aim {OF_CEILING:g}"
+        for row in record["settings"]
+        if row["of_ceiling"] < OF_CEILING
+    ]
 
 
 def table(record: Record) -> str:
-    lines = [f"\nmedians of {record['arguments']['rounds']} rounds, groups of 8 rollouts"]
-    lines += [describe(setting) for setting in record["settings"]]
-    if soaked := record["soak"]:
-        lines.append(f"memory over {soaked['seconds']:g} s: {100 * soaked['growth']:+.1f}%")
-    return "\n".join(lines)
+    title = f"medians of {record['arguments']['rounds']} rounds, groups of 8 rollouts"
+    return text_table([*COLUMNS], [cells(row, COLUMNS) for row in record["settings"]], title)
 
 
 STUDY = Study(
@@ -116,7 +92,6 @@ STUDY = Study(
     options=QueueOptions,
     file="queue.json",
     measure=measure,
-    conclude=conclude,
     table=table,
-    misses=lambda record: record["misses"],
+    misses=misses,
 )

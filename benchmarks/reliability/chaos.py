@@ -13,7 +13,6 @@ two cores.
 import itertools
 import math
 import random
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +23,14 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.record import Record, alone
+from benchmarks.harness.record import Record, timestamp
 from benchmarks.harness.study import Options, Study, name_of, several
-from benchmarks.harness.tables import text_table
+from benchmarks.harness.tables import cells, text_table
 from benchmarks.reliability.chaos_run import ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 from headway import clock
 
+ALL = "all"
 AIM = 30.0
 """Seconds of recovery, at most, of 95 % of the kills of a role."""
 BATCH_SECONDS = 900.0
@@ -43,14 +43,15 @@ BATCHES_OF_ONE_BACK = 12
 """New batches after which a process that died is back for sure, although no row names it: one that
 died before it had begun to work has none, and its recovery is not measured."""
 RUN_COLUMNS = {
-    "batches": "steps",
-    "trained again": "retrained_batches",
-    "issued": "issued",
-    "trained": "trained",
-    "stragglers dropped": "dropped_overdue",
-    "largest lag": "max_lag",
+    "batches": ("steps", "{}"),
+    "trained again": ("retrained_batches", "{}"),
+    "issued": ("issued", "{}"),
+    "trained": ("trained", "{}"),
+    "left out": ("left_out", "{}"),
+    "stragglers dropped": ("dropped_overdue", "{}"),
+    "largest lag": ("max_lag", "{}"),
+    "problems": ("problems", "{}"),
 }
-"""Figures of a run, by their titles."""
 
 
 def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, signal.Signals]]:
@@ -63,9 +64,6 @@ def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, s
     return kills
 
 
-ALL = "all"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChaosOptions(Options):
     """Options of `headway bench chaos`."""
@@ -76,9 +74,6 @@ class ChaosOptions(Options):
     kills: Annotated[int, typer.Option(min=1, help="All runs together.")] = 30
     seed: Annotated[int, typer.Option(help="Of roles, moments and the runs.")] = 0
     steps: Annotated[int, typer.Option(min=1, help="Batches of each run.")] = 150
-    work: Annotated[Path, typer.Option(help="Folder of the runs, emptied first.")] = Path(
-        "runs/chaos"
-    )
 
 
 class Chaos:
@@ -86,10 +81,8 @@ class Chaos:
 
     def __init__(self, options: ChaosOptions) -> None:
         self.options, self.draw = options, random.Random(options.seed + 1)
-        self.folder = options.work.absolute()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        self.settings = {"steps": options.steps, "seed": options.seed}
+        self.folder = (options.out or Path("runs") / f"bench-chaos-{timestamp()}").absolute()
+        self.settings = [f"steps={options.steps}", f"seed={options.seed}"]
         roles = [*ROLES] if ALL in options.roles else options.roles
         self.planned = plan_kills(roles, options.kills, options.seed)
         self.kills: list[Record] = []
@@ -107,7 +100,6 @@ class Chaos:
     def record(self) -> Record:
         """Return kills and verdicts so far."""
         return {
-            "settings": self.settings,
             "seconds": time.monotonic() - self.began,
             "commands_ended": self.ended,
             "kills": self.kills,
@@ -117,19 +109,13 @@ class Chaos:
     def measure(self) -> Iterator[Record]:
         """Start runs and kill their processes until all kills are done."""
         while self.planned or not self.runs:
-            settings = [f"{key}={value}" for key, value in self.settings.items()]
-            run = ChaosRun(self.folder, f"run-{len(self.runs) + 1}", settings)
+            run = ChaosRun(self.folder, f"run-{len(self.runs) + 1}", self.settings)
             if not self.runs:
-                self.log("making the warm start")
                 run.warm_start()
             yield from self.torment(run)
             verdict = run.judge()
             self.runs[run.name] = verdict.to_dict()
-            self.log(
-                f"{run.name} is done: {verdict.trained} prompts trained, "
-                f"{verdict.left_out or 'none'} left out, "
-                f"{'; '.join(verdict.problems) or 'nothing lost, nothing trained twice'}"
-            )
+            self.log(f"{run.name} is done: {'; '.join(verdict.problems) or 'sound'}")
             yield self.record()
 
     def torment(self, run: ChaosRun) -> Iterator[Record]:
@@ -162,8 +148,8 @@ class Chaos:
             until(lambda: False, run, seconds, "its last step")
             return run.poll()
         batches = self.draw.randint(0, 4)
-        due = max(1, run.batches() + batches)  # a run that never trained may end by a hang
-        until(lambda: run.batches() >= due, run, BATCH_SECONDS, "a batch")
+        due = max(0, run.newest() + batches)  # a run that never trained may end by a hang
+        until(lambda: run.newest() >= due, run, BATCH_SECONDS, "a batch")
         # Without waiting for a batch, processes are killed while they start.
         time.sleep(self.draw.uniform(0.0, 1.0 if batches else 8.0))
         role, how = self.planned[0]
@@ -174,30 +160,25 @@ class Chaos:
         if any(struck):
             self.planned.pop(0)
             self.struck = at, newest
-            self.note_kill(run, role, how)
+            self.kills.append(
+                {
+                    "number": len(self.kills) + 1,
+                    "run": run.name,
+                    "role": role,
+                    "signal": how.name,
+                    "newest_version": newest,
+                    "exit_code": None,
+                    "recovery_seconds": None,
+                }
+            )
+            self.log(f"{how.name} {len(self.kills)}: {role} after version {newest}")
         return run.poll()
-
-    def note_kill(self, run: ChaosRun, role: str, how: signal.Signals) -> None:
-        """Record a kill."""
-        trained = run.batches()
-        self.kills.append(
-            {
-                "number": len(self.kills) + 1,
-                "run": run.name,
-                "role": role,
-                "signal": how.name,
-                "batches_logged": trained,
-                "exit_code": None,
-                "recovery_seconds": None,
-            }
-        )
-        self.log(f"{how.name} {len(self.kills)}: {role} after {trained} logged batches")
 
     def await_recovery(self, run: ChaosRun) -> None:
         """Wait until what was struck last is back and another batch is trained; record when."""
         assert self.struck is not None
         (at, newest), last = self.struck, self.kills[-1]
-        role = ROLES[last["role"]]
+        role, self.struck = ROLES[last["role"]], None
         if last["exit_code"] is None:
             many = newest + BATCHES_OF_ONE_BACK
             until(
@@ -207,35 +188,30 @@ class Chaos:
                 f"another {last['role']}",
             )
             if not run.is_back(role, at):
-                self.struck = None
                 return
             newest = run.newest()
         until(lambda: run.newest() > newest, run, BATCH_SECONDS, "a batch after the kill")
-        self.struck = None
         if run.newest() > newest:  # else the run has ended
             last["recovery_seconds"] = clock.now() - at
             self.log(f"recovered after {last['recovery_seconds']:.1f} s")
 
 
-def conclude(
-    kills: Sequence[Mapping[str, Any]],
-    runs: Mapping[str, Mapping[str, Any]],
-    wanted: int,
-    commands_ended: int,
-) -> Record:
+def conclude(record: Record) -> Record:
     """Return the verdict over all runs: four figures must be 0, and two must not be.
 
     Where nothing was filtered, or no straggler dropped, it was not shown that those are not lost.
     """
+    kills, runs = record["kills"], record["runs"]
     names = ("prompts_lost", "groups_trained_twice", "lags_above_bound", "dropped_overdue")
     figures = {name: sum(run[name] for run in runs.values()) for name in names}
-    figures["commands_ended"] = commands_ended
+    figures["commands_ended"] = record["commands_ended"]
     figures["filtered"] = sum(run["left_out"].get("filtered", 0) for run in runs.values())
+    wanted = record["arguments"]["kills"]
     done = len(kills) == wanted and {kill["run"] for kill in kills} <= runs.keys()
     shown = figures["filtered"] > 0 and figures["dropped_overdue"] > 0
     alive = figures["commands_ended"] == 0
     sound = done and shown and alive and all(run["sound"] for run in runs.values())
-    return {"finished": done, "sound": sound, "kills": len(kills), **figures}
+    return {"verdict": {"finished": done, "sound": sound, "kills": len(kills), **figures}}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -243,74 +219,49 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def recoveries(kills: Sequence[Mapping[str, Any]], role: str) -> list[float]:
-    """Return the recoveries of a role's kills that were measured, in seconds."""
-    seconds = (kill["recovery_seconds"] for kill in kills if kill["role"] == role)
-    return [value for value in seconds if value is not None]
+def recoveries(kills: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the seconds of the recoveries that were measured, by role."""
+    seconds: dict[str, list[float]] = {}
+    for row in kills:
+        if row["recovery_seconds"] is not None:
+            seconds.setdefault(row["role"], []).append(row["recovery_seconds"])
+    return seconds
 
 
 def misses(record: Record) -> list[str]:
     late = {
-        role: percentile(seconds, 0.95)
-        for role in ROLES
-        if (seconds := recoveries(record["kills"], role))
+        role: percentile(seconds, 0.95) for role, seconds in recoveries(record["kills"]).items()
     }
     slow = [f"{role} back after {late[role]:.0f} s" for role in late if late[role] > AIM]
     return [*([] if record["verdict"]["sound"] else ["not sound, or not finished"]), *slow]
 
 
 def table(record: Record) -> str:
-    verdict = record["verdict"]
-    kills, runs = [], []
-    for role in ROLES:
-        struck = [kill for kill in record["kills"] if kill["role"] == role]
-        if not struck:
-            continue
-        stopped = sum(kill["signal"] == "SIGSTOP" for kill in struck)
-        ended = sum(kill["exit_code"] is not None for kill in struck)
-        times = recoveries(struck, role)
-        seconds = f"{median(times):.1f}, {percentile(times, 0.95):.1f}" if times else "–"
-        kills.append([role, *map(str, (len(struck), stopped, ended, len(times))), seconds])
-    for name, run in record["runs"].items():
-        left_out = ", ".join(f"{count} {reason}" for reason, count in run["left_out"].items())
-        figures = [str(run[key]) for key in RUN_COLUMNS.values()]
-        runs.append([name, *figures, left_out or "–", "; ".join(run["problems"]) or "none"])
+    rows = [
+        [role, str(len(times)), f"{median(times):.1f}", f"{percentile(times, 0.95):.1f}"]
+        for role, times in recoveries(record["kills"]).items()
+    ]
+    runs = [[name, *cells(run, RUN_COLUMNS)] for name, run in record["runs"].items()]
+    verdict = ", ".join(f"{key} {value}" for key, value in record["verdict"].items())
     return "\n".join(
         [
-            text_table(
-                [
-                    *("role", "struck", "of these stopped", "command ended", "measured"),
-                    "recovery, s: median, p95",
-                ],
-                kills,
-            ),
-            text_table(["run", *RUN_COLUMNS, "left out", "problems"], runs),
-            f"{verdict['kills']} kills: {verdict['prompts_lost']} prompts lost, "
-            f"{verdict['groups_trained_twice']} groups trained twice, "
-            f"{verdict['lags_above_bound']} trained lags above η, {verdict['commands_ended']} "
-            f"commands ended early; {verdict['filtered']} groups filtered and "
-            f"{verdict['dropped_overdue']} stragglers dropped (neither may be 0)",
+            text_table(["role", "recoveries", "s: median", "p95"], rows),
+            text_table(["run", *RUN_COLUMNS], runs),
+            verdict,
         ]
     )
-
-
-def measure(options: ChaosOptions) -> Iterator[Record]:
-    with alone(options.work.absolute()):
-        yield from Chaos(options).measure()
 
 
 STUDY = Study(
     name="chaos",
     about=__doc__,
     options=ChaosOptions,
+    plan=Chaos,
     in_folder=True,
+    folder=lambda chaos: chaos.folder,
     file="chaos.json",
-    measure=measure,
-    conclude=lambda record: {
-        "verdict": conclude(
-            record["kills"], record["runs"], record["arguments"]["kills"], record["commands_ended"]
-        )
-    },
+    measure=Chaos.measure,
+    conclude=conclude,
     table=table,
     misses=misses,
 )

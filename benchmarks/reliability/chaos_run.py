@@ -20,7 +20,6 @@ from benchmarks.harness.subprocesses import CLI, set_options, start
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
 from deploy.cluster.cleanup import AGENTS
 from deploy.config.loader import load_recipe
-from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import RECOVERIES
@@ -71,16 +70,12 @@ class ChaosRun:
         """Start a command of Headway in a session of its own."""
         root = str(Path(__file__).parents[2])
         paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        variables = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", VARIABLE: str(self.log.absolute())}
+        variables = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", VARIABLE: str(self.log)}
         with self.output.open("ab") as output:
             return start([sys.executable, *CLI, *arguments], output, variables, cwd=self.folder)
 
     def warm_start(self) -> None:
-        """Make the model that all runs start from.
-
-        Raises:
-            RunFailed: It could not be made.
-        """
+        """Make the model that all runs start from; raises `RunFailed`."""
         if self.headway("sft", RECIPE, *set_options(self._settings)).wait(WARM_START_SECONDS):
             raise RunFailed(f"no warm start was made; see {self.output}")
 
@@ -94,10 +89,6 @@ class ChaosRun:
         """Return the exit code of the command; None while it runs."""
         assert self.process is not None
         return self.process.poll()
-
-    def batches(self) -> int:
-        """Return the number of lines of the learner's log."""
-        return self.log.read_bytes().count(b"\n") if self.log.exists() else 0
 
     def newest(self) -> int:
         """Return the newest version that the learner's log has trained; -1 before the first."""
@@ -130,13 +121,10 @@ class ChaosRun:
         Ray's own agents are not waited for: they need a minute to notice that their node is gone.
         """
         deadline = time.monotonic() + REST_SECONDS
-        while left := [
-            pid for pid, title in processes(self.folder) if not title.startswith(AGENTS)
-        ]:
+        while left := [p for p, title in processes(self.folder) if not title.startswith(AGENTS)]:
             if time.monotonic() > deadline:
                 for pid in left:
                     kill(pid)
-                deadline += REST_SECONDS
             time.sleep(0.2)
 
     def end(self) -> None:
@@ -153,9 +141,16 @@ class ChaosRun:
         groups = config.prompts.groups_per_batch
         rows = [json.loads(line) for line in self.log.read_text().splitlines()]
         fates = read_fates(self.folder / "runs" / self.name)
+        source = load_source(
+            config.prompts.source,
+            options=config.prompts.source_options,
+            seed=config.seed,
+            split="train",
+            heldout_size=0,
+        )
         return judge(
             rows,
-            issued_prompts(config, len(fates) + 8 * groups),
+            [prompt.prompt_id for prompt in source.next(len(fates) + 8 * groups)],
             fates,
             steps=config.steps,
             groups_per_batch=groups,
@@ -202,17 +197,6 @@ def read_fates(run: Path) -> list[Fate]:
             tied = len(set(summary.task_rewards)) < 2
         fates.append(Fate(prompt, state, reason or "", tied))
     return fates
-
-
-def issued_prompts(config: RunConfig, count: int) -> list[str]:
-    source = load_source(
-        config.prompts.source,
-        options=config.prompts.source_options,
-        seed=config.seed,
-        split="train",
-        heldout_size=0,
-    )
-    return [prompt.prompt_id for prompt in source.next(count)]
 
 
 def until(condition: Callable[[], T], run: ChaosRun, seconds: float, what: str) -> T | None:

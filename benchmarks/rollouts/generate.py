@@ -37,24 +37,15 @@ class GenerateOptions(Options):
 
 
 def figures_of(rounds: Sequence[Mapping[str, "Sampled"]]) -> Record:
-    """Return medians over rounds, and of the ratios inside each.
-
-    `of_offline_cpu` is the ratio of tokens per CPU second, which other work on the machine disturbs
-    less, and which leaves out waiting.
-    """
-
-    def ratio(part: str) -> float:
-        return float(
-            median(getattr(row["offline"], part) / getattr(row["loop"], part) for row in rounds)
-        )
-
+    """Return medians over rounds, and of the ratios inside each."""
     return {
         "tokens_per_second": {
             name: median(row[name].tokens / row[name].seconds for row in rounds)
             for name in ("offline", "loop")
         },
-        "of_offline": {"loop": ratio("seconds")},
-        "of_offline_cpu": {"loop": ratio("cpu_seconds")},
+        "of_offline": {
+            "loop": median(row["offline"].seconds / row["loop"].seconds for row in rounds)
+        },
         "raw": [{name: asdict(sampled) for name, sampled in row.items()} for row in rounds],
     }
 
@@ -75,10 +66,7 @@ def measure(options: GenerateOptions) -> Iterator[Record]:
 
 
 def table(record: Record) -> str:
-    return (
-        f"loop / offline = {record['of_offline']['loop']:.3f} (aim {AIM}); "
-        f"of tokens a CPU second {record['of_offline_cpu']['loop']:.3f}"
-    )
+    return f"loop / offline = {record['of_offline']['loop']:.3f} (aim {AIM})"
 
 
 STUDY = Study(

@@ -1,10 +1,9 @@
-"""Rounds of generation by the actors of a run and by `LLM.generate`, with equal lengths."""
+"""Rounds of generation by the actor of a run and by `LLM.generate`, with equal lengths."""
 
 import asyncio
-import os
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +20,9 @@ from actors.engines.vllm_arguments import engine_arguments
 from actors.environments.single_turn import opening
 from actors.rollout.chat_rendering import Renderer
 from benchmarks.harness.actor_fleet import start_fleet
-from benchmarks.harness.subprocesses import cpu_seconds
 from benchmarks.harness.synthetic_load import SIGMA, SIZES
 from deploy.config.loader import load_recipe
-from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from learner.config.learner import TinyModelConfig
 from learner.model.policy import build_tiny
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient
@@ -45,7 +41,7 @@ def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int
 
 
 class MeasuredActor(ray_actor.RolloutActor):
-    """A rollout actor that samples given numbers of tokens."""
+    """A rollout actor that samples the numbers of tokens that `length_of` gives."""
 
     def _build(self) -> Any:
         import vllm
@@ -56,7 +52,7 @@ class MeasuredActor(ray_actor.RolloutActor):
 
 
 def create_measured_actor(spec: ray_actor.ActorSpec) -> Any:
-    """Start the process of a rollout actor that samples given numbers of tokens."""
+    """Start the process of a `MeasuredActor`."""
     return ray_actor.create_actor(spec, MeasuredActor, num_cpus=0)
 
 
@@ -81,6 +77,14 @@ def fix_lengths(engine: Any) -> Any:
     return engine
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One variant's figures of a round."""
+
+    seconds: float
+    tokens: int
+
+
 class Offline:
     """An `LLM` of vLLM: a list of requests in, all their tokens out."""
 
@@ -93,8 +97,8 @@ class Offline:
         )
         self._llm = LLM(**engine_arguments(spec, max_model_len))
 
-    def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
-        """Sample token ids and log-probabilities, as many as asked; return seconds and tokens."""
+    def generate(self, requests: Sequence[tuple[list[int], int]]) -> Sampled:
+        """Sample token ids and log-probabilities, as many as asked."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
 
@@ -113,29 +117,15 @@ class Offline:
         begin = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - begin
-        return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
+        return Sampled(seconds, sum(len(output.outputs[0].token_ids) for output in outputs))
 
 
 def prompts_of(version: int, groups: int) -> list[Prompt]:
     """Return sums that no other round has."""
-    draw = random.Random(version)
-    prompts = []
-    for index in range(groups):
-        first, second = draw.randrange(10, 100), draw.randrange(10, 100)
-        text = f"{version}+{index}+{first}+{second}="
-        answer = str(version + index + first + second)
-        prompts.append(Prompt(prompt_id=f"bench/{version}/{index}", text=text, answer=answer))
-    return prompts
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One variant's figures of a round."""
-
-    seconds: float
-    tokens: int
-    cpu_seconds: float
-    """CPU time of the process that holds the engine, and of its children."""
+    return [
+        Prompt(prompt_id=f"bench/{version}/{n}", text=f"{version}+{n}=", answer=str(version + n))
+        for n in range(groups)
+    ]
 
 
 def check_equal(index: int, measured: Mapping[str, Sampled]) -> None:
@@ -153,15 +143,8 @@ def check_equal(index: int, measured: Mapping[str, Sampled]) -> None:
         )
 
 
-async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
-    """Await a variant's seconds and tokens, and add the CPU seconds of its process."""
-    before = cpu_seconds(pid)
-    seconds, tokens = await work
-    return Sampled(seconds, tokens, cpu_seconds(pid) - before)
-
-
-async def batch(broker: BrokerClient, version: int, prompts: Sequence[Prompt]) -> tuple[float, int]:
-    """Generate a batch; return the seconds until its last group is accepted, and its tokens."""
+async def batch(broker: BrokerClient, version: int, prompts: Sequence[Prompt]) -> Sampled:
+    """Generate a batch; its seconds end when its last group is accepted."""
     begin = time.perf_counter()
     await broker.issue(prompts, cursor=str(version), last=False)
     taken = await broker.take(version, ROUND_SECONDS)
@@ -169,37 +152,23 @@ async def batch(broker: BrokerClient, version: int, prompts: Sequence[Prompt]) -
     if taken is None:
         raise RunFailed(f"no batch came within {ROUND_SECONDS:g} s")
     await broker.ack(version, {})
-    return seconds, sum(summarize(payload).tokens for payload in taken.payloads)
-
-
-def make_recipe(groups: int) -> RunConfig:
-    """Return the demo with batches of so many groups, and an exact reward."""
-    settings = ['actors.reward=["exact_match"]', f"prompts.groups_per_batch={groups}"]
-    return load_recipe("demo", settings)
-
-
-def tiny_model(size: str) -> TinyModelConfig:
-    """Return the demo's model with the sizes of one of `synthetic_load.SIZES`."""
-    sizes, demo = SIZES[size], load_recipe("demo").model.tiny
-    assert demo is not None
-    return demo.model_copy(
-        update={
-            "hidden_size": sizes.hidden,
-            "layers": sizes.layers,
-            "intermediate_size": sizes.intermediate,
-            "heads": sizes.heads,
-            "kv_heads": sizes.kv_heads,
-            "head_dim": sizes.head_size,
-        }
-    )
+    return Sampled(seconds, sum(summarize(payload).tokens for payload in taken.payloads))
 
 
 async def measure_rounds(
     count: int, groups: int, size: str, folder: Path
 ) -> list[Mapping[str, Sampled]]:
-    """Return the figures of `count` rounds of both engines, after one that compiles."""
-    config, model = make_recipe(groups), folder / "model"
-    build_tiny(tiny_model(size), model, seed=0)
+    """Return the figures of `count` rounds of both engines, after one that compiles.
+
+    Both have the demo's recipe, with batches of so many groups and one of `synthetic_load.SIZES`.
+    """
+    sizes = SIZES[size]
+    settings = ['actors.reward=["exact_match"]', f"prompts.groups_per_batch={groups}"]
+    settings += [f"model.tiny.hidden_size={sizes.hidden}", f"model.tiny.layers={sizes.layers}"]
+    settings += [f"model.tiny.intermediate_size={sizes.intermediate}"]
+    config, model = load_recipe("demo", settings), folder / "model"
+    assert config.model.tiny is not None
+    build_tiny(config.model.tiny, model, seed=0)
     offline = ray.remote(Offline).options(num_cpus=0).remote()
     start = offline.start.remote(str(model), config.actors, context_length(str(model)))
     ray.get(start, timeout=START_SECONDS)
@@ -209,29 +178,25 @@ async def measure_rounds(
         config, str(model), folder / "run", queues, steps, create=create_measured_actor
     )
     await fleet.publish(0, model)
-    (actor,) = fleet.actors
-    offline_pid, loop_pid = ray.get(
-        [handle.__ray_call__.remote(lambda _: os.getpid()) for handle in (offline, actor)],
-        timeout=START_SECONDS,
-    )
     renderer, longest = Renderer(load_tokenizer(str(model))), config.actors.max_new_tokens
     rounds: list[Mapping[str, Sampled]] = []
 
     async def measure_each() -> None:
         for index in range(count + 1):
             prompts = prompts_of(index, groups)
-            requests = []
-            for prompt in prompts:
-                ids = renderer.prompt(opening(prompt))
-                samples = range(config.prompts.group_size)
-                requests += [(ids, length_of(ids, sample, longest)) for sample in samples]
+            rendered = [renderer.prompt(opening(prompt)) for prompt in prompts]
+            requests = [
+                (ids, length_of(ids, sample, longest))
+                for ids in rendered
+                for sample in range(config.prompts.group_size)
+            ]
             measured: dict[str, Sampled] = {}
             for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
                 await asyncio.sleep(REST_SECONDS)
                 if name == "offline":
-                    measured[name] = await timed(offline_pid, offline.generate.remote(requests))
+                    measured[name] = await offline.generate.remote(requests)
                 else:
-                    measured[name] = await timed(loop_pid, batch(fleet.broker, index, prompts))
+                    measured[name] = await batch(fleet.broker, index, prompts)
             check_equal(index, measured)
             if index:  # the first compiles
                 rounds.append(measured)

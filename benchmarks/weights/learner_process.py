@@ -5,16 +5,14 @@ import multiprocessing
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.weights.sending import Sending
+from benchmarks.weights.sending import BUCKET_BYTES, Sending
 from weight_sync.adapter import A, AdapterForm, B, factor_name
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.transports.protocol import Transport
 
 CHANGED = 0.01
 """Share of the elements that a step changes."""
@@ -23,41 +21,24 @@ CLOSE_SECONDS = 30.0
 
 
 class LearnerProcess:
-    """A process that changes weights and publishes them; the next version is `version + 1`."""
+    """A process that changes weights and publishes them."""
 
-    def __init__(self, model: Path, folder: Path, sending: Sending, version: int = -1) -> None:
-        self._arguments = model, folder, sending
-        self.version = version
-        self._start()
-
-    def _start(self) -> None:
+    def __init__(self, model: Path, folder: Path, sending: Sending) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, other = spawn.Pipe()
-        self._process = spawn.Process(target=_publish, args=(other, *self._arguments), daemon=True)
+        arguments = (other, model, folder, sending)
+        self._process = spawn.Process(target=_publish, args=arguments, daemon=True)
         self._process.start()
 
-    async def publish(self) -> Manifest:
-        """Publish the next version; returns when it is announced."""
-        self.version += 1
-        self._pipe.send((self.version, False))
+    async def publish(self, version: int) -> Manifest:
+        """Publish a version; returns when it is announced."""
+        self._pipe.send(version)
         return Manifest.from_json(await asyncio.to_thread(self._pipe.recv))
 
     async def seconds(self) -> float:
         """Return the seconds of the last call of `publish`, when everything is sent."""
         seconds: float = await asyncio.to_thread(self._pipe.recv)
         return seconds
-
-    async def publish_part(self) -> None:
-        """Begin the next version; returns when its first bucket is written and the second hangs."""
-        self.version += 1
-        self._pipe.send((self.version, True))
-        await asyncio.to_thread(self._pipe.recv)
-
-    def kill(self) -> None:
-        """Kill the process and start another one."""
-        self._process.kill()
-        self._process.join()
-        self._start()
 
     def close(self) -> None:
         """Let the process remove what it has published, and end it."""
@@ -73,38 +54,20 @@ def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> N
     adapter = None
     if sending.rank:
         weights, adapter = _factors(weights, sending.rank), AdapterForm(scale=1.0)
-    transport = sending.open(folder)
     with StagedPublisher(
-        transport,
+        sending.open(folder),
         lambda manifest: pipe.send(manifest.to_json()),
-        sending.bucket_bytes,
+        BUCKET_BYTES,
         codec=sending.codec,  # type: ignore[arg-type]
         wire_dtype=torch.bfloat16 if sending.wire == "bfloat16" else None,
     ) as publisher:
-        while (request := pipe.recv()) is not None:
-            version, cut_off = request
-            if cut_off:
-                _hang_at_second_bucket(transport, pipe)
+        while (version := pipe.recv()) is not None:
             _step(weights)
             begin = time.perf_counter()
             publisher.publish(version, weights.items(), adapter)
             seconds = time.perf_counter() - begin
             publisher.flush(DEADLINE)
             pipe.send(seconds)
-
-
-def _hang_at_second_bucket(transport: Transport, pipe: Connection) -> None:
-    write, written = transport.write, 0
-
-    def hang(*arguments: Any) -> Any:
-        nonlocal written
-        written += 1
-        if written == 2:
-            pipe.send(None)
-            time.sleep(DEADLINE)
-        return write(*arguments)
-
-    setattr(transport, "write", hang)  # noqa: B010  (a method)
 
 
 def _factors(weights: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ COLUMNS = {
     "bytes": ("bytes", "{:,.0f}"),
 }
 """Columns of every table of updates."""
+BUCKET_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Sending:
     transport: str
     codec: str = "full"
     wire: str = "float32"
-    bucket_bytes: int = 64 * 2**20
     rank: int = 0
     """Rank of an adapter for every linear layer, which alone is sent; 0 sends all weights."""
 

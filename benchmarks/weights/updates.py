@@ -52,20 +52,16 @@ class Plan:
     """Windows in which tokens are counted with an update every second, and as many with none."""
 
 
-class Memcpy:
-    """Warm copies by one thread."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._source, self._target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-        self.seconds: list[float] = []
-
-    def measure(self, times: int) -> None:
-        """Copy some times; the first copy does not count."""
-        for index in range(times + 1):
-            begin = time.perf_counter()
-            np.copyto(self._target, self._source)
-            if index:
-                self.seconds.append(time.perf_counter() - begin)
+def time_copies(nbytes: int, times: int) -> list[float]:
+    """Return the seconds of warm copies of so many bytes by one thread."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    np.copyto(target, source)
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,7 @@ class Updates:
         Raises:
             RunFailed: The update failed.
         """
-        self.learner.version = version - 1
-        manifest = await self.learner.publish()
+        manifest = await self.learner.publish(version)
         report = await self.receiver.update(manifest)
         seconds = await self.learner.seconds()
         if report is None or report.error:
@@ -98,8 +93,7 @@ class Bench:
         self._engine, self._folder, self._plan = engine, folder, plan
         self._version = 0
         self.bytes = (folder / "model" / "model.safetensors").stat().st_size
-        self.memcpy = Memcpy(self.bytes)
-        self.memcpy.measure(5)
+        self.memcpy = time_copies(self.bytes, 5)
 
     @asynccontextmanager
     async def _sender(self, sending: Sending) -> AsyncIterator[Updates]:
@@ -133,7 +127,7 @@ class Bench:
             for index, (sending, sender) in itertools.product(range(rounds + WARM_UP), senders):
                 figures = await self._measure(sending, sender, load)
                 if index >= WARM_UP:
-                    self.memcpy.measure(1)
+                    self.memcpy += time_copies(self.bytes, 1)
                     for key, value in figures.items():
                         raw[sending.name].setdefault(key, []).append(value)
                     done = f"{index - WARM_UP + 1} of {rounds}"
@@ -202,7 +196,7 @@ async def _measure(plan: Plan, folder: Path) -> Record:
         max_concurrent_rollouts=max(plan.requests, 16),
     )
     bench = Bench(engine, folder, plan)
-    raw: Record = {"bytes": bench.bytes, "memcpy": bench.memcpy.seconds, "ways": {}}
+    raw: Record = {"bytes": bench.bytes, "memcpy": bench.memcpy, "ways": {}}
     try:
         load = Load(engine, plan.requests, plan.request_tokens)
         await asyncio.sleep(WARM_UP_SECONDS)

@@ -3,15 +3,12 @@
     headway bench weight-sync --megabytes 3
 
 With requests running throughout: the learner's wait, the engine's preparation and stall, and the
-time until it serves; then tokens/s with an update every second and with none, and with --faults the
-recovery from faults. Leaves out other nodes and GPUs.
+time until it serves; then tokens/s with an update every second and with none. Leaves out other
+nodes and GPUs.
 """
 
-import asyncio
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -48,14 +45,11 @@ class SyncOptions(Options):
     rounds: Annotated[int, typer.Option(min=1, help="Updates of each way that count.")] = 5
     ways: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None
     windows: Annotated[int, typer.Option(min=0, help="Of each kind, for tokens a second.")] = 4
-    faults: Annotated[bool, typer.Option("--faults", help="Put faults in, on 3 MB.")] = False
-    fault_rounds: Annotated[int, typer.Option(min=1, help="Times of each fault.")] = 3
 
 
 def measure(options: SyncOptions) -> Iterator[Record]:
-    from benchmarks.weights.engine_load import build_model, qwen3_size
+    from benchmarks.weights.engine_load import qwen3_size
     from benchmarks.weights.updates import Plan, measure_updates
-    from benchmarks.weights.weight_faults import measure_faults
 
     plan = Plan(
         size=qwen3_size(*SHAPES[options.megabytes]),
@@ -64,13 +58,6 @@ def measure(options: SyncOptions) -> Iterator[Record]:
         loss_windows=options.windows,
     )
     yield measure_updates(plan)
-    if options.faults:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            build_model(folder / "model", qwen3_size(*SHAPES["3"]))
-            print("from a fault until every engine serves the newest version again:")
-            faults = measure_faults(folder / "model", folder / "faulty", options.fault_rounds)
-            yield {"faults": asyncio.run(faults)}
 
 
 def conclude(record: Record) -> Record:
@@ -83,8 +70,6 @@ def conclude(record: Record) -> Record:
             "serving_per_load_and_4_memcpy": row["serving"] / (bare + 4 * copied),
         }
     concluded: Record = {"ways": ways, "memcpy": copied}
-    if "faults" in record:
-        concluded["recovery"] = {name: median(values) for name, values in record["faults"].items()}
     if "tokens_per_second" in record:
         rates = {key: median(values) for key, values in record["tokens_per_second"].items()}
         rates["lost"] = 1 - rates["with"] / rates["without"]
@@ -102,8 +87,6 @@ def table(record: Record) -> str:
     )
     rows = [[name, *cells(row, COLUMNS)] for name, row in medians["ways"].items()]
     lines = [text_table(["seconds", *COLUMNS], rows, title)]
-    for fault, seconds in medians.get("recovery", {}).items():
-        lines.append(f"{fault:30s} {seconds:7.2f} s to recover")
     if rates := medians.get("tokens_per_second"):
         lines.append(
             f"tokens a second: {rates['without']:.0f} without updates, {rates['with']:.0f} with "

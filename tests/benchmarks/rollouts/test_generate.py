@@ -16,8 +16,8 @@ from benchmarks.rollouts.generation_rounds import (
     check_equal,
     length_of,
     prompts_of,
-    tiny_model,
 )
+from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
@@ -35,26 +35,25 @@ def test_lengths_are_the_same_wherever_they_are_asked():
 def test_no_prompt_comes_twice_and_all_can_be_read():
     texts = [prompt.text for version in range(3) for prompt in prompts_of(version, 50)]
     assert len(set(texts)) == 150
-    assert set("".join(texts)) <= set(tiny_model("demo").characters)
+    assert set("".join(texts)) <= set(load_recipe("demo").model.tiny.characters)
 
 
 def test_ratios_are_medians_of_those_of_each_round():
     rounds = [
-        {"offline": Sampled(1.0, 100, 3.0), "loop": Sampled(2.0, 100, 4.0)},
-        {"offline": Sampled(4.0, 100, 1.0), "loop": Sampled(4.0, 100, 1.0)},
-        {"offline": Sampled(2.0, 200, 1.0), "loop": Sampled(2.5, 200, 2.0)},
+        {"offline": Sampled(1.0, 100), "loop": Sampled(2.0, 100)},
+        {"offline": Sampled(4.0, 100), "loop": Sampled(4.0, 100)},
+        {"offline": Sampled(2.0, 200), "loop": Sampled(2.5, 200)},
     ]
     figures = figures_of(rounds)
     assert figures["of_offline"] == {"loop": 0.8}
-    assert figures["of_offline_cpu"] == {"loop": 0.75}
     assert figures["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
 
 
 def test_variants_that_sampled_different_numbers_are_not_compared():
-    check_equal(0, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 100, 1.0)})
+    check_equal(0, {"offline": Sampled(1.0, 100), "loop": Sampled(2.0, 100)})
     message = r"round 3 .* different numbers of tokens: offline 100, loop 101"
     with pytest.raises(RunFailed, match=message):
-        check_equal(3, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 101, 1.0)})
+        check_equal(3, {"offline": Sampled(1.0, 100), "loop": Sampled(2.0, 101)})
 
 
 @pytest.mark.vllm

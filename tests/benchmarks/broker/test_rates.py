@@ -1,6 +1,7 @@
-"""`headway bench scale`: calls of simulated actors, which of them are timed, and conclusions."""
+"""`headway bench queue` and `scale`: calls of simulated actors, which are timed, and aims."""
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,19 +14,36 @@ from benchmarks.broker.load import (
     Generating,
     Pace,
     make_lease,
+    payload_of,
 )
-from benchmarks.broker.rates import TIMED, pace_of, quantiles, shares
-from benchmarks.broker.scale import HEAD, missed, row, table, verdict
+from benchmarks.broker.queue import misses
+from benchmarks.broker.rates import TIMED, measure_ceiling, pace_of, quantiles, shares
+from benchmarks.broker.scale import HEAD, SHOWN, missed, row, table
 from queues.records import PutStatus
 from queues.schema import summarize
 
 
-@pytest.mark.parametrize(("actors", "each"), [(8, 32), (256, 1), (1024, 1)])
-def test_actors_give_the_rate_that_is_asked(actors, each):
-    pace = pace_of(actors, 200.0)
-    assert pace.at_once == each
-    assert actors * each / pace.seconds == pytest.approx(200.0)
-    assert pace_of(actors, 0.0).seconds == 0.0
+@pytest.mark.parametrize(
+    ("actors", "tokens", "at_once"), [(8, 100, 32), (1, 8000, 8), (256, 100, 1), (1024, 100, 1)]
+)
+def test_actors_give_the_rate_that_is_asked(actors, tokens, at_once):
+    pace = pace_of(actors, 200.0, tokens)
+    assert pace.at_once == at_once
+    assert actors * at_once / pace.seconds == pytest.approx(200.0)
+    assert pace_of(actors, 0.0, tokens).seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "version", "rollouts"), [(100, 0, GROUP_SIZE), (1000, 7, GROUP_SIZE), (100, 7, 1)]
+)
+def test_a_payload_is_made_for_its_lease_and_sampled_at_the_served_version(
+    tokens, version, rollouts
+):
+    lease = replace(make_lease(12345), start_version=version)
+    summary = summarize(payload_of(lease, tokens, rollouts))
+    assert (summary.group_id, summary.prompt_id) == ("g00012345", "bench/0/00012345")
+    assert (summary.oldest_version, summary.newest_version) == (version, version)
+    assert (summary.rollouts, summary.tokens) == (rollouts, rollouts * (tokens - 3))
 
 
 def test_a_few_are_timed_and_everybody_is_simulated_once():
@@ -169,21 +187,19 @@ def test_puts_and_leases_have_aims_of_their_own_and_the_rate_counts_accepted_put
 
 
 def test_a_row_has_every_figure_and_few_puts_are_marked():
-    cells = dict(zip(HEAD, row(setting(lease=None)), strict=True))
-    assert (cells["groups/s"], cells["refused"], cells["busiest crowd"]) == ("199", "3", "0.30")
-    assert (cells["put, ms"], cells["lease, ms"]) == ("10/10", "–")
-    settings = [setting() | {"enough_puts": False}]
-    text = table({"settings": settings, "verdict": verdict(settings)})
+    cells = dict(zip([*HEAD, *SHOWN], row(setting(lease=None)), strict=True))
+    assert (cells["groups/s"], cells["busiest crowd"]) == ("199", "0.30")
+    assert (cells["put"], cells["lease"]) == ("10/10", "–")
+    text = table({"settings": [setting() | {"enough_puts": False}]})
     assert "only 1 puts of 1024 actors were timed in 40 s" in text
 
 
-def test_the_verdict_names_the_reach_and_what_is_slow_beyond_it():
-    fast = [setting(accepted=180.0, asked=180.0), setting(accepted=120.0, asked=None)]
-    slow = setting(accepted=300.0, asked=None, put=0.5)
-    aim = "p99 of puts and of leases at most 100 ms"
-    assert verdict([*fast, slow]) == [
-        f"{aim}: up to 180 groups/s, of 1024 actors",
-        "beyond it: 300 groups/s, of 1024 actors; put p99 500 ms, above 100",
-    ]
-    assert verdict([slow])[0] == f"{aim}: in no setting"
-    assert len(verdict(fast)) == 1
+def test_a_setting_below_its_share_of_the_ceiling_misses_the_aim():
+    rows = [{"tokens": 8000, "actors": actors, "of_ceiling": actors / 10} for actors in (6, 7)]
+    assert misses({"settings": rows}) == ["8000 tokens, 6 actors: 0.60 of the ceiling, aim 0.7"]
+
+
+@pytest.mark.ray
+def test_the_ceiling_is_of_bytes_that_are_sent_and_synced(tmp_path, ray_cluster):
+    assert measure_ceiling(100, tmp_path) > 0
+    assert list(tmp_path.iterdir()) == []
