@@ -6,6 +6,7 @@ Read from the source, so that an import inside a function counts like one at the
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,24 @@ def test_a_module_imports_only_from_folders_below_its_own(path):
     assert parts[1] in order, f"{parts[1]} has no place in the order of {parts[0]}"
     below = set(order[: order.index(parts[1]) + 1])
     assert set(imported_parts(path)) <= below
+
+
+def imported_modules(path):
+    """Yield the modules of the product that a module imports, for types only too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    files = [path for package in ORDER for path in (ROOT / package).rglob("*.py")]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
+    inner = {name: path for name, path in names.items() if not name.endswith(".__init__")}
+    graph = {name: inner.keys() & set(imported_modules(path)) for name, path in inner.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 @pytest.mark.parametrize("package", [*ORDER])

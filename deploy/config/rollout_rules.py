@@ -1,7 +1,6 @@
 """Rules of what an objective asks of queues, actors and prompts, as functions over its traits."""
 
-from typing import TYPE_CHECKING
-
+from deploy.config.recipe_keys import RecipeKeys
 from headway.errors import InputError
 from learner.config.objective_rules import (
     behavior_comparison,
@@ -11,14 +10,11 @@ from learner.config.objective_rules import (
 )
 from learner.config.traits import ObjectiveTraits
 
-if TYPE_CHECKING:
-    from deploy.config.run_config import RunConfig
-
 LEAST_RATE = 1e-5
 """Learning rate of an adapter below which it hardly changes."""
 
 
-def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> None:
+def check_against_objective(config: RecipeKeys, traits: ObjectiveTraits) -> None:
     """Refuse a recipe whose rollouts are not what its objective needs.
 
     Raises:
@@ -57,7 +53,7 @@ def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> Non
         )
 
 
-def check_batch(config: "RunConfig") -> None:
+def check_batch(config: RecipeKeys) -> None:
     """Refuse groups and batches that are too small for what the advantage compares.
 
     Raises:
@@ -87,7 +83,7 @@ def check_batch(config: "RunConfig") -> None:
             )
 
 
-def _check_staleness(config: "RunConfig", traits: ObjectiveTraits) -> None:
+def _check_staleness(config: RecipeKeys, traits: ObjectiveTraits) -> None:
     stale, learner = config.queues.max_staleness, config.learner
     if stale == 0 or config.queues.allow_uncorrected or corrects_off_policyness(learner, traits):
         return
@@ -104,7 +100,7 @@ def _check_staleness(config: "RunConfig", traits: ObjectiveTraits) -> None:
     )
 
 
-def hardly_trains(config: "RunConfig") -> list[str]:
+def hardly_trains(config: RecipeKeys) -> list[str]:
     """List the settings of a recipe with which an adapter hardly changes."""
     learner = config.learner
     if learner.lora is None or learner.learning_rate >= LEAST_RATE:

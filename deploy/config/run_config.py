@@ -5,63 +5,23 @@ Rules that need the model or the data on disk are checked by `deploy.preflight`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from actors.config import ISSUED, SAMPLED, ActorsConfig, HeldoutConfig, PromptsConfig
-from deploy.config.deploy_config import DeployConfig
 from deploy.config.messages import explain
+from deploy.config.recipe_keys import RecipeKeys
 from deploy.config.rollout_rules import check_against_objective, check_batch
 from deploy.config.source_rules import check_source
 from deploy.config.weight_transport_rules import check_transport
 from headway.errors import InputError
-from headway.recipe_section import ResumeRule, Section
-from learner.config.learner import LearnerConfig, ModelConfig
-from learner.config.supervised import RewardTrainingConfig, SftConfig
+from learner.config.learner import LearnerConfig
 from queues.config import QueuesConfig
 from queues.records import rollouts_at_once
-from weight_sync.config import WeightSyncConfig
-
-BEGINNING = ResumeRule(
-    "the weights of the run began with it; `headway export` makes a model folder of its newest, "
-    "which a run of its own can begin with"
-)
 
 
-class RunConfig(Section):
+class RunConfig(RecipeKeys):
     """A whole recipe."""
-
-    name: Annotated[
-        str,
-        ResumeRule("it is the name of the run's folder; start a run of its own under another name"),
-    ] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    """Name of the run and of its folder."""
-    preset: Annotated[
-        str | None,
-        ResumeRule(
-            "a preset fills in what a recipe leaves out, and the recipe of a run is complete"
-        ),
-    ] = None
-    """The algorithm under a name; it fills in what the recipe does not say. `headway presets` lists
-    them."""
-    seed: Annotated[int, ISSUED] = Field(default=0, ge=0, le=10**8)
-    """Seed of prompts, sampling, warm starts and the order of everything random."""
-    steps: Annotated[
-        int,
-        ResumeRule(lowering_refusal="a run can be made longer, and stopped at any step by Ctrl-C"),
-    ] = Field(ge=1)
-    """Batches to train, which is also the number of published versions after the initial one."""
-    model: Annotated[ModelConfig, BEGINNING]
-    prompts: PromptsConfig
-    actors: ActorsConfig = ActorsConfig()
-    queues: QueuesConfig = QueuesConfig()
-    learner: LearnerConfig = LearnerConfig()
-    weight_sync: WeightSyncConfig = WeightSyncConfig()
-    heldout: HeldoutConfig | None = None
-    sft: Annotated[SftConfig | None, BEGINNING] = None
-    reward_model: Annotated[RewardTrainingConfig | None, SAMPLED] = None
-    deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
     def _objective_and_batches_fit(self) -> Self:

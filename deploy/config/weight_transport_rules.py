@@ -1,17 +1,13 @@
 """Checks that the weight transport of a recipe can connect its learner and its actors."""
 
-from typing import TYPE_CHECKING
-
+from deploy.config.recipe_keys import RecipeKeys
 from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
-
-if TYPE_CHECKING:
-    from deploy.config.run_config import RunConfig
 
 STAGED = '"shared_memory", "object_store" or "filesystem"'
 
 
-def check_transport(config: "RunConfig") -> None:
+def check_transport(config: RecipeKeys) -> None:
     """Refuse a transport that cannot work between the learner and the actors of a recipe.
 
     Raises:
