@@ -1,6 +1,7 @@
-"""Models with random weights, and batches of synthetic rollouts of lognormal lengths."""
+"""Models with random weights, batches of synthetic rollouts of lognormal lengths, and copies."""
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -93,6 +94,20 @@ def synchronize(device: Any) -> None:
         import torch
 
         torch.cuda.synchronize(device)
+
+
+def time_copies(nbytes: int, times: int) -> list[float]:
+    """Return the seconds of warm copies of so many bytes by one thread."""
+    import numpy as np
+
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    np.copyto(target, source)
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
 
 
 def write(size: Size, folder: Path) -> None:

@@ -56,6 +56,10 @@ class Arm:
         file = self.file(".environment.json")
         return json.loads(file.read_text()) if file.exists() else None
 
+    def tags(self) -> Record:
+        """Return what tells the figures of this run from those of others."""
+        return {"kind": self.kind, "name": self.name, "seed": self.seed}
+
     def is_finished(self) -> bool:
         """Return True if the run was finished with the same recipe.
 
@@ -74,7 +78,7 @@ class Arm:
     def failed(self, reason: str) -> Record:
         """Print why the arm is left out, and return it as a record."""
         print(reason, flush=True)
-        return {"kind": self.kind, "name": self.name, "seed": self.seed, "why": reason}
+        return self.tags() | {"why": reason}
 
 
 def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:

@@ -32,13 +32,10 @@ from benchmarks.harness.study import Study, number, several
 from benchmarks.harness.tables import cells, text_table
 from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns, vary
 from benchmarks.loop import run_figures
-from benchmarks.loop.comparison_report import BOUND, Groups, group, median_of, plot_by_bound
+from benchmarks.loop.comparison_report import BOUND, group, median_of, plot_speed
 from deploy.config.run_config import RunConfig
 from deploy.report.plots import new_figure
-from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
-from deploy.report.timeline import draw_timeline, height, read_timeline
-from deploy.storage.run_directory import RunDirectory
 from headway.cpu_cores import parse_cores
 from learner.config.learner import ModelConfig
 from queues.readers.checkpoints import newest_checkpoint
@@ -116,15 +113,7 @@ def measure(plan: Comparison[AsyncOptions]) -> Iterator[Record]:
     limits: list[Record] = []
     yield plan.facts() | facts
     for arms in plan.arms:
-        measured = {}
-        for arm in arms:
-            run = runs.run(arm)
-            measured[arm.name] = {
-                "kind": arm.kind,
-                "name": arm.name,
-                "seed": arm.seed,
-                **run_figures.read_run(run),
-            }
+        measured = {arm.name: arm.tags() | run_figures.read_run(runs.run(arm)) for arm in arms}
         reference = next(arm for arm in arms if arm.name == str(plan.options.reference))
         limit = measure_limits(plan, runs, reference, measured[reference.name])
         figures += beside_limit(measured.values(), limit["samples_per_second"])
@@ -176,10 +165,9 @@ def measure_limits(
 def conclude(record: Record) -> Record:
     if "arms" not in record:
         return {}
-    names = ("actors", "learner")
     limits = {
         name: median(limit[name]["samples_per_second"] for limit in record["limits"])
-        for name in names
+        for name in ("actors", "learner")
     }
     limits["samples_per_second"] = median(x["samples_per_second"] for x in record["limits"])
     medians = {
@@ -204,33 +192,19 @@ def table(record: Record) -> str:
 
 
 def draw(record: Record, folder: Path) -> None:
-    reference = record["reference_bound"]
-    directory = RunDirectory(folder / f"round{len(record['limits'])}-eta{reference}")
-    timeline = read_timeline(directory, read_record(directory))
-    heights = [4.5, height(timeline)]
-    bounds = group(record["arms"], BOUND)
+    bounds, limits = group(record["arms"], BOUND), record["medians"]["limits"]
     shown = tradeoffs(bounds)
-    figure: Any = new_figure(max(12, 4.8 * (1 + len(shown))), sum(heights))
-    above, below = figure.subfigures(2, 1, height_ratios=heights)
-    speed, *others = above.subplots(1, 1 + len(shown), squeeze=False).flat
-    _draw_speed(speed, record["medians"]["limits"], bounds, group(record["arms"], ALL_CORES))
+    figure: Any = new_figure(4.8 * (1 + len(shown)), 4.5)
+    speed, *others = figure.subplots(1, 1 + len(shown), squeeze=False).flat
+    for runs in group(record["arms"], ALL_CORES).values():
+        together = [run["samples_per_second"] for run in runs]
+        plot_means(speed, {0.0: together}, "synchronous, all cores in turn", "s")
+    speed.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
+    speed.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
+    plot_speed(speed, bounds, "split devices")
     for axes, off_policyness in zip(others, shown, strict=True):
         plot_tradeoff(axes, bounds, off_policyness)
-    steps = sum(span.kind == "step" for span in timeline.learner)
-    draw_timeline(below, timeline, f"η = {reference}: {steps} steps")
     save_picture(figure, folder / "async_gain")
-
-
-def _draw_speed(axes: Any, limits: Record, bounds: Groups, synchronous: Groups) -> None:
-    speed = "samples_per_second"
-    plot_by_bound(axes, bounds, bounds, speed, "split devices")
-    for runs in synchronous.values():
-        plot_means(axes, {0.0: [run[speed] for run in runs]}, "synchronous, all cores in turn", "s")
-    axes.axhline(limits[speed], color="black", label="limit: the smaller of both")
-    axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
-    axes.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
-    axes.set(title="What asynchrony gains", ylabel="samples trained per second", ylim=(0, None))
-    axes.legend(fontsize=8)
 
 
 STUDY = Study(

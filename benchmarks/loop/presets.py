@@ -1,41 +1,42 @@
 """Held-out scores of all presets on the demo's task at an equal budget of batches.
 
-    headway bench presets [--presets a,b] [--steps 40] [--seed 0] [--set KEY=VALUE] [--out DIR]
+    headway bench presets [--presets a,b] [--steps 40] [--seeds 0] [--set KEY=VALUE] [--out DIR]
 
-Each preset is one `headway run` from the same warm start and with the same learning rate, which
-suits some better than others; one that fails is a row like the others.
+Each preset is a run from the same warm start and with the same learning rate, which suits some
+better than others; one that fails is left out. An existing folder of --out is continued.
 """
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
-import typer
-
-from benchmarks.harness.comparison import Settings, make_model
-from benchmarks.harness.record import Record, timestamp
-from benchmarks.harness.study import Options, Study, name_of, several
-from benchmarks.harness.tables import cells
-from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns
+from benchmarks.harness.checkpoint_scores import failures, last_failed, read_scores
+from benchmarks.harness.comparison import (
+    Comparison,
+    ScoredOptions,
+    make_model,
+    make_scored_base,
+    measure_scored,
+)
+from benchmarks.harness.record import Record
+from benchmarks.harness.study import Study, name_of, number, several
+from benchmarks.harness.training_runs import BATCHES, Arm, TrainingRuns, conditions, vary
+from benchmarks.loop.comparison_report import group, medians_table, seeds_of
+from benchmarks.loop.run_figures import learning, read_run
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
-from deploy.preflight.model_origins import warm_start_origin
-from deploy.storage.atomic_folder import ORIGIN_FILE
-from deploy.storage.run_directory import RunDirectory
 
 COLUMNS = {
-    "greedy before": ("greedy_before", "{:.3f}"),
-    "greedy after": ("greedy_after", "{:.3f}"),
-    "sampled after": ("sampled_after", "{:.3f}"),
-    "reward, last 5": ("reward_last", "{:.3f}"),
-    "tokens a rollout, last 5": ("length_last", "{:.0f}"),
-    "optimizer steps": ("optimizer_steps", "{:d}"),
-    "largest lag": ("max_lag", "{:d}"),
+    "greedy before": ("score_before", "{:.3f}"),
+    "greedy after": ("score", "{:.3f}"),
+    "reward": ("reward_mean", "{:.3f}"),
+    "tokens/rollout": ("tokens_per_rollout", "{:.0f}"),
+    "optimizer steps": ("optimizer_steps", "{:.0f}"),
+    "largest lag": ("lag_max", "{:.0f}"),
     "ESS": ("ess", "{:.3f}"),
     "samples/s": ("samples_per_second", "{:.0f}"),
     "seconds": ("seconds", "{:.0f}"),
@@ -43,140 +44,104 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetOptions(Options):
+class PresetOptions(ScoredOptions):
     """Options of `headway bench presets`."""
 
     presets: Annotated[Sequence[str], several(name_of(preset_names()), "Names.")] = tuple(
         preset_names()
     )
-    steps: Annotated[int, typer.Option(min=1, help="Batches of each run.")] = 40
-    seed: Annotated[int, typer.Option(help="Of prompts and sampling.")] = 0
-    settings: Settings = field(default_factory=list)
+    seeds: Annotated[Sequence[int], several(number(0), "Of prompts and sampling.")] = (0,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PresetRuns:
-    """The plan: a run of each preset below one folder."""
+class PresetComparison(Comparison[PresetOptions]):
+    """Runs of presets, and the models that they start from."""
 
-    options: PresetOptions
-    folder: Path
-
-    @property
-    def shared(self) -> list[str]:
-        """Settings of every command."""
-        runs_dir = f"deploy.runs_dir={json.dumps(str(self.folder.absolute()))}"
-        return [*self.options.settings, f"seed={self.options.seed}", runs_dir]
-
-    def arms(self) -> list[Arm]:
-        """Return the runs.
-
-        Raises:
-            InputError: A setting is wrong.
-        """
-        steps = self.options.steps
-        settings = [*self.shared, f"steps={steps}", f"heldout.every={steps}"]
-        recipes = {name: load_recipe(name, settings) for name in self.options.presets}
-        return [
-            Arm(name=name, title=name, config=recipe, worker=(WORKER, "run"))
-            for name, recipe in recipes.items()
-        ]
+    def start(self, further: int = 0) -> TrainingRuns:
+        """See `Comparison.start`; makes the reward models too where a preset asks them."""
+        runs, demo = super().start(further), make_demo(self.options, self.folder)
+        asked = any(arm.config.actors.asks_reward_models for arms in self.arms for arm in arms)
+        if asked and not demo.reward_models.exists():
+            if not demo.warm_start.exists():
+                shutil.copytree(Path(str(self.base.model.path)).parent, demo.warm_start.parent)
+            settings = [*self.options.settings, _runs_dir(self.folder)]
+            make_model("reward-model", "demo", settings, self.folder)
+        return runs
 
 
-def plan(options: PresetOptions) -> PresetRuns:
-    """Check that every preset can be loaded."""
-    runs = PresetRuns(
-        options=options, folder=options.out or Path("runs") / f"bench-presets-{timestamp()}"
-    )
-    runs.arms()
-    return runs
+def _runs_dir(folder: Path) -> str:
+    return f"deploy.runs_dir={json.dumps(str(folder))}"
 
 
-def figures(directory: RunDirectory) -> Record:
-    """Return the figures of a finished run; None where it has none."""
-    summary, rows = json.loads(directory.summary_file.read_text()), directory.rows(BATCHES)
-    greedy = summary["heldout"] or [{"score": None, "size": None}]
-    sampled = summary["heldout_sampled"] or [{"score": None}]
-    return {
-        "status": summary["status"],
-        "greedy_before": greedy[0]["score"],
-        "greedy_after": greedy[-1]["score"],
-        "greedy_failed": greedy[-1].get("failed", 0),
-        "sampled_after": sampled[-1]["score"],
-        "problems": greedy[-1]["size"],
-        "reward_last": _mean(row["reward_mean"] for row in rows[-5:]),
-        "length_last": _mean(row["response_length_mean"] for row in rows[-5:]),
-        "optimizer_steps": summary["optimizer_steps"],
-        "max_lag": summary["max_lag_trained"],
-        "ess": summary["ess_mean"],
-        "samples_per_second": summary["samples_per_second"],
-        "seconds": summary["seconds"],
-        "rewards": [row["reward_mean"] for row in rows],
-    }
+def make_demo(options: PresetOptions, folder: Path) -> RunConfig:
+    """Return the demo's recipe with the settings of all presets and another folder."""
+    return load_recipe("demo", [*options.settings, _runs_dir(folder)])
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return fmean(present) if present else None
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    """Return the table as Markdown, best score first."""
-    lines = [
-        f"# Presets on the demo's task, {document['steps']} batches, seed {document['seed']}",
-        "",
-        f"`{document['command']}` at {(document['commit'] or 'no commit')[:12]}, "
-        f"{document['time']}; held-out exact match; the same warm start, learning rate and number "
-        "of batches for all.",
-        "",
-        f"| preset | {' | '.join(COLUMNS)} |",
-        f"|---|{'---|' * len(COLUMNS)}",
-    ]
-    done = {name: row for name, row in document["presets"].items() if row["status"] == "done"}
-    scores = {name: row["greedy_after"] for name, row in done.items()}
-    ranked = sorted(done, key=lambda name: (scores[name] is None, -(scores[name] or 0)))
-    rows = {name: cells(done[name], COLUMNS) for name in ranked}
-    rows |= {
-        name: [row["status"].splitlines()[0]]
-        for name, row in document["presets"].items()
-        if name not in done
-    }
-    lines += [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
-    for name in ranked:
-        if failed := done[name].get("greedy_failed"):
-            lines += ["", f"`{name}`: {failed} of {done[name]['problems']} rollouts failed."]
-    return "\n".join(lines) + "\n"
-
-
-def prepare(config: RunConfig, users: RunConfig, plan: PresetRuns) -> None:
-    """Make the models that runs start from; a warm start of the same settings is copied.
+def plan(options: PresetOptions) -> PresetComparison:
+    """Return the runs of every seed.
 
     Raises:
-        RunFailed: A model could not be made.
+        InputError: Something cannot be measured.
     """
-    origin = users.warm_start / ORIGIN_FILE
-    if origin.exists() and origin.read_text() == warm_start_origin(config):
-        shutil.copytree(users.warm_start.parent, config.warm_start.parent)
-    else:
-        make_model("sft", "demo", plan.shared, plan.folder)
-    if "ppo_rlhf" in plan.options.presets:
-        make_model("reward-model", "demo", plan.shared, plan.folder)
+    base = make_scored_base(options, "presets")
+    demo = make_demo(options, base.deploy.runs_dir)
+    members = demo.reward_model.members if demo.reward_model else 0
+    reward_models = [str(demo.reward_models / f"model-{number}") for number in range(members)]
+    arms = []
+    for seed in options.seeds:
+        of_seed = [preset_arm(base, name, seed, options, reward_models) for name in options.presets]
+        arms.append(of_seed)
+    return PresetComparison(options=options, base=base, arms=arms)
 
 
-def measure(plan: PresetRuns) -> Iterator[Record]:
-    options, arms = plan.options, plan.arms()
-    facts = {"steps": options.steps, "seed": options.seed, "settings": options.settings}
-    rows: dict[str, Record] = {}
-    yield {**facts, "presets": rows}
-    prepare(load_recipe("demo", plan.shared), load_recipe("demo", options.settings), plan)
-    runs = TrainingRuns(len(arms))
-    for arm in arms:
-        _, failed = runs.train([arm])
-        rows[arm.name] = {"status": failed[0]["why"]} if failed else figures(arm.directory)
-        yield {"presets": rows}
+def preset_arm(
+    base: RunConfig, name: str, seed: int, options: PresetOptions, reward_models: Sequence[str]
+) -> Arm:
+    """Return a preset with the model, the steps, the checkpoints and the devices of all."""
+    shared = {"seed": seed, "steps": base.steps, "model": base.model, "heldout": base.heldout}
+    recipe = load_recipe(name, options.settings)
+    recipe = recipe.model_copy(update={**shared, "sft": None, "reward_model": None})
+    actors: dict[str, Any] = {"cores": base.actors.cores}
+    if recipe.actors.asks_reward_models:
+        combine = recipe.actors.reward_model.combine
+        actors["reward_model"] = {"combine": combine, "paths": reward_models}
+    every, cores = base.learner.checkpoint_every, base.learner.cores
+    config = vary(
+        recipe,
+        f"{name}-seed{seed}",
+        deploy={"runs_dir": base.deploy.runs_dir},
+        actors=actors,
+        learner={"cores": cores, "checkpoint_every": every, "keep_checkpoints": base.steps},
+    )
+    return Arm(name=name, seed=seed, config=config)
+
+
+def read_arm(arm: Arm, target: float) -> Record:
+    """Return the figures of a scored run."""
+    directory = arm.directory
+    scores = read_scores(directory.path)
+    return {
+        **arm.tags(),
+        "environment": arm.environment(),
+        **read_run(directory),
+        **learning(directory.rows(BATCHES), scores, target),
+        "score_before": scores[0],
+        "optimizer_steps": json.loads(directory.summary_file.read_text())["optimizer_steps"],
+        "heldout": last_failed(directory.path),
+    }
+
+
+def table(record: Record) -> str:
+    runs = record["arms"]
+    ranked = sorted(runs, key=lambda run: -run["score"])
+    title = f"{record['steps']} batches, {record['problems']} problems at the last score"
+    text = medians_table("preset", group(ranked, ""), COLUMNS, seeds=seeds_of(runs), title=title)
+    return "\n".join([text, *failures(runs), conditions(record)])
 
 
 def write_page(record: Record, folder: Path) -> None:
-    (folder / "presets.md").write_text(markdown(record))
+    page = f"# Presets on the demo's task\n\n`{record['command']}`, {record['time']}\n"
+    (folder / "presets.md").write_text(f"{page}\n```\n{table(record)}\n```\n")
 
 
 STUDY = Study(
@@ -185,9 +150,10 @@ STUDY = Study(
     options=PresetOptions,
     plan=plan,
     in_folder=True,
+    continued=True,
     folder=lambda plan: plan.folder,
     file="presets.json",
-    measure=measure,
-    table=markdown,
+    measure=lambda plan: measure_scored(plan, read_arm),
+    table=table,
     figures=write_page,
 )

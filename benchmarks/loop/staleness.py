@@ -29,10 +29,9 @@ from benchmarks.harness.comparison import (
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Study, name_of, number, several
 from benchmarks.harness.training_runs import BATCHES, Arm, vary
-from benchmarks.loop import staleness_report
-from benchmarks.loop.comparison_report import BOUND, UNBOUNDED
+from benchmarks.loop import comparison_report
+from benchmarks.loop.comparison_report import BOUND, CORRECTION, UNBOUNDED
 from benchmarks.loop.run_figures import learning, read_run
-from benchmarks.loop.staleness_report import CORRECTION
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.throughput import predict_split
@@ -103,28 +102,28 @@ def bound_in_steps(bound: str, steps: int) -> int:
     return steps if bound == UNBOUNDED else int(bound)
 
 
-def live_groups(config: RunConfig, eta: int) -> int:
-    """Return the live groups that a bound allows, so that the window does not hold them back."""
-    return (eta + 1) * config.prompts.groups_per_batch
+def unhindered(config: RunConfig, eta: int) -> dict[str, Any]:
+    """Return [queues] with a bound, and with room for all the live groups that it allows."""
+    return {"max_staleness": eta, "window": (eta + 1) * config.prompts.groups_per_batch}
 
 
 def bound_arm(base: RunConfig, bound: str) -> Arm:
     """Return the recipe with another bound."""
-    eta = bound_in_steps(bound, base.steps)
-    queues = {"max_staleness": eta, "window": live_groups(base, eta)}
+    queues = unhindered(base, bound_in_steps(bound, base.steps))
     config = vary(base, f"eta{bound}-seed{base.seed}", queues=queues)
     return Arm(name=bound, seed=base.seed, config=config, kind=BOUND)
 
 
 def correction_arm(base: RunConfig, name: str, eta: int) -> Arm:
     """Return the recipe with another loss, as stale as η allows."""
-    live = live_groups(base, eta)
+    queues = unhindered(base, eta)
+    rollouts = queues["window"] * base.prompts.group_size
     config = vary(
         base,
         f"{name}-eta{eta}-seed{base.seed}",
-        queues={"max_staleness": eta, "window": live, "allow_uncorrected": True},
+        queues={**queues, "allow_uncorrected": True},
         learner={**PLAIN, **CORRECTIONS[name]},
-        actors={"max_concurrent_rollouts": -(-live * base.prompts.group_size // base.actors.count)},
+        actors={"max_concurrent_rollouts": -(-rollouts // base.actors.count)},
     )
     return Arm(name=name, seed=base.seed, config=config, kind=CORRECTION)
 
@@ -142,14 +141,11 @@ def measure(plan: Comparison[StalenessOptions]) -> Iterator[Record]:
 def read_arm(arm: Arm, target: float) -> Record:
     """Return the figures of a scored run, of its batches before the last lease."""
     directory = arm.directory
-    rows = directory.rows(BATCHES)
     return {
-        "kind": arm.kind,
-        "name": arm.name,
-        "seed": arm.seed,
+        **arm.tags(),
         "environment": arm.environment(),
         **read_run(directory, leased_only=True),
-        **learning(rows, read_scores(directory.path), target),
+        **learning(directory.rows(BATCHES), read_scores(directory.path), target),
         "heldout": last_failed(directory.path),
     }
 
@@ -191,7 +187,7 @@ STUDY = Study(
     folder=lambda plan: plan.folder,
     file="staleness.json",
     measure=measure,
-    conclude=lambda record: {"conclusions": staleness_report.conclude(record)},
-    table=staleness_report.table,
-    figures=staleness_report.draw,
+    conclude=lambda record: {"conclusions": comparison_report.conclude(record)},
+    table=comparison_report.table,
+    figures=comparison_report.draw,
 )

@@ -171,9 +171,7 @@ def read_arm(arm: Arm, target: float) -> Record:
     directory = arm.directory
     rows, trl = directory.rows(BATCHES), directory.path / SETTINGS
     return {
-        "kind": arm.kind,
-        "name": arm.name,
-        "seed": arm.seed,
+        **arm.tags(),
         "environment": arm.environment(),
         "trl": json.loads(trl.read_text()) if arm.worker[0] == TRL_WORKER else None,
         **speed(rows),

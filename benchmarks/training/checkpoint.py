@@ -5,9 +5,8 @@
 The loop of `headway bench train` with checkpoints on this machine's disk. Waiting is the gap before
 the batch after a checkpoint, less the median of the other gaps, and the time for which that batch's
 optimizer step waits for the copy of the state; a copy is one of as many bytes as a checkpoint has,
-in memory that is allocated. "Beside" is the computing of that batch, beside which the state is
-copied and written, as a ratio to the others'. The first checkpoint, which allocates the copy too,
-is left out of the conclusion.
+in memory that is allocated. The first checkpoint, which allocates the copy too, is left out of the
+conclusion.
 """
 
 import tempfile
@@ -22,7 +21,7 @@ import typer
 
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, choice
-from benchmarks.harness.synthetic_load import SIZES, batch
+from benchmarks.harness.synthetic_load import SIZES, batch, time_copies
 
 AIM = 1.5
 """Copies of the state, at most."""
@@ -45,30 +44,10 @@ def costs(batches: Sequence[Mapping[str, float]], every: int, copy_seconds: floa
     The row at index i is of the gap after batch i and of batch i + 1, whose step waited for `copy`
     seconds.
     """
-    after = [row for number, row in enumerate(batches, start=1) if number % every == 0]
-    others = [row for number, row in enumerate(batches, start=1) if number % every]
-    usual_gap = median(row["gap"] for row in others)
-    usual = median(row["step"] - row["gap"] for row in others)
-    waited = [row["gap"] - usual_gap + row["copy"] for row in after]
-    return {
-        "waited_seconds": waited,
-        "copies": [seconds / copy_seconds for seconds in waited],
-        "beside": [(row["step"] - row["gap"]) / usual for row in after],
-        "batch_seconds": usual,
-    }
-
-
-def measure_copy(count: int) -> float:
-    """Return the median seconds of a copy of so many bytes by one thread."""
-    import numpy as np
-
-    source, target = np.ones(count, np.uint8), np.ones(count, np.uint8)
-    seconds = []
-    for _ in range(COPIES):
-        began = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - began)
-    return median(seconds)
+    after = batches[every - 1 :: every]
+    usual = median(row["gap"] for number, row in enumerate(batches, start=1) if number % every)
+    waited = [row["gap"] - usual + row["copy"] for row in after]
+    return {"waited_seconds": waited, "copies": [seconds / copy_seconds for seconds in waited]}
 
 
 def note_waits(engine: Any) -> list[float]:
@@ -100,7 +79,7 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
         files = Path(folder, "checkpoint").rglob("*.safetensors")
         count = sum(file.stat().st_size for file in files)
         rank.close()
-    copied = measure_copy(count)
+    copied = median(time_copies(count, COPIES))
     return {
         "bytes": count,
         "copy_seconds": copied,
@@ -117,13 +96,10 @@ def measure(options: CheckpointOptions) -> Iterator[Record]:
 
 
 def table(record: Record) -> str:
-    waited = ", ".join(f"{seconds:.2f}" for seconds in record["waited_seconds"])
     copies = ", ".join(f"{count:.2f}" for count in record["copies"])
-    beside = ", ".join(f"{ratio:.2f}" for ratio in record["beside"])
     return (
         f"{record['bytes'] / 1e6:.0f} MB, a copy takes {record['copy_seconds']:.2f} s; the learner "
-        f"waited {waited} s: {copies} copies (aim: at most {AIM:g}), and the batch beside the "
-        f"writing took {beside} times as long"
+        f"waited for {copies} copies (aim: at most {AIM:g})"
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from benchmarks.harness.synthetic_load import Size, write
 from benchmarks.training.utilisation import ClockedEngine
 from deploy.errors import RunFailed
 from learner.config.learner import LearnerConfig
-from learner.diagnostics.batch_report import BatchReport, TrainedBatch
+from learner.diagnostics.batch_report import BatchReport
 from learner.learner import Learner
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from learner.ranks.rank import Rank
@@ -109,9 +110,8 @@ def gaps(
         checkpoint_every: Batches between two checkpoints; None saves none.
 
     Returns:
-        For each batch but the first the seconds of the `gap` before it, of the `step` (the gap and
-        the computing after it), and of `publish`, `ack` and `take`, which are parts of the gap;
-        its rest is decoding and the updater's own work.
+        For each batch but the first the seconds of the `gap` before it, and of the `step`: the gap
+        and the computing after it.
     """
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -153,18 +153,18 @@ async def _train(
         checkpoints=folder / "checkpoints",
         saves=checkpoint_every is not None,
     )
-    trained: list[TrainedBatch] = []
     every = checkpoint_every or batches + 1
-    learner = Learner(
-        rank_zero, broker, steps=batches, checkpoint_every=every, observe=trained.append
-    )
+    learner = Learner(rank_zero, broker, steps=batches, checkpoint_every=every)
     try:
         await learner.run()
     finally:
         thread.shutdown()
         publisher.close()
         await broker.close()
-    return parts_of(rank_zero.computed, trained)
+    return [
+        {"gap": first - last, "step": end - last}
+        for (_, last), (first, end) in pairwise(rank_zero.computed)
+    ]
 
 
 async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: int) -> None:
@@ -188,23 +188,3 @@ async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: i
             )
             await broker.put(ENGINE, encode(group))
             done += 1
-
-
-def parts_of(
-    computed: Sequence[tuple[float, float]], batches: Sequence[TrainedBatch]
-) -> list[dict[str, float]]:
-    """Return the figures of `gaps`."""
-    parts = []
-    for (_, last), (first, end), before, batch in zip(
-        computed[:-1], computed[1:], batches[:-1], batches[1:], strict=True
-    ):
-        parts.append(
-            {
-                "gap": first - last,
-                "step": end - last,
-                "publish": before.times.publish_seconds,
-                "ack": batch.times.wait_started_at - before.times.published_at,
-                "take": batch.times.wait_seconds,
-            }
-        )
-    return parts

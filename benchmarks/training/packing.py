@@ -3,7 +3,6 @@
 A part of `headway bench train` and of `python -m benchmarks.gpu`.
 """
 
-import math
 from collections.abc import Sequence
 
 from benchmarks.harness.synthetic_load import lognormal_lengths
@@ -13,19 +12,6 @@ from learner.batch.packing import pack
 ROLLOUTS, MEDIAN, LONGEST, CAPACITY, RANKS = 1024, 600, 8192, 16384, 8
 PADDED_TOGETHER = 16
 """Sequences of a padded batch."""
-
-
-def next_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack sequences in order; a microbatch is closed when the next sequence does not fit."""
-    rows: list[list[int]] = []
-    free = 0
-    for index, length in enumerate(lengths):
-        if length > free:
-            rows.append([])
-            free = capacity
-        rows[-1].append(index)
-        free -= length
-    return rows
 
 
 def fullness(lengths: Sequence[int], rows: Sequence[Sequence[int]], capacity: int) -> float:
@@ -38,11 +24,6 @@ def padded(lengths: Sequence[int], size: int) -> float:
     """Return the same for batches of so many sequences in order, padded to the longest."""
     parts = [lengths[at : at + size] for at in range(0, len(lengths), size)]
     return sum(lengths) / sum(len(part) * max(part) for part in parts)
-
-
-def possible(tokens: int, ranks: int, capacity: int) -> float:
-    """Return the best fullness when every rank needs the same number of microbatches."""
-    return tokens / (ranks * math.ceil(tokens / ranks / capacity) * capacity)
 
 
 def evenness(loads: Sequence[int]) -> float:
@@ -58,11 +39,8 @@ def packing_figures(seed: int = 0) -> dict[str, float]:
         "tokens": float(sum(lengths)),
         "full_packed": fullness(lengths, pack(lengths, CAPACITY), CAPACITY),
         "full_packed_over_ranks": fullness(lengths, [r for rows in plan for r in rows], CAPACITY),
-        "full_possible_over_ranks": possible(sum(lengths), RANKS, CAPACITY),
-        "full_next_fit": fullness(lengths, next_fit(lengths, CAPACITY), CAPACITY),
         "full_padded": padded(lengths, PADDED_TOGETHER),
         "balance": evenness(workloads(lengths, plan)),
-        "balance_tokens": evenness([sum(lengths[i] for r in rows for i in r) for rows in plan]),
         "balance_in_turn": evenness(workloads(lengths, [[share] for share in in_turn])),
     }
 
@@ -71,9 +49,7 @@ def describe(figures: dict[str, float]) -> str:
     return (
         f"{ROLLOUTS} rollouts, {figures['tokens']:,.0f} tokens: microbatches of {CAPACITY} are "
         f"{figures['full_packed']:.3f} full (aim 0.97), shared over {RANKS} ranks "
-        f"{figures['full_packed_over_ranks']:.3f} (at best "
-        f"{figures['full_possible_over_ranks']:.3f}, since all need as many rows), "
-        f"next fit {figures['full_next_fit']:.3f}, padded {figures['full_padded']:.3f}\n"
-        f"work of the busiest of {RANKS} ranks over the mean: {figures['balance']:.4f} (aim 1.01; "
-        f"of tokens {figures['balance_tokens']:.4f}), in turn {figures['balance_in_turn']:.3f}"
+        f"{figures['full_packed_over_ranks']:.3f}, padded {figures['full_padded']:.3f}\n"
+        f"work of the busiest of {RANKS} ranks over the mean: {figures['balance']:.4f} (aim 1.01), "
+        f"in turn {figures['balance_in_turn']:.3f}"
     )

@@ -39,27 +39,18 @@ class TrainOptions(Options):
 
 
 def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
-    """Return medians of `learner_loop.gaps`, as shares of a step, which includes the gap."""
-    parts = ("gap", "publish", "ack", "take")
-    return {
-        "shares": {part: median(row[part] / row["step"] for row in batches) for part in parts},
-        "raw": batches,
-    }
+    """Return the median of `learner_loop.gaps`, as a share of a step, which includes the gap."""
+    return {"gap": median(row["gap"] / row["step"] for row in batches), "raw": batches}
 
 
 def describe(name: str, figures: Record) -> str:
-    loop = dict(figures["loop"]["shares"])
-    gap = loop.pop("gap")
+    shares = ", ".join(f"{part} {share:.1%}" for part, share in figures["shares"].items())
     return (
         f"{name:5s} {figures['parameters'] / 1e6:8.1f} M:"
         f" {figures['tokens_per_second']:9,.0f} tokens/s, {figures['utilisation']:.0%} of"
-        f" {figures['peak'] / 1e9:,.0f} G operations/s ({_percent(figures['shares'])}),"
-        f" {figures['cpu']:.2f} CPU seconds a second; gap {gap:.1%} of a step ({_percent(loop)})"
+        f" {figures['peak'] / 1e9:,.0f} G operations/s ({shares}),"
+        f" {figures['cpu']:.2f} CPU seconds a second; gap {figures['loop']['gap']:.1%} of a step"
     )
-
-
-def _percent(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{part} {share:.1%}" for part, share in shares.items())
 
 
 def measure_size(name: str, rounds: int) -> Record:

@@ -64,12 +64,6 @@ def training_flops(shape: Shape, lengths: Sequence[int], scored: int | None = No
         shape: Of the model.
         lengths: Tokens of each sequence.
         scored: Tokens whose log-probability is computed; None: all.
-
-    Example:
-        >>> training_flops(Shape(matrices=10, head=5, layers=1, attention_width=2), [3])
-        414.0
-        >>> training_flops(Shape(matrices=10, head=5, layers=1, attention_width=2), [3], scored=2)
-        384.0
     """
     tokens = sum(lengths)
     pairs = sum(n * (n + 1) // 2 for n in lengths)

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from actors.engines.vllm import VllmEngine
 from benchmarks.harness.record import Record
-from benchmarks.harness.synthetic_load import Size
+from benchmarks.harness.synthetic_load import Size, time_copies
 from benchmarks.weights.engine_load import Load, bare_load, build_model, empty_pause, start_engine
 from benchmarks.weights.learner_process import LearnerProcess
 from benchmarks.weights.sending import FULL, Sending
@@ -50,18 +48,6 @@ class Plan:
     """Time after each update in which tokens are counted."""
     loss_windows: int = 0
     """Windows in which tokens are counted with an update every second, and as many with none."""
-
-
-def time_copies(nbytes: int, times: int) -> list[float]:
-    """Return the seconds of warm copies of so many bytes by one thread."""
-    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    np.copyto(target, source)
-    seconds = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - begin)
-    return seconds
 
 
 @dataclass(frozen=True)

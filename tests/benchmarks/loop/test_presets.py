@@ -1,64 +1,64 @@
-"""`headway bench presets`: its table where figures are missing, and the warm start it takes."""
+"""`headway bench presets`: what its runs share, and the models behind a learned reward."""
 
-import json
-
-import pytest
+from dataclasses import replace
 
 from benchmarks.loop import presets
-from benchmarks.loop.presets import PresetOptions, PresetRuns, figures, markdown, prepare
-from deploy.config.loader import load_recipe
-from deploy.preflight.model_origins import warm_start_origin
-from deploy.storage.atomic_folder import ORIGIN_FILE
-from deploy.storage.run_directory import RunDirectory
+from benchmarks.loop.presets import PresetOptions, plan, table
 
 
-def written(folder, rows, **changes):
-    """Write and return a finished run."""
-    summary = {
-        "status": "done", "heldout": [], "heldout_sampled": [], "optimizer_steps": len(rows),
-        "max_lag_trained": None, "ess_mean": None, "samples_per_second": None, "seconds": 2.0,
-        **changes,
-    }  # fmt: skip
-    folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return RunDirectory(folder)
-
-
-def test_what_a_run_has_no_figure_for_is_a_dash_and_the_best_score_is_first(tmp_path):
-    rows = [{"reward_mean": value, "response_length_mean": 10.0} for value in (0.25, None, 0.75)]
-    scored = [{"score": 0.125, "size": 50}, {"score": 0.5, "size": 50, "failed": 7}]
-    whole = figures(written(tmp_path / "whole", rows, heldout=scored, ess_mean=0.75))
-    empty = figures(written(tmp_path / "empty", []))
-    assert whole["reward_last"] == 0.5
-    assert (whole["greedy_before"], whole["greedy_after"], whole["problems"]) == (0.125, 0.5, 50)
-    assert empty["reward_last"] is empty["length_last"] is empty["greedy_after"] is None
-    document = {
-        "steps": 3, "seed": 1, "command": "c", "commit": "0" * 40, "time": "t",
-        "presets": {"empty": empty, "failed": {"status": "failed with exit code 1"}, "grpo": whole},
-    }  # fmt: skip
-    table = markdown(document).splitlines()[-5:]
-    assert table == [
-        "| `grpo` | 0.125 | 0.500 | – | 0.500 | 10 | 3 | – | 0.750 | – | 2 |",
-        "| `empty` | – | – | – | – | – | 0 | – | – | – | 2 |",
-        "| `failed` | failed with exit code 1 |",
-        "",
-        "`grpo`: 7 of 50 rollouts failed.",
-    ]
-
-
-@pytest.mark.parametrize(("seed", "taken"), [(0, True), (1, False)])
-def test_a_warm_start_is_taken_only_where_it_was_made_by_the_same_settings(
-    tmp_path, monkeypatch, seed, taken
+def test_presets_share_model_steps_scores_and_devices_and_reward_models_are_those_of_the_folder(
+    tmp_path,
 ):
-    commands = []
-    monkeypatch.setattr(presets, "make_model", lambda command, *_: commands.append(command))
-    options = PresetOptions(presets=("grpo", "ppo_rlhf"), seed=seed)
-    runs = PresetRuns(options=options, folder=tmp_path / "out")
-    there = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}"])
-    wanted = load_recipe("demo", runs.shared)
-    there.warm_start.mkdir(parents=True)
-    (there.warm_start / ORIGIN_FILE).write_text(warm_start_origin(there))
-    prepare(wanted, there, runs)
-    assert (wanted.warm_start / ORIGIN_FILE).exists() is taken
-    assert commands == [*([] if taken else ["sft"]), "reward-model"]
+    options = PresetOptions(
+        presets=("grpo", "ppo_rlhf"), steps=12, seeds=(3,), out=tmp_path / "out"
+    )
+    (arms,) = plan(options).arms
+    base = plan(options).base
+    for arm in arms:
+        config = arm.config
+        assert (config.model, config.steps, config.seed) == (base.model, 12, 3)
+        assert (config.heldout, config.sft) == (base.heldout, None)
+        assert (config.actors.cores, config.learner.cores) == (
+            base.actors.cores, base.learner.cores,
+        )  # fmt: skip
+    grpo, ppo = (arm.config for arm in arms)
+    assert grpo.actors.reward_model.paths == ()
+    folder = tmp_path / "out" / "demo-rm"
+    assert ppo.actors.reward_model.paths == (str(folder / "model-0"), str(folder / "model-1"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_reward_models_are_trained_from_the_shared_warm_start_where_a_preset_asks_them(
+    tmp_path, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(presets, "make_model", lambda command, *more: made.append(command))
+    warm_start = tmp_path / "elsewhere" / "demo-sft" / "model"
+    warm_start.mkdir(parents=True)
+    for names, commands in ((("grpo",), []), (("ppo_rlhf",), ["reward-model"])):
+        comparison = plan(PresetOptions(presets=names, steps=12, out=tmp_path / names[0]))
+        model = comparison.base.model.model_copy(update={"path": str(warm_start)})
+        base = comparison.base.model_copy(update={"model": model})
+        replace(comparison, base=base).start()
+        assert made == commands
+    assert (tmp_path / "ppo_rlhf" / "demo-sft" / "model").is_dir()
+
+
+def test_the_best_score_is_first_and_what_failed_is_named():
+    figures = {
+        "kind": "", "seed": 0, "score_before": 0.1, "reward_mean": None, "optimizer_steps": 12,
+        "tokens_per_rollout": 10.0, "lag_max": 1, "ess": 0.75, "samples_per_second": 5.0,
+        "seconds": 2.0, "environment": None,
+    }  # fmt: skip
+    heldout = {"scored": 43, "failed": 7}
+    arms = [
+        {**figures, "name": name, "score": score, "heldout": heldout}
+        for name, score in (("dapo", 0.5), ("grpo", 0.75))
+    ]
+    failed = [{"seed": 0, "name": "vapo", "why": "it died"}]
+    record = {"steps": 12, "problems": 50, "arms": arms, "failed": failed, "commit": None}
+    lines = table(record).splitlines()
+    assert lines[2].split() == ["grpo", "0.100", "0.750", "–", "10", "12", "1", "0.750", "5", "2"]
+    assert lines[3].startswith("dapo")
+    assert "held-out score, dapo, seed 0: 0.500 (43 of 50, 7 failed)" in lines
+    assert "left out: seed 0, vapo: it died" in lines
