@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness.progress import Progress, run_with_progress
+from benchmarks.harness.processes import Progress, run_main, run_with_progress
 from benchmarks.harness.record import Record
-from benchmarks.harness.subprocesses import run_main
 from benchmarks.harness.training_runs import vary
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed

@@ -10,9 +10,9 @@ import typer
 
 from benchmarks.harness.checkpoint_scores import score_runs
 from benchmarks.harness.cores import check_devices, describe_devices, with_cores
+from benchmarks.harness.processes import CLI, child, raise_failure, set_options
 from benchmarks.harness.record import Record, reserve, timestamp
 from benchmarks.harness.study import Options, number, several
-from benchmarks.harness.subprocesses import CLI, child, raise_failure, set_options
 from benchmarks.harness.training_runs import Arm, TrainingRuns, commits
 from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
@@ -167,12 +167,7 @@ def initial_model(recipe: RunConfig, out: Path) -> str:
 
 
 def make_warm_start(options: RecipeOptions, base: RunConfig) -> None:
-    """Make the folder of a comparison, and the warm start that its arms need.
-
-    Raises:
-        InputError: The warm start refused its input, or the folder cannot be written.
-        RunFailed: The warm start could not be made; names its log.
-    """
+    """Make the folder of a comparison and the warm start of its arms; raises as `make_model`."""
     out, model = base.deploy.runs_dir, Path(str(base.model.path))
     reserve(out / f"{base.name}.json")
     if model.is_relative_to(out) and not model.exists():
@@ -220,23 +215,12 @@ def measure_scored(
         if not trained and not figures:
             break
         score_runs(plan.base, [arm.directory.path for arm in trained])
-        measured, unread = read_arms(trained, lambda arm: read(arm, options.target))
-        figures += measured
-        failed += unread
+        for arm in trained:
+            try:
+                figures.append(read(arm, options.target))
+            except HeadwayError as error:
+                failed.append(arm.failed(f"{arm.config.name} cannot be read: {error}"))
         if figures:
             yield {**facts, "commits_of_arms": commits(figures), "arms": figures, "failed": failed}
     if not figures:
         raise RunFailed("no arm came to its end, for the reasons above")
-
-
-def read_arms(
-    arms: Sequence[Arm], read: Callable[[Arm], Record]
-) -> tuple[list[Record], list[Record]]:
-    """Return the figures of arms that can be read, and a record of each other."""
-    figures, failed = [], []
-    for arm in arms:
-        try:
-            figures.append(read(arm))
-        except HeadwayError as error:
-            failed.append(arm.failed(f"{arm.config.name} cannot be read: {error}"))
-    return figures, failed

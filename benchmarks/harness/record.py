@@ -33,6 +33,10 @@ def environment() -> Record:
     checkout = (ROOT / ".git").exists()
     changes = machine.git(ROOT, "status", "--porcelain") if checkout else None
     commit = machine.git(ROOT, "rev-parse", "HEAD") if checkout else None
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or os.environ.get("HEADWAY_COMMIT"),
@@ -44,16 +48,8 @@ def environment() -> Record:
             "load_average": os.getloadavg(),
             "gpus": machine.gpus(),
         },
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": versions,
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
 
 
 def timestamp() -> str:
@@ -82,27 +78,24 @@ def store(record: Mapping[str, Any], file: Path) -> None:
     file.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def check_empty(folder: Path) -> None:
-    """Raise `InputError` for a path that holds anything."""
-    if folder.is_dir() and next(folder.iterdir(), None) is None:
-        return
-    if folder.exists():
-        raise InputError(
-            f"--out {folder} is not empty, and this benchmark measures all its runs in one go; "
-            "name another folder, or delete it"
-        )
-
-
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Keep other benchmarks from writing to a file or folder during the block.
+def reserved(file: Path, *, in_folder: bool, continued: bool) -> Iterator[None]:
+    """Keep a record, or the folder that it stands in, for this process during the block.
 
-    Of the parent folders that are missing, those that are empty after the block are deleted.
+    Parent folders that the block leaves empty are deleted if they were made for it, and so is the
+    folder if the block refuses its input before a batch was trained there.
+
+    Args:
+        file: The record.
+        in_folder: Its folder is reserved.
+        continued: The folder may hold something.
 
     Raises:
-        InputError: Another one writes to it, or the parent folder cannot be written.
+        InputError: Another benchmark writes there, it cannot be written, or is not empty.
     """
+    path = file.parent if in_folder else file
     made = [parent for parent in path.parents if not parent.exists()]
+    new = in_folder and not path.exists()
     with ExitStack() as block:
         try:
             lock = path.with_name(f".{path.name}.lock")
@@ -112,7 +105,15 @@ def alone(path: Path) -> Iterator[None]:
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         try:
+            if in_folder and not new and not continued:
+                _check_empty(path)
+            reserve(file)
             yield
+        except Exception as error:
+            trained = any(rows.stat().st_size for rows in path.glob("*/metrics.jsonl"))
+            if is_bad_input(error) and new and not trained:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
         finally:
             block.close()
             with suppress(OSError):
@@ -120,17 +121,9 @@ def alone(path: Path) -> Iterator[None]:
                     parent.rmdir()
 
 
-@contextmanager
-def refused_without_trace(folder: Path) -> Iterator[None]:
-    """Delete a folder that the block has made if the block refuses its input.
-
-    A folder where a batch was trained stays.
-    """
-    made = not folder.exists()
-    try:
-        yield
-    except Exception as error:
-        trained = any(file.stat().st_size for file in folder.glob("*/metrics.jsonl"))
-        if is_bad_input(error) and made and not trained:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+def _check_empty(folder: Path) -> None:
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise InputError(
+            f"--out {folder} is not empty, and this benchmark measures all its runs in one go; "
+            "name another folder, or delete it"
+        )

@@ -8,25 +8,14 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_type_hints
 
 import typer
 
-from benchmarks.harness.record import (
-    RESULTS,
-    Record,
-    alone,
-    check_empty,
-    environment,
-    refused_without_trace,
-    reserve,
-    store,
-    timestamp,
-)
-from benchmarks.harness.subprocesses import run_main
+from benchmarks.harness.processes import run_main
+from benchmarks.harness.record import RESULTS, Record, environment, reserved, store, timestamp
 from deploy.runtime.output import open_standard_streams, tolerant
 from deploy.runtime.signals import raise_interrupts
 from headway.nearest_name import nearest
@@ -163,13 +152,7 @@ class Study(Generic[Plan]):
         plan = self.plan(options)
         file, arguments = self.record_file(options, plan), stored(options)
         record = environment() | {"arguments": arguments}
-        with ExitStack() as block:
-            block.enter_context(alone(file.parent if self.in_folder else file))
-            if self.in_folder and not self.continued:
-                check_empty(file.parent)
-            if self.in_folder:
-                block.enter_context(refused_without_trace(file.parent))
-            reserve(file)
+        with reserved(file, in_folder=self.in_folder, continued=self.continued):
             for part in self.measure(plan):
                 record |= part
                 record |= self.conclude(record)

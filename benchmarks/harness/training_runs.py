@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.progress import Progress, run_with_progress
+from benchmarks.harness.processes import Progress, run_with_progress
 from benchmarks.harness.record import Record, environment
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed

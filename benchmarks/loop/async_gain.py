@@ -3,8 +3,9 @@
     headway bench async [RECIPE] [--bounds 0,1,2,4] [--steps N] [--rounds K] [--out DIR]
 
 Each round trains the recipe at every bound, and at η = 0 with all cores for generation and training
-in turn (not on GPUs). The limit is the smaller of actors alone, whose consumer takes at once, and
-of the learner alone, which trains the recorded batches of η = 2 again.
+in turn (not on GPUs). The limit is the smaller of actors alone, with the policy that η = 2 ends
+with, whose consumer takes at once, and of the learner alone, which trains the recorded batches of
+η = 2 again.
 
 Without actors.cores and learner.cores in the recipe, the learner gets half of this machine's cores
 and the engines share the others. The picture is drawn as PNG and SVG.
@@ -43,7 +44,7 @@ from queues.readers.checkpoints import newest_checkpoint
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""
 ALL_CORES = "0, all cores"
-LIMITS = 3
+LIMITS = 2
 """Number of the runs of a round that measure limits."""
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
@@ -131,9 +132,11 @@ def beside_limit(arms: Iterable[Record], limit: float) -> list[Record]:
 def measure_limits(
     plan: Comparison[AsyncOptions], runs: TrainingRuns, reference: Arm, figures: Record
 ) -> Record:
-    """Run actors alone, with two policies, and the learner alone on the reference's batches."""
-    base, number = plan.base, reference.seed
-    recorded = reference.directory.path
+    """Run actors alone with the reference's last policy, and the learner alone on its batches.
+
+    Samples/s of actors are tokens/s over the mean length of the reference's rollouts.
+    """
+    number, recorded = reference.seed, reference.directory.path
 
     def alone(name: str, config: RunConfig, label: str, *worker: str | Path) -> list[Record]:
         title = f"round {number}/{len(plan.arms)} · {label}"
@@ -143,22 +146,15 @@ def measure_limits(
 
     checkpoint = newest_checkpoint(recorded)
     assert checkpoint is not None, "a finished run has a checkpoint"
-    generated = {}
-    for policy, model in {"initial": base.model.path, "trained": str(checkpoint[1])}.items():
-        config = base.model_copy(update={"model": ModelConfig(path=model)})
-        rows = alone(f"actors-{policy}", config, f"actors alone, {policy} policy", "actors")
-        generated[policy] = run_figures.speed(rows)
-    config = reference.config
-    rows = alone("learner", config, "learner on a full queue", "learner", recorded)
+    trained = plan.base.model_copy(update={"model": ModelConfig(path=str(checkpoint[1]))})
+    actors = run_figures.speed(alone("actors", trained, "actors alone", "actors"))
+    samples = actors["tokens_per_second"] / figures["tokens_per_rollout"]
+    rows = alone("learner", reference.config, "learner on a full queue", "learner", recorded)
     learner = run_figures.training(rows, actors_idle=1.0)
-    actors = run_figures.actors_limit(
-        generated["initial"], generated["trained"], figures["tokens_per_rollout"]
-    )
-    speeds = (actors["samples_per_second"], learner["samples_per_second"])
     return {
-        "actors": {**actors, "raw": generated},
+        "actors": {"samples_per_second": samples, "raw": actors},
         "learner": learner,
-        "samples_per_second": min(speeds),
+        "samples_per_second": min(samples, learner["samples_per_second"]),
     }
 
 

@@ -2,10 +2,10 @@
 
     headway bench plan [FOLDER]
 
-FOLDER is the folder of `headway bench async` or `staleness`, by default the newest in runs/. In
-each of its rounds, or with each of its seeds, every run is predicted with the rates measured in
-every run: its own, which shows how faithful the model is, and the others, which is what a plan is
-for. Takes seconds.
+FOLDER is that of `headway bench async` or `staleness`, by default the present one. In each of its
+rounds, or with each of its seeds, every run is predicted with the rates measured in every run: its
+own, which shows how faithful the model is, and the others, which is what a plan is for. Takes
+seconds.
 """
 
 import re
@@ -33,31 +33,17 @@ RUN_NAME = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>see
 class PlanOptions(Options):
     """Options of `headway bench plan`."""
 
-    folder: Annotated[
-        Path | None, typer.Argument(help="Of async or staleness; else the newest in runs/.")
-    ] = None
+    folder: Annotated[Path, typer.Argument(help="Of async or staleness.")] = Path()
 
 
 def plan(options: PlanOptions) -> Path:
-    """Return the folder of a comparison.
-
-    Raises:
-        InputError: There is no folder of a comparison, or it has no runs.
-    """
-    folder = options.folder
-    if folder is None:
-        made = [*Path("runs").glob("bench-async*"), *Path("runs").glob("bench-staleness*")]
-        if not made:
-            raise InputError(
-                "runs/ has no folder of `headway bench async` or `staleness`; name the folder"
-            )
-        folder = max(made, key=lambda folder: folder.stat().st_mtime)
-    if not find_runs(folder):
+    """Return the folder of a comparison; raises `InputError` where it has no runs."""
+    if not find_runs(options.folder):
         raise InputError(
-            f"{folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench "
+            f"{options.folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench "
             "async` or `bench staleness`"
         )
-    return folder
+    return options.folder
 
 
 def find_runs(folder: Path) -> dict[str, dict[int, RunDirectory]]:

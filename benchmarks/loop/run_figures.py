@@ -156,30 +156,3 @@ def seconds_to(curve: Sequence[Point], target: float) -> float | None:
             rise = score - least
             return before + (seconds - before) * (target - least) / rise if rise else seconds
     return None
-
-
-def actors_limit(initial: Row, trained: Row, tokens: float) -> dict[str, float]:
-    """Return the samples/s of actors alone for rollouts of a mean length.
-
-    A rollout takes a fixed time and a time per token, both from the two measurements. Where the
-    lengths are the same, or the longer rollouts were faster, tokens/s divided by `tokens` are used,
-    the mean of both.
-
-    Args:
-        initial: `speed` with the initial policy.
-        trained: `speed` with a trained policy.
-        tokens: Mean tokens per rollout.
-    """
-    by_initial = initial["tokens_per_second"] / tokens
-    by_trained = trained["tokens_per_second"] / tokens
-    longer = trained["tokens_per_rollout"] - initial["tokens_per_rollout"]
-    slower = 1 / trained["samples_per_second"] - 1 / initial["samples_per_second"]
-    seconds = 0.0
-    if abs(longer) > 1 and slower / longer > 0:
-        further = tokens - initial["tokens_per_rollout"]
-        seconds = 1 / initial["samples_per_second"] + slower / longer * further
-    return {
-        "samples_per_second": 1 / seconds if seconds > 0 else fmean((by_initial, by_trained)),
-        "by_tokens_of_initial_policy": by_initial,
-        "by_tokens_of_trained_policy": by_trained,
-    }

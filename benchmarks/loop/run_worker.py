@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from benchmarks.harness.actor_fleet import run_spec, start_fleet
-from benchmarks.harness.subprocesses import run_main
+from benchmarks.harness.processes import run_main
 from benchmarks.harness.training_runs import BATCHES
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig

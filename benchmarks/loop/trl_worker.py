@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from actors.rewards.answers import last_answer
-from benchmarks.harness.subprocesses import run_main
+from benchmarks.harness.processes import run_main
 from benchmarks.loop.versus_trl import SETTINGS
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import Inputs, load_inputs

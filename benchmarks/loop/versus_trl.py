@@ -42,8 +42,6 @@ TRL_WORKER = "benchmarks.loop.trl_worker"
 SETTINGS = "trl.json"
 """File in the folder of a TRL run: its settings and versions."""
 GENERATION = ("padded", "continuous")
-STORED = ("prompts", "actors", "queues", "learner", "weight_sync")
-"""Sections of Headway's recipe that are stored."""
 REQUIRED: Mapping[str, object] = {
     "actors.reward": ("last_answer",),
     "actors.environment": "single_turn",
@@ -158,7 +156,9 @@ def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
     cores = all_cores(plan.base)
     bind_process(parse_cores(cores), "actors.cores with learner.cores")
     facts = {
-        "headway": plan.base.model_dump(mode="json", include=set(STORED)),
+        "headway": plan.base.model_dump(
+            mode="json", include={"prompts", "actors", "queues", "learner", "weight_sync"}
+        ),
         "warm_up_steps_left_out": WARM_UP,
         "cores": cores,
     }
@@ -185,10 +185,10 @@ def conclude(runs: Sequence[Record]) -> Record:
     """Return medians over seeds, and ratios within a seed to the best TRL setting of a figure.
 
     Returns:
-        `medians` by name; `throughput` with `best`, the TRL setting with the most samples/s, and
-        `ratio`, Headway's over its; `time` with `best`, the TRL setting that reached the target
-        first, and `ratio`, Headway's seconds over its. None where none reached it with every seed.
-        An arm that failed with a seed is left out; without Headway's there are no ratios.
+        `medians` by name; `throughput` and `time` with `best`, the TRL setting with the most
+        samples/s, or that reached the target first, and `ratio`, Headway's samples/s or seconds
+        over its; None where none reached it with every seed. An arm that failed with a seed is left
+        out; without Headway's there are no ratios.
     """
     seeds = seeds_of(runs)
     by_name = {name: same for name, same in group(runs, "").items() if len(same) == seeds}

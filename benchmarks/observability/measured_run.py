@@ -2,16 +2,17 @@
 
 import asyncio
 import itertools
-import os
 import time
 import timeit
 import urllib.request
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
+import psutil
+
 from benchmarks.harness.record import Record
-from benchmarks.harness.subprocesses import cpu_seconds
 from deploy.run import Run
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import LearnerMetrics
@@ -70,11 +71,20 @@ async def cost(
     return {"times": times, "cpu_seconds": ((used - idle) * passed - own) / times}
 
 
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of all below it so far."""
+    root, total = psutil.Process(), 0.0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:2])
+    return total
+
+
 async def cores(work: Coroutine[Any, Any, None]) -> float:
     """Return the CPU seconds per second of all processes of the run during some work."""
-    before, began = cpu_seconds(os.getpid()), time.perf_counter()
+    before, began = cpu_seconds(), time.perf_counter()
     await work
-    return (cpu_seconds(os.getpid()) - before) / (time.perf_counter() - began)
+    return (cpu_seconds() - before) / (time.perf_counter() - began)
 
 
 def scrape(addresses: list[str]) -> float:

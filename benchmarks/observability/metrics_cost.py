@@ -21,9 +21,9 @@ import typer
 import yaml
 
 import deploy
+from benchmarks.harness.processes import CLI, set_options
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study
-from benchmarks.harness.subprocesses import CLI, set_options
 from deploy.config.loader import load_recipe
 
 AIM = 0.01

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 
 from actors.sources.load_source import load_source
-from benchmarks.harness.subprocesses import CLI, set_options, start
+from benchmarks.harness.processes import CLI, set_options, start
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
 from deploy.cluster.cleanup import AGENTS
 from deploy.config.loader import load_recipe

@@ -11,7 +11,6 @@ from benchmarks.harness.comparison import (
     initial_model,
     make_scored_base,
 )
-from benchmarks.harness.progress import describe_seconds, seconds_left
 from benchmarks.harness.training_runs import (
     Arm,
     TrainingRuns,
@@ -95,29 +94,6 @@ def test_everything_is_checked_where_the_model_exists(tmp_path, tiny_model):
     model = config.model.model_copy(update={"path": str(tiny_model), "tiny": None})
     with pytest.raises(InputError, match=r"learner\.cores = '4000', but this machine's cores are"):
         check_inputs(config.model_copy(update={"model": model, "sft": None}))
-
-
-@pytest.mark.parametrize(
-    ("finished", "further", "elapsed", "share", "seconds"),
-    [
-        ([], 3, 5.0, 0.0, None),
-        ([], 3, 10.0, 0.5, 10.0 + 3 * 20.0),
-        ([30.0], 1, 0.0, 0.0, 30.0 + 30.0),
-        ([30.0], 1, 40.0, 0.0, 0.0 + 35.0),
-        ([30.0], 1, 40.0, 0.8, 10.0 + 40.0),
-    ],
-)
-def test_the_time_left_is_that_of_this_run_and_of_those_after_it(
-    finished, further, elapsed, share, seconds
-):
-    left = seconds_left(finished, further, elapsed=elapsed, share=share)
-    assert left == (None if seconds is None else pytest.approx(seconds))
-
-
-def test_the_time_left_is_described():
-    assert describe_seconds(None) == "time left: known after the first step"
-    assert describe_seconds(42.4) == "about 42 s left"
-    assert describe_seconds(150.0) == "about 2 min left"
 
 
 @pytest.mark.parametrize(

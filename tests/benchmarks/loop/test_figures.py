@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.loop.async_gain import beside_limit, conclude
 from benchmarks.loop.comparison_report import group, medians_table
-from benchmarks.loop.run_figures import actors_limit, learning, off_policyness, speed, training
+from benchmarks.loop.run_figures import learning, off_policyness, training
 from deploy.report.summary import WARM_UP
 
 BATCHES = WARM_UP + 4
@@ -83,25 +83,6 @@ def test_a_version_is_scored_at_the_end_of_its_step_and_a_target_reached_in_betw
     assert result["curve"] == [(2, 0.5), (4, 0.7), (5, 0.6)]
     assert (result["score"], result["seconds"]) == (0.6, 5)
     assert result["seconds_to_target"] == (seconds and pytest.approx(seconds))
-
-
-@pytest.mark.parametrize(
-    ("trained", "tokens", "limit"),
-    [
-        ((20, 800), 30.0, 25.0),  # 10 ms a rollout and 1 ms a token
-        ((50, 500), 20.0, (500 / 20 + 500 / 20) / 2),
-        ((60, 1200), 20.0, (500 / 20 + 1200 / 20) / 2),
-    ],
-    ids=["a time for each token", "the same length tells nothing", "longer and yet faster"],
-)
-def test_the_limit_of_actors_is_that_of_rollouts_of_the_measured_length(trained, tokens, limit):
-    rollouts, sampled = trained
-    initial = speed(rows(seconds=1.0, rollouts=50, tokens=500))
-    other = speed(rows(seconds=1.0, rollouts=rollouts, tokens=sampled))
-    result = actors_limit(initial, other, tokens)
-    assert result["samples_per_second"] == pytest.approx(limit)
-    assert result["by_tokens_of_initial_policy"] == pytest.approx(500 / tokens)
-    assert result["by_tokens_of_trained_policy"] == pytest.approx(sampled / tokens)
 
 
 def arms_of_round(number, speed):

@@ -1,18 +1,20 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
 import json
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
-from benchmarks.harness.comparison import read_arms
+from benchmarks.harness.comparison import measure_scored
 from benchmarks.harness.record import RESULTS
 from benchmarks.harness.training_runs import Arm
 from benchmarks.loop import comparison_report, versus_trl
 from benchmarks.loop.comparison_report import interval, t_quantile
 from benchmarks.loop.staleness import StalenessOptions, plan, read_arm
 from deploy.config.loader import load_recipe
+from deploy.errors import RunFailed
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from tests.benchmarks.loop.test_figures import row
@@ -203,7 +205,8 @@ def test_steps_that_leave_too_few_batches_before_the_last_lease_are_refused(tmp_
 
 
 def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, capsys):
-    (arms,) = planned(tmp_path, bounds=["0", "1"], corrections=[], seeds=[0]).arms
+    study = planned(tmp_path, bounds=["0", "1"], corrections=[], seeds=[0])
+    (arms,) = study.arms
     for arm in arms:
         with arm.directory.created(arm.config, replace=False):
             pass
@@ -212,12 +215,14 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
         arm.directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
         (arm.directory.path / SCORES).write_text("{}")
     (tmp_path / "out" / INITIAL).write_text('{"score": 0.5}')
-    read, failed = read_arms(arms, lambda arm: read_arm(arm, 0.5))
-    assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
-    assert "eta0-seed0 cannot be read: " in failed[0]["why"]
-    assert "trained 12 batches since it was last started, 9 of them" in failed[0]["why"]
-    assert "so it is not the folder of a run" in failed[1]["why"]
-    assert failed[0]["why"] in capsys.readouterr().out
+    Path(study.base.model.path).mkdir(parents=True)
+    with pytest.raises(RunFailed, match="no arm came to its end"):
+        list(measure_scored(study, read_arm))
+    printed = capsys.readouterr().out
+    assert "eta0-seed0 cannot be read: " in printed
+    assert "trained 12 batches since it was last started, 9 of them" in printed
+    assert "eta1-seed0 cannot be read: " in printed
+    assert "so it is not the folder of a run" in printed
 
 
 @pytest.mark.ray

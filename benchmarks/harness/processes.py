@@ -4,15 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NoReturn
 
 from deploy.errors import Interrupted, RunFailed
+from deploy.runtime.console import Terminal
 from headway.errors import HeadwayError, InputError
 
 STOP_SECONDS = 40.0
+POLL_SECONDS = 1.0
+"""Interval between two looks at the progress of a process."""
 MESSAGE = "headway: "
 """Beginning of an error message of a command."""
 CLI = ("-c", "from deploy.cli import main; main()")
@@ -90,17 +96,6 @@ def child(
                 process.wait()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process and of all below it so far."""
-    import psutil  # here alone: benchmarks of a GPU do without
-
-    root, total = psutil.Process(pid), 0.0
-    for process in (root, *root.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:2])
-    return total
-
-
 def raise_failure(what: str, code: int, log: Path) -> None:
     """Raise the error that a process ended with, unless its exit code is 0.
 
@@ -115,3 +110,65 @@ def raise_failure(what: str, code: int, log: Path) -> None:
         raise InputError(text.rpartition(MESSAGE)[2])
     last = (text.splitlines() or ["(no output)"])[-1]
     raise RunFailed(f"{what} ended with exit code {code}: {last}\nits log is {log}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The steps of a process, and the processes before and after it."""
+
+    label: str
+    """Name of the process in its bar and in messages."""
+    title: str
+    """Text that is printed at its start."""
+    lines: Path
+    """File to which the process writes a line for each step."""
+    total: int
+    finished: Sequence[float] = ()
+    """Seconds of each process that ran before."""
+    further: int = 0
+    """Number of processes after it."""
+
+    def done(self) -> int:
+        """Return the number of finished steps."""
+        return self.lines.read_bytes().count(b"\n") if self.lines.exists() else 0
+
+    def describe(self, done: int, elapsed: float) -> str:
+        """Describe the time left until all processes have ended, after some steps and seconds."""
+        if done:
+            whole = elapsed * self.total / done
+        elif self.finished:
+            whole = max(elapsed, fmean(self.finished))
+        else:
+            return "time left: known after the first step"
+        left = whole - elapsed + self.further * fmean([*self.finished, whole])
+        return f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
+
+
+def run_with_progress(
+    command: Sequence[Any],
+    log: Path,
+    progress: Progress,
+    variables: Mapping[str, str] | None = None,
+) -> float:
+    """Run a process to its end, show its progress, and return its seconds.
+
+    Raises:
+        InputError: It refused its input; with its message.
+        RunFailed: It failed; names its log.
+    """
+    terminal, began, shown = Terminal(), time.monotonic(), 0
+    terminal.say(f"{progress.title} · {progress.describe(0, 0.0)}")
+    with (
+        log.open("w") as file,
+        child(command, file, variables) as process,
+        terminal.bar(progress.total, progress.label),
+    ):
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+            if (done := progress.done()) != shown:
+                shown = done
+                left = progress.describe(done, time.monotonic() - began)
+                terminal.advance(done, f"{progress.label} · {left}")
+    raise_failure(progress.label, process.returncode, log)
+    return time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: how they begin, their errors, and their progress."""
+"""Processes of a benchmark: how they begin, their errors, and the time left."""
 
 import os
 import subprocess
@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.harness.progress import follow
-from benchmarks.harness.subprocesses import raise_failure
+from benchmarks.harness.processes import Progress, raise_failure
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
@@ -65,19 +64,28 @@ def test_the_error_of_a_process_is_that_of_its_exit_code(tmp_path, code, log, er
     assert str(raised.value) == message + logged
 
 
-class Process:
-    """A process that ends after so many looks at it."""
+@pytest.mark.parametrize(
+    ("finished", "further", "elapsed", "done", "text"),
+    [
+        ([], 3, 5.0, 0, "time left: known after the first step"),
+        ([], 3, 10.0, 5, "about 70 s left"),
+        ([30.0], 1, 0.0, 0, "about 60 s left"),
+        ([30.0], 1, 40.0, 0, "about 35 s left"),
+        ([30.0], 1, 40.0, 8, "about 50 s left"),
+        ([], 9, 30.0, 10, "about 4 min left"),
+    ],
+)
+def test_the_time_left_is_that_of_this_run_and_of_those_after_it(
+    tmp_path, finished, further, elapsed, done, text
+):
+    progress = Progress(
+        label="", title="", lines=tmp_path / "x", total=10, finished=finished, further=further
+    )
+    assert progress.describe(done, elapsed) == text
 
-    def __init__(self, looks):
-        self.looks = looks
 
-    def wait(self, timeout):
-        self.looks -= 1
-        if self.looks:
-            raise subprocess.TimeoutExpired("process", timeout)
-
-
-def test_progress_is_shown_when_it_changes_until_the_process_ends():
-    counts, shown = iter([0, 2, 2, 5]), []
-    follow(Process(looks=5), lambda: next(counts), shown.append)
-    assert shown == [2, 5]
+def test_a_step_counts_when_its_line_is_whole(tmp_path):
+    progress = Progress(label="", title="", lines=tmp_path / "lines", total=3)
+    assert progress.done() == 0
+    progress.lines.write_text("{}\n{}\n{")
+    assert progress.done() == 2
