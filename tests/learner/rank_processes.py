@@ -337,7 +337,7 @@ def objectives(rank, model_path, file):
 def resumed_with_models(rank, model_path, root, file):
     """Weights and statistics with critic, moving reference and adapted coefficients."""
     results = {}
-    for stage in (0, 1, 3):
+    for stage in (0, 1, 2, 3):
         config = with_models(zero_stage=stage, ranks=dist.get_world_size())
         folder = Path(root) / str(stage)
         straight = go_on(_rank(model_path, config), range(4), rank, folder)
@@ -350,13 +350,17 @@ def resumed_with_models(rank, model_path, root, file):
 
 
 def with_models(**layout):
-    """Return settings with a critic, a moving reference and adapted coefficients."""
+    """Return settings with a critic, adapted coefficients, and a reference that moves where it can.
+
+    At ZeRO stage 3 settings refuse one that moves.
+    """
+    moves = {"refresh_every": 1, "refresh_mix": 0.5} if layout["zero_stage"] < 3 else {}
     return LearnerConfig(
         **layout,
         learning_rate=1e-3,
         advantage="gae",
         critic={"learning_rate": 1e-3, "pretrain_batches": 1},
-        kl={"coefficient": 0.3, "target": 0.01, "refresh_every": 1, "refresh_mix": 0.5},
+        kl={"coefficient": 0.3, "target": 0.01, **moves},
         entropy={"target": 2.0},
     )
 
