@@ -172,7 +172,7 @@ def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dic
 def _rounds(
     size: Size, device: torch.device, peak: Peak, read: Batches, *, packed: bool, rounds: int
 ) -> list[dict[str, float]]:
-    """Return `timed_update` of each batch, with the best product before and after it."""
+    """Return `timed_rounds` of a batch."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)

@@ -11,7 +11,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,31 @@ def last_failed(run: Path) -> Record:
     scores = json.loads((run / SCORES).read_text())
     last = scores[max(scores, key=int)]
     return {"scored": last["scored"], "failed": last["failed"]}
+
+
+def learning(rows: Sequence[Record], scores: Mapping[int, float], target: float) -> Record:
+    """Return the held-out scores over seconds of training, the last one, and the target's time.
+
+    Seconds are from the first wait for a batch to the step that made the version.
+    """
+    began = rows[0]["wait_started_at"]
+    ends = {row["version"] + 1: row["step_finished_at"] - began for row in rows}
+    curve = [(ends.get(version, 0.0), scores[version]) for version in sorted(scores)]
+    return {
+        "score": curve[-1][1],
+        "seconds": curve[-1][0],
+        "seconds_to_target": seconds_to(curve, target),
+        "curve": curve,
+    }
+
+
+def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return when a target is reached, interpolated between two points; None where it is not."""
+    for (before, least), (seconds, score) in pairwise([*curve[:1], *curve]):
+        if score >= target:
+            rise = score - least
+            return before + (seconds - before) * (target - least) / rise if rise else seconds
+    return None
 
 
 def failures(runs: Sequence[Record]) -> list[str]:

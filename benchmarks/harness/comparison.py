@@ -8,12 +8,12 @@ from typing import Annotated, Generic, TypeVar
 
 import typer
 
-from benchmarks.harness.checkpoint_scores import score_runs
+from benchmarks.harness.checkpoint_scores import last_failed, learning, read_scores, score_runs
 from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.processes import CLI, child, raise_failure, set_options
 from benchmarks.harness.record import Record, reserve, timestamp
 from benchmarks.harness.study import Options, number, several
-from benchmarks.harness.training_runs import Arm, TrainingRuns, commits
+from benchmarks.harness.training_runs import BATCHES, Arm, TrainingRuns, commits
 from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
@@ -189,14 +189,12 @@ def make_model(command: str, recipe: str, settings: Sequence[str], folder: Path)
     raise_failure(f"headway {command}", process.returncode, log)
 
 
-def measure_scored(
-    plan: Comparison[Scored], read: Callable[[Arm, float], Record]
-) -> Iterator[Record]:
+def measure_scored(plan: Comparison[Scored], read: Callable[[Arm], Record]) -> Iterator[Record]:
     """Train, score and read the arms of a comparison, seed by seed.
 
     Args:
         plan: The comparison.
-        read: Returns the figures of a scored arm with a target for its score.
+        read: Returns the figures of a trained arm beside those of its scores.
 
     Yields:
         After each seed the facts, figures (`arms`) and failures (`failed`) of all so far.
@@ -217,10 +215,22 @@ def measure_scored(
         score_runs(plan.base, [arm.directory.path for arm in trained])
         for arm in trained:
             try:
-                figures.append(read(arm, options.target))
+                figures.append(scored_figures(arm, read(arm), options.target))
             except HeadwayError as error:
                 failed.append(arm.failed(f"{arm.config.name} cannot be read: {error}"))
         if figures:
             yield {**facts, "commits_of_arms": commits(figures), "arms": figures, "failed": failed}
     if not figures:
         raise RunFailed("no arm came to its end, for the reasons above")
+
+
+def scored_figures(arm: Arm, figures: Record, target: float) -> Record:
+    """Return figures of a run with what tells it from others and with those of its scores."""
+    run = arm.directory
+    return {
+        **arm.tags(),
+        "environment": arm.environment(),
+        **figures,
+        **learning(run.rows(BATCHES), read_scores(run.path), target),
+        "heldout": last_failed(run.path),
+    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.harness.checkpoint_scores import failures, last_failed, read_scores
+from benchmarks.harness.checkpoint_scores import failures
 from benchmarks.harness.comparison import (
     Comparison,
     ScoredOptions,
@@ -23,16 +23,15 @@ from benchmarks.harness.comparison import (
 )
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Study, name_of, number, several
-from benchmarks.harness.training_runs import BATCHES, Arm, TrainingRuns, conditions, vary
+from benchmarks.harness.training_runs import Arm, TrainingRuns, conditions, vary
 from benchmarks.loop.comparison_report import group, medians_table, seeds_of
-from benchmarks.loop.run_figures import learning, read_run
+from benchmarks.loop.run_figures import read_run
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
 
 COLUMNS = {
-    "greedy before": ("score_before", "{:.3f}"),
-    "greedy after": ("score", "{:.3f}"),
+    "greedy score": ("score", "{:.3f}"),
     "reward": ("reward_mean", "{:.3f}"),
     "tokens/rollout": ("tokens_per_rollout", "{:.0f}"),
     "optimizer steps": ("optimizer_steps", "{:.0f}"),
@@ -116,19 +115,10 @@ def preset_arm(
     return Arm(name=name, seed=seed, config=config)
 
 
-def read_arm(arm: Arm, target: float) -> Record:
-    """Return the figures of a scored run."""
-    directory = arm.directory
-    scores = read_scores(directory.path)
-    return {
-        **arm.tags(),
-        "environment": arm.environment(),
-        **read_run(directory),
-        **learning(directory.rows(BATCHES), scores, target),
-        "score_before": scores[0],
-        "optimizer_steps": json.loads(directory.summary_file.read_text())["optimizer_steps"],
-        "heldout": last_failed(directory.path),
-    }
+def read_arm(arm: Arm) -> Record:
+    """Return the figures of a run."""
+    summary = json.loads(arm.directory.summary_file.read_text())
+    return {**read_run(arm.directory), "optimizer_steps": summary["optimizer_steps"]}
 
 
 def table(record: Record) -> str:

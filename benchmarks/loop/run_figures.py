@@ -5,7 +5,6 @@ Everything is measured over one window: from the end of step WARM_UP to the end 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -20,8 +19,6 @@ from queues.readers.group_history import read_history
 
 Row = Mapping[str, Any]
 """Statistics of a batch."""
-Point = tuple[float, float]
-"""Seconds of training, and the held-out score at that time."""
 ORIGINS = ("fresh", "stale", "crossed")
 """Rollouts that the learner's own version sampled, that an older one did, and that several did."""
 
@@ -131,28 +128,3 @@ def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
     values = [(row[figure], row[weight]) for row in rows if row.get(figure) is not None]
     tokens = sum(count for _, count in values)
     return sum(value * count for value, count in values) / tokens if tokens else None
-
-
-def learning(rows: Sequence[Row], scores: Mapping[int, float], target: float) -> Record:
-    """Return the held-out scores over seconds of training, the last one, and the target's time.
-
-    Seconds are from the first wait for a batch to the step that made the version.
-    """
-    began = rows[0]["wait_started_at"]
-    ends = {row["version"] + 1: row["step_finished_at"] - began for row in rows}
-    curve = [(ends.get(version, 0.0), scores[version]) for version in sorted(scores)]
-    return {
-        "score": curve[-1][1],
-        "seconds": curve[-1][0],
-        "seconds_to_target": seconds_to(curve, target),
-        "curve": curve,
-    }
-
-
-def seconds_to(curve: Sequence[Point], target: float) -> float | None:
-    """Return when a target is reached, interpolated between two points; None where it is not."""
-    for (before, least), (seconds, score) in pairwise([*curve[:1], *curve]):
-        if score >= target:
-            rise = score - least
-            return before + (seconds - before) * (target - least) / rise if rise else seconds
-    return None

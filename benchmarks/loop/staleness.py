@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.checkpoint_scores import last_failed, read_scores
 from benchmarks.harness.comparison import (
     Comparison,
     ScoredOptions,
@@ -28,10 +27,10 @@ from benchmarks.harness.comparison import (
 )
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Study, name_of, number, several
-from benchmarks.harness.training_runs import BATCHES, Arm, vary
+from benchmarks.harness.training_runs import Arm, vary
 from benchmarks.loop import comparison_report
 from benchmarks.loop.comparison_report import BOUND, CORRECTION, UNBOUNDED
-from benchmarks.loop.run_figures import learning, read_run
+from benchmarks.loop.run_figures import read_run
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
 from deploy.planner.throughput import predict_split
@@ -138,16 +137,9 @@ def measure(plan: Comparison[StalenessOptions]) -> Iterator[Record]:
         }
 
 
-def read_arm(arm: Arm, target: float) -> Record:
-    """Return the figures of a scored run, of its batches before the last lease."""
-    directory = arm.directory
-    return {
-        **arm.tags(),
-        "environment": arm.environment(),
-        **read_run(directory, leased_only=True),
-        **learning(directory.rows(BATCHES), read_scores(directory.path), target),
-        "heldout": last_failed(directory.path),
-    }
+def read_arm(arm: Arm) -> Record:
+    """Return the figures of a run, of its batches before the last lease."""
+    return read_run(arm.directory, leased_only=True)
 
 
 def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record]) -> list[Record]:

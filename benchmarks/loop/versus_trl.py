@@ -1,21 +1,22 @@
 """Comparison with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
 
-    headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--microbatch 128,32] [--threads 1,2]
+    headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--microbatch 32] [--threads 2]
 
-TRL runs with every combination of microbatch, threads and generation, and the best one of each
-figure is compared. It samples by transformers: its vLLM cannot take new weights on a CPU. Needs
-`make trl`, and a quiet machine. An existing folder of --out is continued.
+TRL samples by transformers: its vLLM cannot take new weights on a CPU. Which of its settings is
+best depends on the machine: try several on one seed. Needs `make trl`, and a quiet machine. An
+existing folder of --out is continued.
 """
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from statistics import median
 from typing import Annotated, Any
 
-from benchmarks.harness.checkpoint_scores import failures, last_failed, read_scores
+import typer
+
+from benchmarks.harness.checkpoint_scores import failures
 from benchmarks.harness.comparison import (
     Comparison,
     ScoredOptions,
@@ -26,11 +27,10 @@ from benchmarks.harness.comparison import (
 )
 from benchmarks.harness.cores import all_cores
 from benchmarks.harness.record import ROOT, Record
-from benchmarks.harness.study import Study, name_of, number, several
-from benchmarks.harness.tables import cells, text_table
+from benchmarks.harness.study import Study, choice
 from benchmarks.harness.training_runs import BATCHES, Arm, conditions, vary
-from benchmarks.loop.comparison_report import group, median_of, seeds_of
-from benchmarks.loop.run_figures import learning, speed
+from benchmarks.loop.comparison_report import group, medians_table, seeds_of
+from benchmarks.loop.run_figures import speed
 from deploy.config.run_config import RunConfig
 from deploy.report.summary import WARM_UP
 from headway.cpu_cores import bind_process, parse_cores
@@ -72,7 +72,6 @@ REQUIRED: Mapping[str, object] = {
     "actors.top_k": -1,
 }
 """Settings that TRL is given too; `objective` is the part of [learner] about the loss."""
-FIGURES = ("samples_per_second", "tokens_per_rollout", "score", "seconds", "seconds_to_target")
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "tokens a rollout": ("tokens_per_rollout", "{:.1f}"),
@@ -85,11 +84,9 @@ COLUMNS = {
 class TrlOptions(ScoredOptions):
     """Options of `headway bench versus-trl`."""
 
-    microbatch: Annotated[Sequence[int], several(number(1), "TRL's, in rollouts.")] = (128, 32)
-    threads: Annotated[Sequence[int], several(number(1), "TRL's.")] = (1, 2)
-    generation: Annotated[Sequence[str], several(name_of(GENERATION), "How TRL samples.")] = (
-        GENERATION
-    )
+    microbatch: Annotated[int, typer.Option(min=1, help="TRL's, in rollouts.")] = 32
+    threads: Annotated[int, typer.Option(min=1, help="TRL's.")] = 2
+    generation: Annotated[str, choice(GENERATION, "How TRL samples.")] = GENERATION[0]
     score_every: ScoreEvery = 5
 
 
@@ -105,9 +102,10 @@ def plan(options: TrlOptions) -> Comparison[TrlOptions]:
     check_alike(base)
     all_cores(base)
     samples = base.prompts.groups_per_batch * base.prompts.group_size
-    for size in options.microbatch:
-        if samples % size:
-            raise InputError(f"--microbatch {size} does not divide a batch of {samples} rollouts")
+    if samples % options.microbatch:
+        raise InputError(
+            f"--microbatch {options.microbatch} does not divide a batch of {samples} rollouts"
+        )
     arms = [
         in_turn(arms_of(base, seed, options), position)
         for position, seed in enumerate(options.seeds)
@@ -133,23 +131,18 @@ def check_alike(base: RunConfig) -> None:
 
 
 def arms_of(base: RunConfig, seed: int, options: TrlOptions) -> Sequence[Arm]:
-    """Return Headway's run and those of TRL with every combination of its settings."""
+    """Return Headway's run and that of TRL."""
     seeded = base.model_copy(update={"seed": seed})
-    arms = [Arm(name=HEADWAY, seed=seed, config=vary(seeded, f"headway-seed{seed}"))]
+    size, threads, generation = options.microbatch, options.threads, options.generation
     paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    for size, threads, generation in product(
-        options.microbatch, options.threads, options.generation
-    ):
-        arms.append(
-            Arm(
-                name=f"TRL, microbatch {size}, threads {threads}, {generation}",
-                seed=seed,
-                config=vary(seeded, f"trl-{size}-{threads}-{generation}-seed{seed}"),
-                worker=(TRL_WORKER, str(size), generation),
-                variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
-            )
-        )
-    return arms
+    trl = Arm(
+        name=f"TRL, microbatch {size}, threads {threads}, {generation}",
+        seed=seed,
+        config=vary(seeded, f"trl-{size}-{threads}-{generation}-seed{seed}"),
+        worker=(TRL_WORKER, str(size), generation),
+        variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
+    )
+    return [Arm(name=HEADWAY, seed=seed, config=vary(seeded, f"headway-seed{seed}")), trl]
 
 
 def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
@@ -166,71 +159,46 @@ def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
         yield facts | runs
 
 
-def read_arm(arm: Arm, target: float) -> Record:
-    """Return the figures of a scored run of Headway or TRL."""
-    directory = arm.directory
-    rows, trl = directory.rows(BATCHES), directory.path / SETTINGS
+def read_arm(arm: Arm) -> Record:
+    """Return the figures of a run of Headway or TRL."""
+    rows, trl = arm.directory.rows(BATCHES), arm.directory.path / SETTINGS
     return {
-        **arm.tags(),
-        "environment": arm.environment(),
         "trl": json.loads(trl.read_text()) if arm.worker[0] == TRL_WORKER else None,
         **speed(rows),
-        **learning(rows, read_scores(directory.path), target),
-        "heldout": last_failed(directory.path),
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }
 
 
 def conclude(runs: Sequence[Record]) -> Record:
-    """Return medians over seeds, and ratios within a seed to the best TRL setting of a figure.
+    """Return Headway's samples/s and seconds to the target over TRL's, medians over seeds.
 
-    Returns:
-        `medians` by name; `throughput` and `time` with `best`, the TRL setting with the most
-        samples/s, or that reached the target first, and `ratio`, Headway's samples/s or seconds
-        over its; None where none reached it with every seed. An arm that failed with a seed is left
-        out; without Headway's there are no ratios.
+    A seed with which one of them failed is left out; None where one did not reach the target.
     """
-    seeds = seeds_of(runs)
-    by_name = {name: same for name, same in group(runs, "").items() if len(same) == seeds}
-    medians = {
-        name: {key: median_of(same, key) for key in FIGURES} for name, same in by_name.items()
-    }
+    of_seed = {(run["name"] == HEADWAY, run["seed"]): run for run in runs}
+    pairs = [(run, of_seed.get((False, seed))) for (ours, seed), run in of_seed.items() if ours]
 
-    def compare(key: str, sign: int) -> Record:
-        known = {
-            name: value
-            for name, figures in medians.items()
-            if name != HEADWAY and (value := figures[key]) is not None
-        }
-        best = min(known, key=lambda name: sign * known[name], default=None)
-        if best is None or medians.get(HEADWAY, {}).get(key) is None:
-            return {"best": best, "ratio": None}
-        theirs = {run["seed"]: run[key] for run in by_name[best]}
-        ratio = median(run[key] / theirs[run["seed"]] for run in by_name[HEADWAY])
-        return {"best": best, "ratio": ratio}
+    def ratio(key: str) -> float | None:
+        values = [(ours[key], theirs[key]) for ours, theirs in pairs if theirs]
+        if not values or any(None in pair for pair in values):
+            return None
+        return float(median(ours / theirs for ours, theirs in values))
 
-    return {
-        "medians": medians,
-        "throughput": compare("samples_per_second", -1),
-        "time": compare("seconds_to_target", 1),
-    }
+    return {"throughput": ratio("samples_per_second"), "time": ratio("seconds_to_target")}
 
 
 def table(record: Record) -> str:
-    conclusions = record["conclusions"]
-    rows = [[name, *cells(medians, COLUMNS)] for name, medians in conclusions["medians"].items()]
-    speed, time = conclusions["throughput"], conclusions["time"]
-    seeds = seeds_of(record["arms"])
+    runs, ratios = record["arms"], record["conclusions"]
+    seeds = seeds_of(runs)
     title = f"medians of {seeds} seed(s), {record['steps']} steps, target {record['target']:g}"
-    lines = [text_table(["", *COLUMNS], rows, title), conditions(record)]
-    lines += failures(record["arms"])
-    if speed["ratio"] is None:
-        return "\n".join([*lines, "Headway, or every setting of TRL, failed with some seed"])
-    lines.append(f"{speed['ratio']:.2f} times the samples/s of {speed['best']}")
-    if time["ratio"] is None:
-        lines.append("Headway or all settings of TRL missed the target with some seed")
-    else:
-        lines.append(f"{time['ratio']:.2f} of the seconds of {time['best']} to the target")
+    lines = [medians_table("", group(runs, ""), COLUMNS, seeds=seeds, title=title)]
+    lines += [conditions(record), *failures(runs)]
+    lines += [
+        f"{what} over TRL's: {'–' if ratio is None else f'{ratio:.2f}'}"
+        for what, ratio in (
+            ("samples/s", ratios["throughput"]),
+            ("seconds to the target", ratios["time"]),
+        )
+    ]
     return "\n".join(lines)
 
 

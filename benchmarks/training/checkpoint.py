@@ -2,20 +2,18 @@
 
     headway bench checkpoint [--size 60m] [--every 10] [--checkpoints 3] [--threads 1]
 
-The loop of `headway bench train` with checkpoints on this machine's disk. Waiting is the gap before
-the batch after a checkpoint, less the median of the other gaps, and the time for which that batch's
-optimizer step waits for the copy of the state; a copy is one of as many bytes as a checkpoint has,
-in memory that is allocated. The first checkpoint, which allocates the copy too, is left out of the
-conclusion.
+The loop of `headway bench train` with checkpoints on this machine's disk. A checkpoint costs what
+the batch after it takes longer than the median of the others, from the end of the batch before it;
+a copy is one of as many bytes as a checkpoint has, in memory that is allocated. The first
+checkpoint, which allocates the copy too, is left out of the conclusion.
 """
 
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -38,29 +36,17 @@ class CheckpointOptions(Options):
     threads: Annotated[int, typer.Option(min=1, help="Of torch.")] = 1
 
 
-def costs(batches: Sequence[Mapping[str, float]], every: int, copy_seconds: float) -> Record:
-    """Return the costs of each checkpoint, one `every` so many batches of `learner_loop.gaps`.
+def costs(steps: Sequence[float], every: int, copy_seconds: float) -> Record:
+    """Return the costs of each checkpoint, one after `every` so many of the first batches.
 
-    The row at index i is of the gap after batch i and of batch i + 1, whose step waited for `copy`
-    seconds.
+    Args:
+        steps: Seconds of each batch but the first, of `learner_loop.gaps`.
+        every: Batches between two checkpoints.
+        copy_seconds: Seconds of a copy of a checkpoint's bytes.
     """
-    after = batches[every - 1 :: every]
-    usual = median(row["gap"] for number, row in enumerate(batches, start=1) if number % every)
-    waited = [row["gap"] - usual + row["copy"] for row in after]
+    usual = median(step for number, step in enumerate(steps, start=1) if number % every)
+    waited = [step - usual for step in steps[every - 1 :: every]]
     return {"waited_seconds": waited, "copies": [seconds / copy_seconds for seconds in waited]}
-
-
-def note_waits(engine: Any) -> list[float]:
-    """Return a list that gets the seconds for which each step waits for a copy of the state."""
-    seconds, wait = [], engine.finish_capture
-
-    def timed() -> None:
-        began = time.perf_counter()
-        wait()
-        seconds.append(time.perf_counter() - began)
-
-    engine.finish_capture = timed
-    return seconds
 
 
 def measure_loop(name: str, every: int, checkpoints: int) -> Record:
@@ -70,10 +56,8 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         rank, engine = clocked_rank(size, Path(folder))
-        copies = note_waits(rank.engine)
         groups, batches = batch(size, seed=1)[:1], every * checkpoints + 2
         rows = gaps(rank, engine, groups, batches, checkpoint_every=every)
-        rows = [{**row, "copy": seconds} for row, seconds in zip(rows, copies[1:], strict=True)]
         rank.capture()
         rank.write(f"{folder}/checkpoint")
         files = Path(folder, "checkpoint").rglob("*.safetensors")
@@ -83,7 +67,7 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
     return {
         "bytes": count,
         "copy_seconds": copied,
-        **costs(rows, every, copied),
+        **costs([row["step"] for row in rows], every, copied),
         "raw": rows,
     }
 

@@ -116,7 +116,8 @@ def gaps(
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return asyncio.run(_train(rank, clock, groups, batches, checkpoint_every, Path(folder)))
+            every = checkpoint_every or batches + 1
+            return asyncio.run(_train(rank, clock, groups, batches, every, Path(folder)))
     finally:
         ray.shutdown()
 
@@ -126,7 +127,7 @@ async def _train(
     clock: ClockedEngine,
     groups: Sequence[RolloutGroup],
     batches: int,
-    checkpoint_every: int | None,
+    every: int,
     folder: Path,
 ) -> list[dict[str, float]]:
     broker = create_broker(
@@ -151,9 +152,8 @@ async def _train(
         call,
         publisher,
         checkpoints=folder / "checkpoints",
-        saves=checkpoint_every is not None,
+        saves=every <= batches,
     )
-    every = checkpoint_every or batches + 1
     learner = Learner(rank_zero, broker, steps=batches, checkpoint_every=every)
     try:
         await learner.run()

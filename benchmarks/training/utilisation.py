@@ -147,33 +147,6 @@ class ClockedEngine:
         return norm
 
 
-def timed_update(
-    updater: Updater,
-    engine: ClockedEngine,
-    read: Callable[[], Sequence[RolloutGroup]],
-    version: int,
-) -> dict[str, float]:
-    """Train the batch that `read` returns; return the seconds of all of it and of its parts.
-
-    `host` is the time outside the first forward pass and the end of the last optimizer step:
-    reading the batch, advantages, packing, statistics. `between` is the time inside that belongs to
-    none of the three parts: cutting microbatches, and losses.
-    """
-    engine.restart()
-    begin, cpu = time.perf_counter(), time.process_time()
-    updater.update(read(), version)
-    total = time.perf_counter() - begin
-    assert engine.first is not None
-    computing = engine.last - engine.first
-    return {
-        "seconds": total,
-        "cpu_seconds": time.process_time() - cpu,
-        **engine.seconds,
-        "between": computing - sum(engine.seconds.values()),
-        "host": total - computing,
-    }
-
-
 def timed_rounds(
     updater: Updater,
     engine: ClockedEngine,
@@ -181,15 +154,34 @@ def timed_rounds(
     peak: Peak,
     rounds: int,
 ) -> list[dict[str, float]]:
-    """Return `timed_update` of each batch but a first one, which touches fresh memory.
+    """Train the batch that `read` returns; return the seconds of each time and of its parts.
 
-    `peak` and `peak_after` are the best matrix product before and after it, in operations/s.
+    A first time, which touches fresh memory, is left out. `host` is the time outside the first
+    forward pass and the end of the last optimizer step: reading the batch, advantages, packing,
+    statistics. `between` is the time inside that belongs to none of the three parts: cutting
+    microbatches, and losses. `peak` and `peak_after` are the best matrix product before and after
+    it, in operations/s.
     """
     timed, before = [], 0.0
     for version in range(rounds + 1):
-        seconds = timed_update(updater, engine, read, version)
+        engine.restart()
+        begin, cpu = time.perf_counter(), time.process_time()
+        updater.update(read(), version)
+        total, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        assert engine.first is not None
+        computing = engine.last - engine.first
         after = peak.measure()
-        timed.append({**seconds, "peak": before, "peak_after": after})
+        timed.append(
+            {
+                "seconds": total,
+                "cpu_seconds": cpu,
+                **engine.seconds,
+                "between": computing - sum(engine.seconds.values()),
+                "host": total - computing,
+                "peak": before,
+                "peak_after": after,
+            }
+        )
         before = after
     return timed[1:]
 

@@ -86,7 +86,7 @@ def test_a_study_ends_with_the_first_seed_without_a_finished_run(stage, capsys):
     ]
     plan = Comparison(options=ScoredOptions(), base=base, arms=arms)
     with pytest.raises(RunFailed, match="no arm came to its end"):
-        list(measure_scored(plan, lambda arm, target: {}))
+        list(measure_scored(plan, lambda arm: {}))
     printed = capsys.readouterr().out
     assert "1/2  seed 0" in printed
     assert "2/2" not in printed

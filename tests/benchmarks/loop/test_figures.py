@@ -2,9 +2,10 @@
 
 import pytest
 
+from benchmarks.harness.checkpoint_scores import learning
 from benchmarks.loop.async_gain import beside_limit, conclude
 from benchmarks.loop.comparison_report import group, medians_table
-from benchmarks.loop.run_figures import learning, off_policyness, training
+from benchmarks.loop.run_figures import off_policyness, training
 from deploy.report.summary import WARM_UP
 
 BATCHES = WARM_UP + 4

@@ -46,7 +46,7 @@ def test_reward_models_are_trained_from_the_shared_warm_start_where_a_preset_ask
 
 def test_the_best_score_is_first_and_what_failed_is_named():
     figures = {
-        "kind": "", "seed": 0, "score_before": 0.1, "reward_mean": None, "optimizer_steps": 12,
+        "kind": "", "seed": 0, "reward_mean": None, "optimizer_steps": 12,
         "tokens_per_rollout": 10.0, "lag_max": 1, "ess": 0.75, "samples_per_second": 5.0,
         "seconds": 2.0, "environment": None,
     }  # fmt: skip
@@ -58,7 +58,7 @@ def test_the_best_score_is_first_and_what_failed_is_named():
     failed = [{"seed": 0, "name": "vapo", "why": "it died"}]
     record = {"steps": 12, "problems": 50, "arms": arms, "failed": failed, "commit": None}
     lines = table(record).splitlines()
-    assert lines[2].split() == ["grpo", "0.100", "0.750", "–", "10", "12", "1", "0.750", "5", "2"]
+    assert lines[2].split() == ["grpo", "0.750", "–", "10", "12", "1", "0.750", "5", "2"]
     assert lines[3].startswith("dapo")
     assert "held-out score, dapo, seed 0: 0.500 (43 of 50, 7 failed)" in lines
     assert "left out: seed 0, vapo: it died" in lines

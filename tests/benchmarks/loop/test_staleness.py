@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
-from benchmarks.harness.comparison import measure_scored
+from benchmarks.harness.comparison import measure_scored, scored_figures
 from benchmarks.harness.record import RESULTS
 from benchmarks.harness.training_runs import Arm
 from benchmarks.loop import comparison_report, versus_trl
@@ -112,34 +112,23 @@ def test_a_row_of_fewer_seeds_names_their_number(stored):
     assert "runs were measured at commit unknown; this was written at 1bd9efae" in text
 
 
-def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
-    shared = {"kind": "", "tokens_per_rollout": 30.0, "score": 0.9, "seconds": 100.0}
-    arms = [
-        {
-            **shared,
-            "name": name,
-            "seed": seed,
-            "samples_per_second": x,
-            "seconds_to_target": seconds,
-        }
-        for name, seed, x, seconds in (
-            ("Headway", 0, 100.0, 10.0),
-            ("Headway", 1, 120.0, 10.0),
-            ("TRL 8", 0, 10.0, 15.0),
-            ("TRL 8", 1, 10.0, 15.0),
-            ("TRL 32", 0, 50.0, 40.0),
-            ("TRL 32", 1, 40.0, None),
-        )
-    ]
-    result = versus_trl.conclude(arms)
-    assert result["throughput"] == {"best": "TRL 32", "ratio": 2.5}
-    assert result["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
-    assert result["medians"]["TRL 32"]["seconds_to_target"] is None
-    assert versus_trl.conclude([*arms[:2], *arms[4:]])["time"] == {"best": None, "ratio": None}
-    without = versus_trl.conclude(arms[1:])
-    assert without["throughput"] == {"best": "TRL 32", "ratio": None}
-    assert without["time"] == {"best": "TRL 8", "ratio": None}
-    assert set(without["medians"]) == {"TRL 8", "TRL 32"}
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([("Headway", 0, 100.0, 10.0), ("TRL", 0, 50.0, 15.0)], (2.0, 10 / 15)),
+        ([("Headway", 0, 100.0, 10.0), ("TRL", 0, 50.0, None)], (2.0, None)),
+        (
+            [("Headway", 0, 90.0, 9.0), ("Headway", 1, 80.0, 8.0), ("TRL", 1, 40.0, 16.0)],
+            (2.0, 0.5),
+        ),
+        ([("TRL", 0, 40.0, 16.0)], (None, None)),
+    ],
+    ids=["both", "no target", "one seed failed", "Headway failed"],
+)
+def test_headway_stands_beside_trl_within_a_seed(runs, expected):
+    keys = ("name", "seed", "samples_per_second", "seconds_to_target")
+    result = versus_trl.conclude([dict(zip(keys, run, strict=True)) for run in runs])
+    assert (result["throughput"], result["time"]) == expected
 
 
 def test_a_recipe_with_an_objective_that_trl_does_not_get_is_refused():
@@ -177,7 +166,7 @@ def trained_arm(folder, *, steps, **late):
 
 def test_figures_of_a_run_are_of_the_batches_before_its_last_lease_and_scores_of_all(tmp_path):
     arm, rows = trained_arm(tmp_path, steps=14, lag_histogram={"9": 10}, ess=0.1)
-    result = read_arm(arm, 0.5)
+    result = scored_figures(arm, read_arm(arm), 0.5)
     assert (result["first_version"], result["batches"]) == (5, 6)
     seconds = rows[10]["step_finished_at"] - rows[4]["step_finished_at"]
     tokens = sum(2 * (4 + version) for version in range(5, 11))

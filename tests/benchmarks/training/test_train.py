@@ -101,14 +101,6 @@ def test_the_learner_is_measured(measured):
         assert 0 < row["gap"] < row["step"]
 
 
-def test_a_checkpoint_costs_the_gap_beyond_the_usual_one_and_the_wait_for_its_copy():
-    gaps, computing = [1.0, 5.0, 1.0, 4.0, 3.0], [2.0, 3.0, 2.0, 4.0, 2.0]
-    copies = [0.0, 0.0, 0.0, 0.5, 0.0]
-    rows = [
-        {"gap": gap, "step": gap + own, "copy": copy}
-        for gap, own, copy in zip(gaps, computing, copies, strict=True)
-    ]
-    assert costs(rows, 2, 2.0) == {
-        "waited_seconds": [4.0, 3.5],
-        "copies": [2.0, 1.75],
-    }
+def test_a_checkpoint_costs_what_the_batch_after_it_takes_longer_than_others():
+    steps = [3.0, 8.0, 3.0, 7.0, 4.0]
+    assert costs(steps, 2, 2.0) == {"waited_seconds": [5.0, 4.0], "copies": [2.5, 2.0]}
