@@ -32,16 +32,10 @@ SPEED = {
 }
 OFF_POLICYNESS = {
     "lag mean": ("lag_mean", "{:.2f}"),
-    "p95": ("lag_p95", "{:.0f}"),
     "max": ("lag_max", "{:.0f}"),
     "ESS": ("ess", "{:.4f}"),
-    "KL mismatch": ("kl_fresh", "{:.1e}"),
-    "KL several": ("kl_crossed", "{:.1e}"),
-    "KL stale": ("kl_stale", "{:.1e}"),
-    "clipped": ("clipped", "{:.1%}"),
+    "KL": ("kl", "{:.1e}"),
 }
-"""KL by the versions that sampled a rollout: the trained one itself, so that only numerics differ;
-several; an older one alone."""
 LEARNING = {
     "score": ("score", "{:.3f}"),
     "seconds": ("seconds", "{:.0f}"),

@@ -9,15 +9,16 @@ seconds.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study
+from benchmarks.harness.tables import text_table
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.rates import Rates
@@ -102,21 +103,14 @@ def compare(config: RunConfig, rates: Rates, measured: Measured) -> Record:
 
 
 def table(record: Record) -> str:
-    checks = record["runs"]["checks"]
-    lines = []
-    for source in sorted({check["rates_of"] for check in checks}):
-        lines.append(f"with the rates of the run with η = {source}")
-        lines += [_describe(check) for check in checks if check["rates_of"] == source]
-    return "\n".join(lines)
-
-
-def _describe(check: Mapping[str, Any]) -> str:
-    lag = check["lag_mean"]
-    return (
-        f"  η = {check['max_staleness']:2d}: {check['measured']:7.1f} samples/s measured,"
-        f" {check['predicted']:7.1f} predicted, {check['ratio']:.2f};"
-        f" mean lag {lag['measured']:.2f} and {lag['predicted']:.2f}"
-    )
+    rows = [
+        [check["round"], *(f"{check[key]}" for key in ("rates_of", "max_staleness"))]
+        + [f"{check[key]:.2f}" for key in ("measured", "predicted", "ratio")]
+        + [f"{check['lag_mean'][key]:.2f}" for key in ("measured", "predicted")]
+        for check in record["runs"]["checks"]
+    ]
+    head = ["run", "rates of η", "η", "samples/s", "predicted", "ratio", "mean lag", "predicted"]
+    return text_table(head, rows)
 
 
 STUDY = Study(

@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.harness.record import Record
 from deploy.planner.calibration import read_rates
-from deploy.planner.simulator import quantile
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import idle_share, running_rollouts
@@ -19,8 +18,6 @@ from queues.readers.group_history import read_history
 
 Row = Mapping[str, Any]
 """Statistics of a batch."""
-ORIGINS = ("fresh", "stale", "crossed")
-"""Rollouts that the learner's own version sampled, that an older one did, and that several did."""
 
 
 def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
@@ -98,33 +95,17 @@ def off_policyness(rows: Sequence[Row]) -> Record:
         rows: Statistics of batches with trained tokens.
 
     Returns:
-        `lag_mean`, `lag_p95`, `lag_max` in versions, over tokens; `ess`, mean over batches of the
-        effective sample size as a fraction; `kl_fresh` (numerics alone), `kl_stale` and
-        `kl_crossed`, nats a token by `ORIGINS`, and `kl` of all; None where there were none;
-        `clipped`, the largest of the shares of tokens that loss or correction clipped, capped or
-        rejected.
+        `lag_mean` and `lag_max` in versions, over tokens; `ess`, mean over batches of the effective
+        sample size as a fraction; `kl`, nats a token, of the tokens that have one, or None.
     """
     lags: Counter[int] = Counter()
     for row in rows:
         lags.update({int(lag): count for lag, count in row["lag_histogram"].items()})
+    known = [(row["kl"], row["tokens_trained"]) for row in rows if row.get("kl") is not None]
+    tokens = sum(count for _, count in known)
     return {
         "lag_mean": sum(lag * count for lag, count in lags.items()) / lags.total(),
-        "lag_p95": quantile(lags, 0.95),
         "lag_max": max(lags),
         "ess": fmean(row["ess"] for row in rows),
-        **{f"kl_{origin}": weighed(rows, f"kl_{origin}", f"tokens_{origin}") for origin in ORIGINS},
-        "kl": weighed(rows, "kl", "tokens_trained"),
-        "clipped": fmean(largest_share(row["fractions"]) for row in rows),
+        "kl": sum(kl * count for kl, count in known) / tokens if known else None,
     }
-
-
-def largest_share(fractions: Mapping[str, float]) -> float:
-    """Return the largest share of tokens that one rule limited; the shares overlap."""
-    return max((share for name, share in fractions.items() if name != "not_finite"), default=0.0)
-
-
-def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
-    """Return the mean of a figure over tokens; None where no row has it."""
-    values = [(row[figure], row[weight]) for row in rows if row.get(figure) is not None]
-    tokens = sum(count for _, count in values)
-    return sum(value * count for value, count in values) / tokens if tokens else None

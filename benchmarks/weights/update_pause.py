@@ -9,6 +9,7 @@ of merit, stall / (pause + 2 × load), must not exceed 1. Leaves out transfer be
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ import typer
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, choice
 from benchmarks.harness.synthetic_load import MAX_MODEL_LEN, SIZES
+from benchmarks.harness.tables import text_table
 from benchmarks.weights.sending import FULL, medians
 
 REQUESTS = 64
@@ -58,15 +60,15 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"]
-    for key in record["medians"].keys() - {"bytes", "changed"}:
-        values = record["ways"][FULL.name][key]
-        lines.append(
-            f"{key:20s} median {1e3 * record['medians'][key]:8.1f} ms   "
-            f"{1e3 * min(values):8.1f} … {1e3 * max(values):.1f}"
-        )
-    ratio = f"stall / (empty_pause + 2 × bare_load) = {record['ratio']:.2f}   (must be ≤ 1)"
-    return "\n".join([*lines, ratio])
+    ways = record["ways"][FULL.name]
+    seconds = [key for key in record["medians"] if key not in ("bytes", "changed")]
+    rows = [
+        [key, *(f"{1e3 * figure(ways[key]):.1f}" for figure in (median, min, max))]
+        for key in seconds
+    ]
+    title = f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"
+    text = text_table(["milliseconds", "median", "least", "most"], rows, title)
+    return f"{text}\nstall / (empty_pause + 2 × bare_load) = {record['ratio']:.2f} (must be ≤ 1)"
 
 
 STUDY = Study(

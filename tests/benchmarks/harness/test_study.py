@@ -46,19 +46,17 @@ def run(study, file, *values):
 
 
 def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_path, capsys):
-    shown = study(values, table=lambda record: f"largest {record['largest']}")
+    shown = study(
+        values,
+        table=lambda record: f"largest {record['largest']}",
+        figures=lambda record, folder: (folder / "test.png").touch(),
+    )
     assert run(shown, tmp_path / "test.json", 3, 5) == 0
     record = json.loads((tmp_path / "test.json").read_text())
     assert (record["values"], record["largest"]) == ([3, 5], 5)
     assert record["arguments"] == {"values": [3, 5], "names": [], "rate": 1.0}
     assert {"command", "commit", "machine", "versions"} <= record.keys()
-    assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}\n"
-
-
-def test_files_that_are_drawn_are_named(tmp_path, capsys):
-    drawn = study(values, figures=lambda record, folder: (folder / "test.png").touch())
-    assert run(drawn, tmp_path / "test.json") == 0
-    assert capsys.readouterr().out.endswith(f"stored in {tmp_path / 'test.json'}, test.png\n")
+    assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}, test.png\n"
 
 
 def test_what_was_measured_before_a_failure_is_stored(tmp_path):
@@ -79,18 +77,21 @@ def test_a_missed_aim_is_named_and_is_the_exit_code(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "trained", "stays"),
+    ("error", "trained", "before", "stays"),
     [
-        (InputError("no such module"), "", False),
-        (InputError("no such module"), "{}\n", True),
-        (RunFailed("it died"), "", True),
+        (InputError("no such module"), "", False, False),
+        (InputError("no such module"), "{}\n", False, True),
+        (InputError("no such module"), "", True, True),
+        (RunFailed("it died"), "", False, True),
     ],
-    ids=["nothing trained", "a batch trained", "failed, with its log"],
+    ids=["nothing trained", "a batch trained", "there before", "failed, with its log"],
 )
 def test_a_folder_of_a_comparison_that_refuses_its_input_does_not_stay(
-    tmp_path, error, trained, stays
+    tmp_path, error, trained, before, stays
 ):
     out = tmp_path / "runs" / "bench"
+    if before:
+        out.mkdir(parents=True)
 
     def refuses(options):
         (out / "eta0").mkdir()
@@ -101,16 +102,6 @@ def test_a_folder_of_a_comparison_that_refuses_its_input_does_not_stay(
     with pytest.raises(type(error)):
         run(study(refuses, in_folder=True), out)
     assert [path.name for path in tmp_path.iterdir()] == (["runs"] if stays else [])
-
-
-def test_a_folder_that_was_there_before_stays_when_input_is_refused(tmp_path):
-    def refuses(options):
-        yield {"values": [1]}
-        raise InputError("no such module")
-
-    with pytest.raises(InputError):
-        run(study(refuses, in_folder=True), tmp_path)
-    assert tmp_path.exists()
 
 
 @pytest.mark.parametrize("continued", [True, False])
@@ -153,49 +144,41 @@ def test_errors_are_one_message_and_an_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "values", "names"),
+    ("parse", "text", "expected"),
     [
-        ([], (1, 2), ()),
-        (["--values", "2,0,00,02"], (2, 0), ()),
-        (["--values", "3", "--names", "tis,none,tis"], (3,), ("tis", "none")),
-        (["--names", ""], (1, 2), ()),
+        (several(number(0), "").parser, "2,0,00,02", (2, 0)),
+        (several(name_of(("none", "tis")), "").parser, "tis,none,tis", ("tis", "none")),
+        (several(number(0), "").parser, "", ()),
+        (number(0, kind=float), "0.5", 0.5),
+        (number(0), "1.5", "1.5 must be a whole number, at least 0"),
+        (number(0), "-1", "-1 must be a whole number, at least 0"),
+        (number(0, kind=float), "nan", "nan must be a number, at least 0"),
+        (number(kind=float), "inf", "inf must be a number"),
+        (name_of(("none", "tis")), "tsi", "there are none, tis, and not tsi; did you mean 'tis'?"),
     ],
 )
-def test_values_of_a_list_are_separated_by_commas_and_count_once(
-    tmp_path, arguments, values, names
+def test_values_of_a_list_count_once_and_a_bad_one_is_refused_with_what_is_allowed(
+    parse, text, expected
 ):
+    if not isinstance(expected, str):
+        assert parse(text) == expected
+        return
+    with pytest.raises(typer.BadParameter) as refused:
+        parse(text)
+    assert refused.value.message == expected
+
+
+def test_options_of_the_command_line_are_measured(tmp_path):
     seen = []
 
     def measure(options):
         seen.append((options.values, options.names))
         yield {"values": options.values}
 
+    arguments = ["--values", "3", "--names", "tis", "--out", str(tmp_path / "test.json")]
     with pytest.raises(SystemExit) as ended:
-        study(measure).typer_command()([*arguments, "--out", str(tmp_path / "test.json")])
-    assert (ended.value.code, seen) == (0, [(values, names)])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--values", "1.5"], "1.5 must be a whole number, at least 0"),
-        (["--values", "0,-1"], "-1 must be a whole number, at least 0"),
-        (["--names", "tsi"], "there are none, tis, and not tsi; did you mean 'tis'?"),
-        (["--rate", "fast"], "--rate"),
-        (["--vaules", "3"], "No such option: --vaules"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_refused_with_what_is_allowed(capsys, arguments, message):
-    with pytest.raises(SystemExit) as ended:
-        study(_must_not_measure).typer_command()(arguments)
-    assert (ended.value.code, message in capsys.readouterr().err) == (2, True)
-
-
-@pytest.mark.parametrize("text", ["nan", "inf", "-0.5"])
-def test_a_number_is_finite_and_at_least_as_large_as_asked(text):
-    assert number(0, kind=float)("0.5") == 0.5
-    with pytest.raises(typer.BadParameter, match=f"{text} must be a number, at least 0"):
-        number(0, kind=float)(text)
+        study(measure).typer_command()(arguments)
+    assert (ended.value.code, seen) == (0, [((3,), ("tis",))])
 
 
 def test_columns_of_a_table_are_aligned():

@@ -13,13 +13,9 @@ BATCHES = WARM_UP + 4
 
 def row(version=0, **changes):
     """Return the statistics of a batch whose tokens the trained version sampled."""
-    fractions = {"capped": 0.0, "not_finite": 0.5}
     return {
         "version": version, "weights_checksum": "", "tokens_trained": 10,
-        "lag_histogram": {"0": 10}, "ess": 1.0, "fractions": fractions, "reward_mean": 0.5,
-        "tokens_fresh": 10, "tokens_stale": 0, "tokens_crossed": 0,
-        "kl_fresh": 0.0, "kl_stale": None, "kl_crossed": None, "kl": 0.0,
-        **changes,
+        "lag_histogram": {"0": 10}, "ess": 1.0, "kl": 0.0, "reward_mean": 0.5, **changes,
     }  # fmt: skip
 
 
@@ -53,21 +49,13 @@ def test_the_warm_up_is_left_out_of_every_figure():
     assert len(figures["raw"]["step_finished_at"]) == BATCHES
 
 
-def test_lags_are_counted_over_tokens_and_kl_by_the_versions_that_sampled():
-    stale = row(
-        lag_histogram={"1": 9, "3": 1},
-        ess=0.5,
-        fractions={"capped": 0.25, "masked": 0.125, "not_finite": 0.0},
-        tokens_stale=8,
-        tokens_crossed=2,
-        kl_stale=0.03,
-        kl_crossed=0.04,
-        kl=0.02,
-    )
-    assert off_policyness([row(), stale]) == {
-        "lag_mean": 12 / 20, "lag_p95": 1, "lag_max": 3, "ess": 0.75, "clipped": 0.125,
-        "kl_fresh": 0.0, "kl_stale": 0.03, "kl_crossed": 0.04, "kl": 0.01,
+def test_lags_and_kl_are_means_over_tokens():
+    stale = row(lag_histogram={"1": 9, "3": 1}, ess=0.5, kl=0.02)
+    unknown = row(lag_histogram={}, ess=0.75, kl=None)
+    assert off_policyness([row(), stale, unknown]) == {
+        "lag_mean": 12 / 20, "lag_max": 3, "ess": 0.75, "kl": 0.01,
     }  # fmt: skip
+    assert off_policyness([row(kl=None)])["kl"] is None
 
 
 @pytest.mark.parametrize(

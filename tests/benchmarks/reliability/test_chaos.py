@@ -68,47 +68,62 @@ def test_a_run_in_which_every_prompt_has_one_fate_is_sound():
     ],
 )
 def test_a_prompt_that_was_neither_trained_nor_rightly_left_out_is_lost(fate, what):
-    fates = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
-    judged = verdict(fates=[*fates, *([fate] if fate else [])])
+    judged = verdict(fates=[*others(4), *([fate] if fate else [])])
     assert judged.prompts_lost == 1
     assert judged.problems == [f"prompt s/0/4 is lost: {what}"]
+
+
+def others(number):
+    """Return the fates of all prompts but one."""
+    return [fate for fate in FATES if fate.prompt_id != f"s/0/{number}"]
 
 
 def test_a_prompt_that_was_dropped_and_issued_again_counts_by_its_newest_group():
     dropped = Fate("s/0/4", "dropped", "overdue", None)
     again = Fate("s/0/4", "ready", "", None)
-    fates = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
-    judged = verdict(fates=[*fates, dropped, again])
+    judged = verdict(fates=[*others(4), dropped, again])
     assert (judged.sound, judged.dropped_overdue) == (True, 1)
-    assert verdict(fates=[*fates, again, dropped]).prompts_lost == 1
+    assert verdict(fates=[*others(4), again, dropped]).prompts_lost == 1
 
 
-def test_a_group_in_two_batches_another_composition_and_a_missing_batch_are_found():
-    assert verdict([LOG[0], row(1, 1, 2), LOG[2]]).groups_trained_twice == 2, "group and prompt"
-    other = verdict([LOG[0], LOG[1], row(1, 2, 3), LOG[2]])
-    assert other.problems == ["batch 1 was trained again with other groups"]
-    assert any("does not hold" in problem for problem in verdict(LOG[:2]).problems)
-    assert "batch 2 has 1 groups" in verdict([*LOG[:2], row(2, 5)]).problems
+@pytest.mark.parametrize(
+    ("log", "fates", "problem"),
+    [
+        ([LOG[0], row(1, 1, 2), LOG[2]], FATES, "g1 was trained in two batches"),
+        (
+            [LOG[0], LOG[1], row(1, 2, 3), LOG[2]],
+            FATES,
+            "batch 1 was trained again with other groups",
+        ),
+        (LOG[:2], FATES, "the log does not hold the batches 0 to 2 once: [2]"),
+        ([*LOG[:2], row(2, 5)], FATES, "batch 2 has 1 groups"),
+        (
+            [LOG[0], row(1, 3, 2, pid=7), row(1, 3, 2, pid=7), LOG[2]],
+            FATES,
+            "one process trained batch 1 after batch 1",
+        ),
+        (
+            [row(0, 0, 1, pid=7), LOG[1], row(2, 5, 6, pid=7)],
+            FATES,
+            "one process trained batch 2 after batch 0",
+        ),
+        (
+            LOG,
+            [*others(5), Fate("s/0/5", "ready", "", None)],
+            "prompt s/0/5 is trained, but not in the ledger",
+        ),
+        ([LOG[0], LOG[1], row(2, 5, 6, oldest=0)], FATES, "g5 was trained with a lag of 2"),
+    ],
+)
+def test_what_a_learner_may_not_train_is_found(log, fates, problem):
+    assert problem in verdict(log, fates).problems
 
 
-def test_a_batch_that_one_process_trains_twice_or_out_of_order_is_found():
-    again = [LOG[0], row(1, 3, 2, pid=7), row(1, 3, 2, pid=7), LOG[2]]
-    assert verdict(again).problems == ["one process trained batch 1 after batch 1"]
-    assert verdict([row(0, 0, 1, pid=7), LOG[1], row(2, 5, 6, pid=7)]).problems == [
-        "one process trained batch 2 after batch 0"
-    ]
-
-
-def test_a_trained_prompt_that_the_ledger_still_waits_for_is_found():
-    fates = [fate for fate in FATES if fate.prompt_id != "s/0/5"]
-    judged = verdict(fates=[*fates, Fate("s/0/5", "ready", "", None)])
-    assert judged.problems == ["prompt s/0/5 is trained, but not in the ledger"]
-
-
-def test_a_lag_above_the_bound_is_found():
-    judged = verdict([LOG[0], LOG[1], row(2, 5, 6, oldest=0)])
-    assert (judged.lags_above_bound, judged.max_lag) == (2, 2)
-    assert "g5 was trained with a lag of 2" in judged.problems
+def test_groups_and_lags_are_counted():
+    twice = verdict([LOG[0], row(1, 1, 2), LOG[2]])
+    assert twice.groups_trained_twice == 2, "group and prompt"
+    late = verdict([LOG[0], LOG[1], row(2, 5, 6, oldest=0)])
+    assert (late.lags_above_bound, late.max_lag) == (2, 2)
 
 
 def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
@@ -141,7 +156,7 @@ OVERDUE = Fate("s/0/5", "dropped", "overdue", None)
 WHOLE = verdict(fates=[OVERDUE, *FATES])
 UNFILTERED = verdict(
     source=[prompt for prompt in SOURCE if prompt != "s/0/4"],
-    fates=[OVERDUE, *(fate for fate in FATES if fate.prompt_id != "s/0/4")],
+    fates=[OVERDUE, *others(4)],
 )
 
 
