@@ -11,7 +11,7 @@ import typer
 from benchmarks.harness.checkpoint_scores import last_failed, learning, read_scores, score_runs
 from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.processes import CLI, child, raise_failure, set_options
-from benchmarks.harness.record import Record, reserve, timestamp
+from benchmarks.harness.record import Record, timestamp
 from benchmarks.harness.study import Options, number, several
 from benchmarks.harness.training_runs import BATCHES, Arm, TrainingRuns, commits
 from deploy.config.devices import for_this_machine
@@ -167,9 +167,8 @@ def initial_model(recipe: RunConfig, out: Path) -> str:
 
 
 def make_warm_start(options: RecipeOptions, base: RunConfig) -> None:
-    """Make the folder of a comparison and the warm start of its arms; raises as `make_model`."""
+    """Make the warm start of the arms, unless it exists; raises as `make_model`."""
     out, model = base.deploy.runs_dir, Path(str(base.model.path))
-    reserve(out / f"{base.name}.json")
     if model.is_relative_to(out) and not model.exists():
         make_model("sft", options.recipe, [*options.settings, f"deploy.runs_dir={out}"], out)
     print(f"every arm starts from {base.model.path}, {describe_devices(base)}", flush=True)

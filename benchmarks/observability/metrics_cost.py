@@ -8,7 +8,6 @@ learner's metrics of a batch, as if nothing ran in parallel. Must stay below 1 %
 `deploy.engine_metrics`.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -35,9 +34,6 @@ class MetricsOptions(Options):
     """Options of `headway bench metrics`."""
 
     steps: Annotated[int, typer.Option(help="Of the run.")] = 24
-    runs_dir: Annotated[
-        Path | None, typer.Option(help="Folder with a warm start; else one is made.")
-    ] = None
 
 
 def shares(figures: Record, interval: float) -> dict[str, float]:
@@ -64,12 +60,8 @@ def measure(options: MetricsOptions) -> Iterator[Record]:
         settings = [f"deploy.runs_dir={folder}", f"steps={options.steps}", "heldout.size=8"]
         settings += ["heldout.final_size=8", "heldout.every=100000"]
         config = load_recipe("demo", settings)
-        warm_start = config.warm_start.parent
-        if options.runs_dir is None:
-            command = [sys.executable, *CLI, "sft", "demo", *set_options(settings)]
-            subprocess.run(command, check=True, env=os.environ)
-        else:
-            warm_start.symlink_to((options.runs_dir / warm_start.name).absolute())
+        command = [sys.executable, *CLI, "sft", "demo", *set_options(settings)]
+        subprocess.run(command, check=True)
         directory = RunDirectory.of(config)
         vars(session)["Run"] = MeasuredRun
         with directory.created(config, replace=False):

@@ -74,8 +74,6 @@ class Load:
     def __init__(self, engine: VllmEngine, requests: int, tokens: int = 400) -> None:
         self._engine, self._length = engine, tokens
         self.tokens = 0
-        self.crossed = 0
-        """Requests that were sampled by several versions."""
         self._tasks = [asyncio.create_task(self._repeat(slot)) for slot in range(requests)]
 
     async def _repeat(self, slot: int) -> None:
@@ -85,7 +83,6 @@ class Load:
                 f"{slot}-{count}", [3, 13, slot], sampling, cache_salt=str(count)
             )
             self.tokens += len(done.token_ids)
-            self.crossed += len(set(done.versions)) > 1
 
     async def rate(self, seconds: float) -> float:
         """Return the tokens a second that are sampled in the next seconds."""

@@ -189,7 +189,6 @@ async def _measure(plan: Plan, folder: Path) -> Record:
         for sendings in plan.sendings:
             raw["ways"] |= await bench.measure(sendings, load)
         await load.stop()
-        raw["requests_that_crossed"] = load.crossed
         if plan.loss_windows:
             raw["tokens_per_second"] = await bench.measure_loss()
     finally:

@@ -153,8 +153,8 @@ def test_attention_without_enough_memory_is_stored_and_the_other_is_measured(mon
 
     monkeypatch.setattr(learner, "make", too_large)
     result = {}
-    for said in learner.utilisation("tiny", torch.device("cpu"), rounds=1):
-        result |= said
+    for figures in learner.utilisation("tiny", torch.device("cpu"), rounds=1):
+        result |= figures
     assert result["packed"] == {"failed": "CUDA out of memory. Tried to allocate 2 GiB."}
     assert "host" in result["masked"]["shares"]
 

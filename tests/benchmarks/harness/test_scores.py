@@ -28,7 +28,7 @@ class FakeFleet:
     def __init__(self, **changed):
         self.broker = self
         self.changed = changed
-        """Of the evaluation of version 4."""
+        """Figures of the evaluation of version 4."""
         self.events = []
 
     async def publish(self, version, model):
