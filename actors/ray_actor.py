@@ -22,9 +22,9 @@ from actors.rewards.learned import TextScorer
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
 from headway.errors import HeadwayError
-from headway.metrics import MetricsAccess, public_address, serve
+from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
-from headway.ray_process import keep_title
+from headway.ray_process import keep_title, serve_metrics
 from headway.roles import ProcessName, Role
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
@@ -220,8 +220,8 @@ class RolloutActor:
         from actors.metrics import ActorMetrics, EngineMetrics
 
         engine = [EngineMetrics()] if self._spec.engine_metrics else []
-        port = serve([ActorMetrics(self._statistics), *engine], access)
-        self._statistics.metrics = public_address(access.host, port, ray.util.get_node_ip_address())
+        collectors = [ActorMetrics(self._statistics), *engine]
+        self._statistics.metrics = serve_metrics(collectors, access)
 
     def _build(self) -> ActorParts:
         """Build everything but the running engine; blocks while it reads the model folder."""

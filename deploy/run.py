@@ -36,7 +36,6 @@ from deploy.observability.trackers import Trackers
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
 from deploy.runtime.signals import Interrupts
 from deploy.storage.run_record import RECOVERIES
-from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
 from headway.ray_process import is_placed
@@ -157,7 +156,7 @@ class Run:
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
         if context.process is not None and (away := context.process.works()) is not None:
-            row = note_recovery(context, Role.DRIVER, away, clock.now())
+            row = note_recovery(context, Role.DRIVER, away)
             context.jsonl.write(RECOVERIES, [row])
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):

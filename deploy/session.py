@@ -109,7 +109,7 @@ def _record_crashes(context: RunContext, process: Session) -> None:
     first = process.budget.in_a_row - len(process.crashes) + 1
     for in_a_row, crash in enumerate(process.crashes, start=first):
         budget = replace(process.budget, in_a_row=max(1, in_a_row))
-        row = note_restart(context, Role.DRIVER, budget, crash, clock.now())
+        row = note_restart(context, Role.DRIVER, budget, crash)
         context.jsonl.write(RESTARTS, [row])
     process.has_recorded()
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+Collectors = Iterable[Collector]
 PUBLISHED = ("resident_memory_bytes", "cpu_seconds")
 """Suffixes of the process metrics of `prometheus_client` that are published."""
 TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
@@ -81,7 +82,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        collectors: Iterable[Collector],
+        collectors: Collectors,
         access: MetricsAccess,
         *,
         port: int = 0,
@@ -116,11 +117,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def serve(collectors: Iterable[Collector], access: MetricsAccess) -> int:
-    """Serve collectors until the process ends, as `MetricsServer`; return the port, a free one."""
-    return MetricsServer(collectors, access).port
 
 
 class _Handler(WSGIRequestHandler):

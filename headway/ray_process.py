@@ -12,6 +12,8 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 import ray
 from ray._private import ray_constants, state
 
+from headway.metrics import Collectors, MetricsAccess, MetricsServer, public_address
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -30,6 +32,12 @@ async def keep_title(name: str, describe: Callable[[], str]) -> NoReturn:
     while True:
         ray._raylet.setproctitle(f"ray::{name} {describe()}")
         await asyncio.sleep(RENEWED_SECONDS)
+
+
+def serve_metrics(collectors: Collectors, access: MetricsAccess) -> str:
+    """Serve collectors at a free port until this process of Ray ends; return its host:port."""
+    port = MetricsServer(collectors, access).port
+    return public_address(access.host, port, ray.util.get_node_ip_address())
 
 
 async def call_in(

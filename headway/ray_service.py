@@ -20,6 +20,8 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from headway.errors import HeadwayError
+from headway.metrics import MetricsAccess
+from headway.ray_process import serve_metrics
 from headway.roles import Role
 
 log = logging.getLogger(__name__)
@@ -181,6 +183,11 @@ class RayService:
         """Wait for an answer; raise RayError at once if the process is gone."""
         await self.handle.ping.remote()
 
+    async def serve_metrics(self, access: MetricsAccess) -> str:
+        """Have the process serve its metrics until it ends; return their host:port."""
+        address: str = await self.handle.serve_metrics.remote(access)
+        return address
+
     def stop(self, *, again: bool = False) -> None:
         """End the process for good, or so that Ray starts it `again`."""
         ray.kill(self.handle, no_restart=not again)
@@ -220,3 +227,7 @@ class ServiceProcess:
     async def live(self) -> None:
         """Never return: the call fails when the process dies."""
         await asyncio.Event().wait()
+
+    async def serve_metrics(self, access: MetricsAccess) -> str:
+        """Serve the memory and CPU time of the process until it ends; return host:port."""
+        return serve_metrics([], access)

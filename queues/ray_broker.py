@@ -26,6 +26,7 @@ from headway.errors import HeadwayError
 from headway.full_disk import full_disk_message, has_space, is_full
 from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
+from headway.ray_process import serve_metrics
 from headway.ray_service import (
     GIVE_UP_FACTOR,
     MAX_CONCURRENCY,
@@ -154,7 +155,6 @@ class BrokerActor(Broker, ServiceProcess):
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve `BrokerMetrics` until the process ends; return its host:port."""
-        from headway.metrics import public_address, serve
         from queues.broker.metrics import BrokerMetrics
 
         loop = asyncio.get_running_loop()
@@ -162,8 +162,7 @@ class BrokerActor(Broker, ServiceProcess):
         def status() -> BrokerStatus:
             return asyncio.run_coroutine_threadsafe(self.status(), loop).result(SCRAPE_SECONDS)
 
-        port = serve([BrokerMetrics(status)], access)
-        return public_address(access.host, port, ray.util.get_node_ip_address())
+        return serve_metrics([BrokerMetrics(status)], access)
 
 
 class BrokerClient(RayService):

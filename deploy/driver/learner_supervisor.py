@@ -15,13 +15,11 @@ from typing import Any
 from deploy.driver.run_context import RunContext
 from deploy.driver.supervisor import TIMING, Supervisor, Timing
 from deploy.errors import RunFailed
-from deploy.observability.exporter import show_process
 from deploy.storage.repair.whole_checkpoints import find_checkpoint_of_live
 from headway.daemon_thread import run_in_daemon_thread
 from headway.metrics import MetricsAccess
 from headway.roles import ProcessName, Role
 from learner.errors import RankFailed
-from learner.ranks.ray_calls import call_rank
 from learner.ranks.ray_group import LearnerGroup
 from learner.ranks.spec import LearnerSpec
 from queues.ray_broker import BrokerClient
@@ -148,10 +146,9 @@ class LearnerSupervisor(Supervisor):
             self._group = group
         await self._group.start()
         if self._access is not None:
-            self.metrics = {self.name: await self._group.serve_metrics(self._access)}
-            for name, handle in [*self.handles.items()][1:]:
-                serving = show_process(handle, self._access)
-                self.metrics[name] = await call_rank(name.number or 0, serving)
+            names = [self.name, *[*self.handles][1:]]
+            addresses = await self._group.serve_metrics(self._access)
+            self.metrics = dict(zip(names, addresses, strict=True))
 
     async def _work(self) -> None:
         """Train to the last version or to `stop`."""

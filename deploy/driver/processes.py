@@ -1,7 +1,6 @@
 """Creates the processes of one run in Ray, with the settings that each needs."""
 
 import os
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -22,11 +21,10 @@ from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
 from deploy.driver.supervisor import Supervisor
-from deploy.observability.exporter import metrics_access, show_process
+from deploy.observability.exporter import metrics_access
 from deploy.observability.waits import ActorHealth
 from deploy.storage.sessions import earlier_sessions
 from headway import clock
-from headway.metrics import MetricsAccess
 from headway.roles import ProcessName, Role
 from learner.ranks.ray_group import LearnerGroup, create_learner
 from learner.ranks.spec import LearnerSpec
@@ -150,24 +148,12 @@ class Processes:
         return any(s.starts for s in self.services if s.name.role is Role.REWARD_MODEL)
 
     def _supervise_services(self) -> list[ServiceSupervisor]:
-        context, models = self._context, self._reward_models
-        broker = self._with_access(self.broker.serve_metrics)
-        broadcaster = self._with_access(partial(show_process, self.broadcaster.handle))
-        announce = self.learner.announce_again
+        supervise = partial(ServiceSupervisor, self._context, access=self._access)
         services = [
-            ServiceSupervisor(context, self.broker, serve=broker),
-            ServiceSupervisor(context, self.broadcaster, on_restart=announce, serve=broadcaster),
+            supervise(self.broker),
+            supervise(self.broadcaster, on_restart=self.learner.announce_again),
         ]
-        if models is not None:
-            serve = self._with_access(lambda access: show_process(models.handle, access))
-            services.append(ServiceSupervisor(context, models, serve=serve))
-        return services
-
-    def _with_access(
-        self, serve: Callable[[MetricsAccess], Awaitable[str]]
-    ) -> Callable[[], Awaitable[str]] | None:
-        """Return the call that has a process serve metrics; None where none are served."""
-        return None if self._access is None else partial(serve, self._access)
+        return [*services, *([supervise(self._reward_models)] if self._reward_models else [])]
 
     def _create_learner(self, spec: LearnerSpec) -> LearnerGroup | None:
         """Create the ranks of the learner, those of lost nodes on others; None without room."""

@@ -23,7 +23,6 @@ class Clock:
     """The clock that supervisors use."""
 
     monotonic: Callable[[], float] = time.monotonic
-    time: Callable[[], float] = clock.now
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
@@ -59,7 +58,7 @@ class Restarts:
         wait = self._budget.next_wait(settled=settled)
         if wait is None:
             raise RunFailed(self._budget.exhausted(self._name, reason))
-        row = note_restart(self._context, self._name, self._budget, reason, self._clock.time())
+        row = note_restart(self._context, self._name, self._budget, reason)
         await self._write(RESTARTS, row)
         await self._clock.sleep(wait)
 
@@ -88,7 +87,7 @@ class Restarts:
         if self._died_at is not None:
             away, self._died_at = self._clock.monotonic() - self._died_at, None
             again = f" again, after {away:.1f} s"
-            row = note_recovery(self._context, self._name, away, self._clock.time())
+            row = note_recovery(self._context, self._name, away)
             await self._write(RECOVERIES, row)
         self._context.console.say(f"{self._name} is ready{again}")
 
@@ -99,17 +98,17 @@ class Restarts:
 
 
 def note_restart(
-    context: RunContext, name: str, budget: RestartBudget, reason: str, at: float
+    context: RunContext, name: str, budget: RestartBudget, reason: str
 ) -> dict[str, Any]:
     """Print and record a restart; return its row of `restarts.jsonl`."""
     context.record.restarts[name] += 1
     context.console.say(
         f"{name} is restarted ({budget.in_a_row} of {budget.limit} in a row): {reason}"
     )
-    return {"actor": name, "at": at, "in_a_row": budget.in_a_row, "reason": reason}
+    return {"actor": name, "at": clock.now(), "in_a_row": budget.in_a_row, "reason": reason}
 
 
-def note_recovery(context: RunContext, name: str, seconds: float, at: float) -> dict[str, Any]:
+def note_recovery(context: RunContext, name: str, seconds: float) -> dict[str, Any]:
     """Record how long a process was away that works again; return its row of `recoveries.jsonl`."""
     context.record.away[name] = context.record.away.get(name, 0.0) + seconds
-    return {"process": name, "at": at, "seconds": seconds}
+    return {"process": name, "at": clock.now(), "seconds": seconds}

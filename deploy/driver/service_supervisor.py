@@ -4,7 +4,7 @@ Calls from elsewhere wait while it is made again, as long as their own deadlines
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
@@ -13,29 +13,11 @@ from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
 from deploy.errors import RunFailed
 from deploy.runtime.restart_budget import SETTLED_SECONDS
 from headway.errors import first_line
-from headway.roles import ProcessName, Role
+from headway.metrics import MetricsAccess
+from headway.ray_service import RayService
+from headway.roles import ProcessName
 from queues.errors import BrokerLostError
 from weight_sync.errors import BroadcasterDied
-
-
-class Service(Protocol):
-    """Client of such a process, as a `RayService` is."""
-
-    role: ClassVar[Role]
-    handle: Any
-    """Its handle in Ray; None while there is no process."""
-
-    async def start(self, *, again: bool = False) -> None:
-        """Wait until the process can work, for the first time or `again`, after a restart."""
-
-    async def live(self) -> None:
-        """Wait until the process dies, and raise RayError for it."""
-
-    async def ping(self) -> None:
-        """Wait for an answer that a process which does not hang gives at once."""
-
-    def stop(self, *, again: bool = False) -> None:
-        """End the process for good, or to be started `again`."""
 
 
 class ServiceSupervisor(Supervisor):
@@ -45,21 +27,21 @@ class ServiceSupervisor(Supervisor):
         context: The run.
         client: Client of the process.
         on_restart: Awaited whenever the process works again.
-        serve: Has it serve metrics, and returns host:port; None serves none.
+        access: Where it serves its metrics, and to whom; None serves none.
         timing: The clock of the restarts, and deadlines.
     """
 
     def __init__(
         self,
         context: RunContext,
-        client: Service,
+        client: RayService,
         *,
         on_restart: Callable[[], Awaitable[None]] | None = None,
-        serve: Callable[[], Awaitable[str]] | None = None,
+        access: MetricsAccess | None = None,
         timing: Timing = TIMING,
     ) -> None:
         super().__init__(context, ProcessName(client.role), timing)
-        self.client, self._on_restart, self._serve = client, on_restart, serve
+        self.client, self._on_restart, self._access = client, on_restart, access
 
     @property
     def handles(self) -> Mapping[ProcessName, Any]:
@@ -72,8 +54,8 @@ class ServiceSupervisor(Supervisor):
 
     async def _start(self, *, again: bool) -> None:
         await self.client.start(again=again)
-        if self._serve is not None:
-            self.metrics = {self.name: await self._serve()}
+        if self._access is not None:
+            self.metrics = {self.name: await self.client.serve_metrics(self._access)}
         if again and self._on_restart is not None:
             await self._on_restart()
 

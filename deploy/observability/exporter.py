@@ -24,14 +24,7 @@ from deploy.config.run_config import RunConfig
 from headway.atomic_file import atomic_file
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import InputError
-from headway.metrics import (
-    TOKEN_VARIABLE,
-    MetricsAccess,
-    MetricsServer,
-    Page,
-    public_address,
-    serve,
-)
+from headway.metrics import TOKEN_VARIABLE, MetricsAccess, MetricsServer, Page, public_address
 from headway.roles import Role, role_of
 
 DEFAULT_PORT = 9464
@@ -168,19 +161,6 @@ def metrics_access(deploy: DeployConfig) -> MetricsAccess:
 def is_loopback(address: str) -> bool:
     """Return whether a host, or host:port, is reached from its own node alone."""
     return address.startswith(("127.", "localhost", "::1", "[::1]"))
-
-
-async def show_process(handle: Any, access: MetricsAccess) -> str:
-    """Have a Ray actor serve its process metrics until it ends; return host:port."""
-    from headway.ray_process import call_in
-
-    return await call_in(handle, _serve_process, access)
-
-
-def _serve_process(_: object, access: MetricsAccess) -> str:
-    import ray
-
-    return public_address(access.host, serve([], access), ray.util.get_node_ip_address())
 
 
 def check_address(host: str, port: int | None) -> None:

@@ -113,10 +113,11 @@ class LearnerGroup:
         await call_rank(number, rank.paused.remote())
         await self._hear(number, rank, self._loading_silent_seconds)
 
-    async def serve_metrics(self, access: MetricsAccess) -> str:
-        """Serve the metrics of rank 0; return host:port."""
-        address: str = await call_rank(0, self._ranks[0].serve_metrics.remote(access))
-        return address
+    async def serve_metrics(self, access: MetricsAccess) -> list[str]:
+        """Have the ranks serve their metrics until they end; return host:port of each."""
+        return [
+            await call_rank(i, rank.serve_metrics.remote(access)) for i, rank in self._numbered()
+        ]
 
     async def paused(self) -> str | None:
         """Return why a rank waits for disk space; None where none does, or none answers in time."""

@@ -15,9 +15,9 @@ import ray
 
 from headway.cpu_cores import bind_process
 from headway.errors import HeadwayError
-from headway.metrics import MetricsAccess, public_address, serve
+from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
-from headway.ray_process import keep_title
+from headway.ray_process import keep_title, serve_metrics
 from learner import disk_wait
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.ranks.spec import LearnerSpec
@@ -140,12 +140,13 @@ class RankActor:
         return reached
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
-        """Serve `LearnerMetrics` of rank 0 until the process ends; return host:port."""
+        """Serve metrics, on rank 0 `LearnerMetrics` too, until the end; return host:port."""
+        if self._number:
+            return serve_metrics([], access)
         from learner.metrics import LearnerMetrics
 
         self._metrics = LearnerMetrics()
-        port = serve([self._metrics], access)
-        return public_address(access.host, port, ray.util.get_node_ip_address())
+        return serve_metrics([self._metrics], access)
 
     async def announce_again(self) -> None:
         """Announce the newest version of rank 0 to a broadcaster that has lost it."""

@@ -13,7 +13,7 @@ from deploy.cli import main
 from deploy.driver.scrape_targets import ScrapeTargets
 from deploy.run import Run
 from headway import clock
-from headway.metrics import MetricsAccess, serve
+from headway.metrics import MetricsAccess, MetricsServer
 from queues.records import PutStatus
 from weight_sync.announcements import WeightUpdateReport
 
@@ -51,7 +51,7 @@ class Crowded(Run):
         statistics = ActorStatistics(engine)
         statistics.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
         self.context.record.restarts[name] = 1
-        port = serve([ActorMetrics(statistics)], MetricsAccess(HOST))
+        port = MetricsServer([ActorMetrics(statistics)], MetricsAccess(HOST)).port
         SIMULATED_TARGETS.append((name, f"{HOST}:{port}"))
         broadcaster, serves = self.processes.broadcaster, -1
         while True:

@@ -1,7 +1,6 @@
 """The supervisor of the learner's ranks, with groups of a few lines."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -33,26 +32,13 @@ def died(rank=0):
     return rank_failure(rank, ActorDiedError())
 
 
-class Handle:
-    """A rank in Ray that dies as often as there are `deaths` when it is to serve metrics."""
-
-    def __init__(self, deaths):
-        self.__ray_call__ = SimpleNamespace(remote=self._serve)
-        self._deaths = deaths
-
-    async def _serve(self, *_):
-        if self._deaths:
-            raise self._deaths.pop()
-        return "rank:1"
-
-
 class Group:
     """Ranks that play one life: the error of `start` or None, and that of `run`."""
 
     def __init__(self, stage, spec, life):
         self.stage, self.spec = stage, spec
         self.started, self.ran = life if isinstance(life, tuple) else (None, life)
-        self.handles = [Handle(stage.deaths)] * stage.ranks
+        self.handles = [None] * stage.ranks
         self.killed = asyncio.Event()
         stage.groups.append(self)
         stage.events.append(("create", spec.version, spec.checkpoint))
@@ -91,7 +77,9 @@ class Group:
         return None
 
     async def serve_metrics(self, access):
-        return "leader:1"
+        if self.stage.deaths:
+            raise self.stage.deaths.pop()
+        return [f"rank-{number}:1" for number in range(len(self.handles))]
 
 
 class Broker:
@@ -126,9 +114,7 @@ class Stage:
             self.create,
             (Broker(self), BroadcasterClient(None)),
             access=MetricsAccess("localhost") if ranks > 1 else None,
-            timing=Timing(
-                clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep)
-            ),
+            timing=Timing(clock=Clock(monotonic=lambda: self.now, sleep=self.sleep)),
         )
 
     def create(self, spec):
@@ -197,11 +183,11 @@ def test_only_what_new_ranks_may_not_meet_again_is_tried_again(
 
 
 def test_a_rank_that_dies_as_it_is_to_serve_metrics_is_made_again(tmp_path):
-    stage = Stage(tmp_path, None, None, None, ranks=2, deaths=[ActorDiedError(), ActorDiedError()])
+    stage = Stage(tmp_path, None, None, None, ranks=2, deaths=[died(1), died(1)])
     stage.play()
     reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
     assert [reason[:12] for reason in reasons] == ["rank 1 died:", "rank 1 died:"]
-    assert stage.supervisor.metrics == {"learner": "leader:1", "learner-1": "rank:1"}
+    assert stage.supervisor.metrics == {"learner": "rank-0:1", "learner-1": "rank-1:1"}
 
 
 @pytest.mark.parametrize("new_batches", [0, 1])
