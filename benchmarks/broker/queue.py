@@ -10,11 +10,13 @@ to a process whose only thread writes and syncs the same bytes. Takes about 15 m
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from benchmarks.harness.processes import local_ray
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, number, several
 from benchmarks.harness.tables import cells, medians_over, text_table
@@ -40,36 +42,40 @@ class QueueOptions(Options):
 
 
 def measure(options: QueueOptions) -> Iterator[Record]:
-    import ray
+    pairs = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
+    rounds: dict[tuple[int, int], list[Record]] = {pair: [] for pair in pairs}
+    with (
+        local_ray(cores=4),
+        tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name,
+    ):
+        for _, (tokens, actors) in product(range(options.rounds), pairs):
+            figures = measure_pair(tokens, actors, Path(name))
+            rounds[tokens, actors].append(figures)
+            shown = {"tokens": tokens, "actors": actors, **figures}
+            print(text_table([*COLUMNS], [cells(shown, COLUMNS)]), flush=True)
+    yield {
+        "settings": [
+            {"tokens": tokens, "actors": actors, **medians_over(measured), "rounds": measured}
+            for (tokens, actors), measured in rounds.items()
+        ]
+    }
 
+
+def measure_pair(tokens: int, actors: int, folder: Path) -> Record:
+    """Return the rate of the broker and of its ceiling for one length and number of actors."""
     from benchmarks.broker.load import template
     from benchmarks.broker.rates import measure_ceiling, measure_setting
 
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    pairs = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
-    rounds: dict[tuple[int, int], list[Record]] = {pair: [] for pair in pairs}
-    with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name:
-        for _ in range(options.rounds):
-            for tokens, actors in pairs:
-                ceiling = measure_ceiling(tokens, Path(name))
-                measured = measure_setting(actors, 0.0, tokens, Path(name))
-                rate = measured["accepted_groups_per_second"]
-                figures = {
-                    "groups_per_second": rate,
-                    "megabytes_per_second": rate * len(template(tokens)) / 1e6,
-                    "ceiling_groups_per_second": ceiling,
-                    "of_ceiling": rate / ceiling,
-                }
-                rounds[tokens, actors].append(figures | {"raw": measured})
-                shown = {"tokens": tokens, "actors": actors, **figures}
-                print(text_table([*COLUMNS], [cells(shown, COLUMNS)]), flush=True)
-        yield {
-            "settings": [
-                {"tokens": tokens, "actors": actors, **medians_over(measured), "rounds": measured}
-                for (tokens, actors), measured in rounds.items()
-            ]
-        }
-    ray.shutdown()
+    ceiling = measure_ceiling(tokens, folder)
+    measured = measure_setting(actors, 0.0, tokens, folder)
+    rate = measured["accepted_groups_per_second"]
+    return {
+        "groups_per_second": rate,
+        "megabytes_per_second": rate * len(template(tokens)) / 1e6,
+        "ceiling_groups_per_second": ceiling,
+        "of_ceiling": rate / ceiling,
+        "raw": measured,
+    }
 
 
 def misses(record: Record) -> list[str]:

@@ -10,9 +10,11 @@ percentiles of puts and of leases shall be at most 100 ms at 200 groups/s.
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+from benchmarks.harness.processes import local_ray
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, number, several
 from benchmarks.harness.tables import text_table
@@ -84,19 +86,17 @@ class ScaleOptions(Options):
 
 
 def measure(options: ScaleOptions) -> Iterator[Record]:
-    import ray
-
     from benchmarks.broker.rates import measure_setting
 
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     settings = []
-    with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name:
-        for rate in options.rates:
-            for actors in options.actors:
-                settings.append(measure_setting(actors, rate, TOKENS, Path(name)))
-                print("  ".join(row(settings[-1])), flush=True)
-                yield {"settings": settings}
-    ray.shutdown()
+    with (
+        local_ray(cores=4),
+        tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name,
+    ):
+        for rate, actors in product(options.rates, options.actors):
+            settings.append(measure_setting(actors, rate, TOKENS, Path(name)))
+            print("  ".join(row(settings[-1])), flush=True)
+            yield {"settings": settings}
 
 
 STUDY = Study(

@@ -96,6 +96,18 @@ def child(
                 process.wait()
 
 
+@contextmanager
+def local_ray(cores: int) -> Iterator[None]:
+    """Run a Ray cluster on this machine during the block."""
+    import ray
+
+    ray.init("local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def raise_failure(what: str, code: int, log: Path) -> None:
     """Raise the error that a process ended with, unless its exit code is 0.
 

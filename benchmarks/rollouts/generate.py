@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchmarks.harness.processes import local_ray
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, choice
 
@@ -51,18 +52,12 @@ def figures_of(rounds: Sequence[Mapping[str, "Sampled"]]) -> Record:
 
 
 def measure(options: GenerateOptions) -> Iterator[Record]:
-    import ray
-
     from benchmarks.rollouts.generation_rounds import measure_rounds
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            rounds = measure_rounds(options.rounds, options.groups, options.size, Path(folder))
-            yield figures_of(asyncio.run(rounds))
-    finally:
-        ray.shutdown()
+    with local_ray(cores=4), tempfile.TemporaryDirectory() as folder:
+        rounds = measure_rounds(options.rounds, options.groups, options.size, Path(folder))
+        yield figures_of(asyncio.run(rounds))
 
 
 def table(record: Record) -> str:

@@ -19,9 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-import ray
 import torch
 
+from benchmarks.harness.processes import local_ray
 from benchmarks.harness.synthetic_load import Size, write
 from benchmarks.training.utilisation import ClockedEngine
 from deploy.errors import RunFailed
@@ -113,13 +113,9 @@ def gaps(
         For each batch but the first the seconds of the `gap` before it, and of the `step`: the gap
         and the computing after it.
     """
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            every = checkpoint_every or batches + 1
-            return asyncio.run(_train(rank, clock, groups, batches, every, Path(folder)))
-    finally:
-        ray.shutdown()
+    every = checkpoint_every or batches + 1
+    with local_ray(cores=2), tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_train(rank, clock, groups, batches, every, Path(folder)))
 
 
 async def _train(
