@@ -12,7 +12,7 @@ from deploy.driver.restart_policy import note_restart
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
-from deploy.preflight.run_folders import backup_warning
+from deploy.preflight.machine_checks import backup_warning
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run

@@ -18,8 +18,7 @@ from deploy.config.devices import for_this_machine
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.preflight.model_origins import refuse_another_origin, warm_start_origin
-from deploy.preflight.models import model_path
+from deploy.preflight.models import model_path, refuse_another_origin, warm_start_origin
 from deploy.report.summary import WARM_UP
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.cpu_cores import usable_cores

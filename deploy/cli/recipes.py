@@ -41,7 +41,7 @@ def validate(
         check_memory(config, SafeConsole(stderr=True))
     from deploy.config.loader import short_text
     from deploy.config.recipe_text import recipe_text
-    from deploy.config.rollout_rules import hardly_trains
+    from deploy.config.rules import hardly_trains
 
     for note in hardly_trains(config):
         typer.echo(f"note: {note}", err=True)

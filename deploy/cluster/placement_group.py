@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.assignment import Process, assign, lacking, to_free
-from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
+from deploy.cluster.placement import (
+    NODE_LABEL,
+    Node,
+    Process,
+    ResourceRequest,
+    assign,
+    lacking,
+    to_free,
+)
 from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal

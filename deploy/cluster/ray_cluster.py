@@ -15,10 +15,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster.assignment import lacking
 from deploy.cluster.cleanup import ending_workers, private_folder
 from deploy.cluster.orphans import reaping_orphans
-from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of
+from deploy.cluster.placement import NODE_LABEL, Node, lacking, resource_requests, roles_of
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
 from deploy.config.run_config import RunConfig

@@ -11,9 +11,7 @@ from pydantic import ValidationError, model_validator
 
 from deploy.config.messages import explain
 from deploy.config.recipe_keys import RecipeKeys
-from deploy.config.rollout_rules import check_against_objective, check_batch
-from deploy.config.source_rules import check_source
-from deploy.config.weight_transport_rules import check_transport
+from deploy.config.rules import check_against_objective, check_batch, check_source, check_transport
 from headway.errors import InputError
 from learner.config.learner import LearnerConfig
 from queues.config import QueuesConfig

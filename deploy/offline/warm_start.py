@@ -19,10 +19,9 @@ from actors.sources.examples import DEMONSTRATIONS, Example, Messages, load_exam
 from actors.sources.rows import plain_text
 from deploy.cluster.cpu_affinity import supervised_threads
 from deploy.config.run_config import RunConfig
-from deploy.preflight.model_origins import warm_start_origin
-from deploy.preflight.models import check_adapter, find_model
+from deploy.preflight.machine_checks import check_runs_dir
+from deploy.preflight.models import check_adapter, find_model, warm_start_origin
 from deploy.preflight.prompts import load_heldout
-from deploy.preflight.run_folders import check_runs_dir
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import ORIGIN_FILE, atomic_folder, check_absent
 from headway.cpu_cores import usable_cores

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from deploy.config.rollout_rules import hardly_trains
+from deploy.config.rules import hardly_trains
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model

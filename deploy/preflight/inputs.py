@@ -1,33 +1,42 @@
 """Loads and checks what a run is made from, before anything is written: model, prompts, rewards."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.engines.model_folder import check_model, weight_shapes
+from actors.config import ActorsConfig
+from actors.engines.model_folder import check_model, context_length, weight_shapes
+from actors.engines.sampling_rules import check_sampling
+from actors.environments.load_environment import load_environment
+from actors.environments.single_turn import opening
+from actors.reward_models.folder import check_reward_model
+from actors.rewards import check_scorable, load_rewards
+from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from actors.sources.protocol import RestartableSource
 from deploy.config.evaluation_schedule import PlannedEvaluation
+from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
-from deploy.preflight.loaded_checks import (
-    CHECKS,
-    CHECKS_OF_NEW,
-    CHECKS_OF_RESUMED,
-    Loaded,
-    check_objective,
-    check_prompts,
-    check_scoring,
-    check_space,
+from deploy.planner.disk_space import check_free_space
+from deploy.preflight.machine_checks import check_machine, check_run_folders
+from deploy.preflight.models import (
+    Shapes,
+    check_adapter,
+    check_examples,
+    check_workers,
+    find_model,
+    fingerprint_of_model,
+    model_path,
+    reward_model_paths,
 )
-from deploy.preflight.machine_checks import check_machine
-from deploy.preflight.model_origins import fingerprint_of_model
-from deploy.preflight.models import model_path, reward_model_paths
-from deploy.preflight.prompts import open_prompts
+from deploy.preflight.prompts import OpenedPrompts, open_prompts
 from deploy.storage.run_directory import RunDirectory
-from headway.errors import InputError
+from deploy.storage.sessions import read_sessions
+from headway.errors import HeadwayError, InputError
 from headway.output_limits import limited_output
+from queues.policy.prompt_retirement import split
 from queues.records import Prompt
 
 
@@ -45,6 +54,130 @@ class Inputs:
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the initial weights and of the reward models, by their role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A recipe and its inputs, with what only the checks need."""
+
+    config: RunConfig
+    inputs: Inputs
+    shapes: Shapes | None
+    """Shapes of the model's weights, by their names; None for a name on the hub."""
+    prompts: OpenedPrompts
+    resumed: RunDirectory | None
+    """The run that goes on; None for a new one."""
+
+
+def check_scoring(config: RunConfig) -> None:
+    """Import rewards and environment, and check their options."""
+    actors = config.actors
+    for names in (actors.reward, scored_by(actors)):
+        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
+    load_environment(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
+
+
+def scored_by(actors: ActorsConfig) -> tuple[str, ...]:
+    """Return the rewards of held-out rollouts."""
+    return actors.heldout_reward or actors.reward
+
+
+def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
+    """Refuse prompts that the rewards cannot score, or that could not be known again if retired."""
+    if config.prompts.pass_rate_cap is not None:
+        for prompt in prompts.first:
+            split(prompt.prompt_id)
+    check_scorable(config.actors.reward, [*prompts.first, *prompts.of_parts])
+    check_scorable(scored_by(config.actors), prompts.problems)
+
+
+def check_objective(config: RunConfig) -> None:
+    """Compute the objective of two made-up rollouts; imports torch.
+
+    Raises:
+        InputError: The objective, which may be the user's, raised or does not fit the recipe.
+    """
+    from learner.objective.checks import check_objective as traits_of
+
+    try:
+        traits = traits_of(config.objective)
+    except HeadwayError:
+        raise
+    except Exception as error:
+        chosen = config.learner
+        raise InputError(
+            f"learner.advantage = {chosen.advantage!r}, loss = {chosen.loss!r} and correction = "
+            f"{chosen.correction!r} raised {error!r} on two made-up rollouts"
+        ) from error
+    check_against_objective(config, traits)
+
+
+def _check_engine(loaded: Loaded) -> None:
+    check_workers(loaded.config, loaded.inputs.model_path)
+    if loaded.config.actors.engine == "vllm":
+        check_sampling(loaded.inputs.model_path)
+
+
+def _check_scores(loaded: Loaded) -> None:
+    check_prompts(loaded.config, loaded.prompts)
+    check_objective(loaded.config)
+    check_fit(loaded.inputs.model_path, loaded.config.actors, loaded.prompts.sample)
+
+
+def _check_reward_models(loaded: Loaded) -> None:
+    actors = loaded.config.actors
+    for reward_model in loaded.inputs.reward_models:
+        check_reward_model(
+            reward_model,
+            standardise=actors.reward_model.standardise,
+            max_new_tokens=actors.max_new_tokens,
+            max_model_len=actors.max_model_len or context_length(loaded.inputs.model_path),
+            prompts=map(opening, loaded.prompts.sample),
+            template_options=actors.chat_template_options,
+        )
+
+
+def _check_new(loaded: Loaded) -> None:
+    """Compare adapters and examples of a run that begins with what they were made from."""
+    if loaded.resumed is not None:
+        return
+    check_examples(loaded.config)
+    learner, path = loaded.config.learner, loaded.inputs.model_path
+    check_adapter(learner.lora, path, section="learner.lora", shapes=loaded.shapes)
+    if (critic := learner.critic) is not None:
+        own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
+        check_adapter(critic.lora, own, section="learner.critic.lora")
+
+
+def _check_resumed(loaded: Loaded) -> None:
+    """Refuse to resume a run whose model folders have other content than in its last session.
+
+    Raises:
+        InputError: One differs; names its role.
+    """
+    if (run := loaded.resumed) is None:
+        return
+    sessions = read_sessions(run)
+    before = sessions[-1].get("models", {}) if sessions else {}
+    for name, fingerprint in loaded.inputs.models.items():
+        if before.get(name, fingerprint) != fingerprint:
+            raise InputError(
+                f"the {name} of {run.path.name} is not that of its last session ({before[name]} "
+                f"before, {fingerprint} now), and scores and KL would not be comparable; put it "
+                "back, or start a run of its own"
+            )
+
+
+CHECKS: tuple[Callable[[Loaded], None], ...] = (
+    _check_engine,
+    _check_scores,
+    _check_reward_models,
+    _check_new,
+    _check_resumed,
+)
+"""Checks of everything that was loaded, in their order."""
 
 
 @contextmanager
@@ -71,22 +204,15 @@ def load_inputs(
     Raises:
         InputError: Something is missing or cannot be used; names what is allowed.
     """
+    folders = check_run_folders(config)
     check_machine(config)
     loaded = _load(config, resumed)
-    further = CHECKS_OF_NEW if resumed is None else CHECKS_OF_RESUMED
-    for check in (*CHECKS, *further):
+    for check in CHECKS:
         check(loaded)
-    if needs_space:
-        check_space(loaded)
-    prompts = loaded.prompts
-    return Inputs(
-        loaded.model_path,
-        prompts.source,
-        prompts.problems,
-        prompts.evaluations,
-        loaded.reward_models,
-        loaded.fingerprints,
-    )
+    if needs_space and loaded.shapes is not None:
+        checkpoints = None if resumed is None else resumed.checkpoints
+        check_free_space(config, loaded.shapes, folders, resumed=checkpoints)
+    return loaded.inputs
 
 
 def _load(config: RunConfig, resumed: RunDirectory | None) -> Loaded:
@@ -98,15 +224,16 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Loaded:
     prompts = open_prompts(config, model_path=path, begun=begun)
     reward_models = reward_model_paths(config)
     named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
-    return Loaded(
-        config=config,
-        model_path=path,
-        shapes=weight_shapes(path) if Path(path).is_dir() else None,
-        prompts=prompts,
-        reward_models=reward_models,
-        fingerprints={name: fingerprint_of_model(folder) for name, folder in named.items()},
-        resumed=resumed,
+    inputs = Inputs(
+        path,
+        prompts.source,
+        prompts.problems,
+        prompts.evaluations,
+        reward_models,
+        {name: fingerprint_of_model(folder) for name, folder in named.items()},
     )
+    shapes = weight_shapes(path) if Path(path).is_dir() else None
+    return Loaded(config=config, inputs=inputs, shapes=shapes, prompts=prompts, resumed=resumed)
 
 
 @_foreign_code()

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from headway.atomic_file import atomic_file
 from headway.clean_text import without_secrets_in
 from headway.full_disk import is_full
 
+Say = Callable[[str], None]
+"""Prints a line for the user."""
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """Errors of JSON that is damaged, and of making an object of what it has."""
 
@@ -63,6 +66,34 @@ def rewrite_rows(path: Path, rows: Iterable[Any]) -> None:
         file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a file or folder to `aside-NAME`, or `aside-2-NAME`, …; return its new path."""
+    prefixes = chain(["aside-"], (f"aside-{number}-" for number in count(2)))
+    targets = (path.with_name(prefix + path.name) for prefix in prefixes)
+    return path.rename(next(target for target in targets if not target.exists()))
+
+
+def mend_rows(path: Path, say: Say, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
+    """Return the records of a JSON-lines file, without those that are damaged.
+
+    `parse` makes an object of each record. The file then has the intact records alone; as it was,
+    it is set aside.
+    """
+    try:
+        rows = read_rows(path, parse)
+    except OSError as error:
+        say(f"{path} cannot be read ({error}), and is kept as {set_aside(path)}")
+        return []
+    if rows.damaged:
+        say(
+            f"{path}, line {next(iter(rows.damaged))} is damaged; {len(rows.intact)} intact records"
+            f" of {rows.lines} stay, and the file as it was is kept as {set_aside(path)}"
+        )
+    if len(rows.intact) < rows.lines:
+        rewrite_rows(path, rows.intact)
+    return rows.parsed
+
+
 def brief(error: Exception) -> str:
     """Return type and message of an error."""
     return f"{type(error).__name__}: {error}"
@@ -74,7 +105,7 @@ class JsonlWriter:
     Records are dropped while the disk is full, which `say` reports.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, say: Say) -> None:
         self._folder, self._say = folder, say
         self._dropped: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -1,24 +1,27 @@
 """The record of a run: everything that its driver has gathered so far, restored on resumption."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
-from deploy.storage.repair.mending import Say, mend_rows, mend_summary
+from deploy.storage.jsonl import Say, mend_rows, set_aside
 from deploy.storage.run_directory import RunDirectory
+from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import read_batches
+from queues.readers.open_run import open_ledger
 from queues.records import Evaluation
 from weight_sync.announcements import WeightUpdateReport
 
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
 
-METRICS, RESTARTS, RECOVERIES = "metrics.jsonl", "restarts.jsonl", "recoveries.jsonl"
+METRICS, SWAPS = "metrics.jsonl", "swaps.jsonl"
+RESTARTS, RECOVERIES = "restarts.jsonl", "recoveries.jsonl"
 LOGS = ("drift.jsonl", "samples.jsonl", "scalings.jsonl", "sessions.jsonl", "waits.jsonl")
 """Files that a session only adds to, besides those that a record is restored from."""
 
@@ -148,14 +151,14 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
     if directory.ledger.exists():
         rows = read_batches(directory.path, verify=False)  # `check_ledger` has verified them
         record.batches = [TrainedBatch.from_dict(row) for row in rows]
-        swaps = mend_rows(directory, "swaps.jsonl", say, lambda row: WeightUpdateReport(**row))
-        restarts = mend_rows(directory, RESTARTS, say, itemgetter("actor"))
-        record.swaps, record.restarts = swaps, Counter(restarts)
-        for row in mend_rows(directory, RECOVERIES, say, itemgetter("process", "seconds")):
+        folder = directory.path
+        record.swaps = mend_rows(folder / SWAPS, say, lambda row: WeightUpdateReport(**row))
+        record.restarts = Counter(mend_rows(folder / RESTARTS, say, itemgetter("actor")))
+        for row in mend_rows(folder / RECOVERIES, say, itemgetter("process", "seconds")):
             record.away[row[0]] = record.away.get(row[0], 0.0) + row[1]
         for name in LOGS:
-            mend_rows(directory, name, say)
-        written = mend_rows(directory, METRICS, say, lambda row: int(row["version"]))
+            mend_rows(folder / name, say)
+        written = mend_rows(folder / METRICS, say, lambda row: int(row["version"]))
         if (newest := max(written, default=-1)) >= record.version:
             say(
                 f"{directory.ledger} ends at version {record.version}, but {METRICS} has batch "
@@ -165,7 +168,42 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
         directory.rewrite(METRICS, [batch.to_dict() for batch in record.batches])
     names = Earlier.__dataclass_fields__
     keys = (*names, "heldout", "heldout_sampled")
-    if summary := mend_summary(directory, keys, record.batches, say):
+    if summary := _mend_summary(directory, keys, record.batches, say):
         record.earlier = Earlier(**{name: summary[name] for name in names})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record
+
+
+def _mend_summary(
+    directory: RunDirectory,
+    keys: Sequence[str],
+    batches: Sequence[TrainedBatch],
+    say: Say,
+) -> Mapping[str, Any]:
+    """Return the summary of the earlier sessions, with some keys; empty for a new run.
+
+    Without a summary the ledger serves: the held-out scores are collected from it again, the time
+    is that from the first to the last batch of each session, and tokens count where they were
+    accepted.
+    """
+    try:
+        if summary := directory.summary(*keys):
+            return summary
+        if batches:
+            file = directory.summary_file
+            say(f"{file} is missing: its figures are made again from the ledger")
+    except (InputError, OSError) as error:
+        kept = set_aside(directory.summary_file)
+        say(f"{error}; its figures are made again from the ledger, and the file is kept as {kept}")
+    if not batches:
+        return {}
+    with open_ledger(directory.path, verify=False) as database:
+        (tokens,) = database.execute("SELECT coalesce(sum(tokens), 0) FROM results").fetchone()
+    ends = {batch.times.session_started_at: batch.times for batch in batches}
+    return {
+        "seconds": sum(times.published_at - begin for begin, times in ends.items()),
+        "tokens_generated": tokens,
+        "seconds_to_first_step": None,
+        "heldout": [],
+        "heldout_sampled": [],
+    }

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.config.run_config import RunConfig
-from deploy.storage.repair.mending import Say
+from deploy.storage.jsonl import Say
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import last_recipe
 from headway.errors import InputError

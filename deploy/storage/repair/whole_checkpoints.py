@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy.storage.jsonl import Say, set_aside
 from deploy.storage.repair.backups import named_backup
-from deploy.storage.repair.mending import Say, set_aside
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import damage_of

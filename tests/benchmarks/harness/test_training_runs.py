@@ -17,7 +17,7 @@ from benchmarks.harness.training_runs import (
     conditions,
 )
 from deploy.config.loader import load_recipe
-from deploy.preflight.model_origins import warm_start_origin
+from deploy.preflight.models import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from tests.deploy.conftest import RECIPE

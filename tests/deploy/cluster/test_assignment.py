@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.assignment import assign, lacking, to_free
-from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
+from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest, assign, lacking, to_free
 
 
 def gpu_nodes(*gpus, pools=()):

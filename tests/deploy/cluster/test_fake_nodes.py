@@ -9,8 +9,7 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 from rich.console import Console
 
-from deploy.cluster.assignment import lacking
-from deploy.cluster.placement import NODE_LABEL, ResourceRequest
+from deploy.cluster.placement import NODE_LABEL, ResourceRequest, lacking
 from deploy.cluster.placement_group import Reservation
 from deploy.cluster.ray_cluster import alive_nodes
 from deploy.runtime.console import Terminal

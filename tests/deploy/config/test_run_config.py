@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from deploy.config.loader import SHIPPED_RECIPES, load_recipe
-from deploy.config.rollout_rules import check_against_objective
+from deploy.config.rules import check_against_objective
 from headway.errors import InputError
 from learner.config.traits import ESTIMATORS
 from learner.objective.checks import check_objective

@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.config.weight_transport_rules import check_devices
+from deploy.config.rules import check_devices
 from headway.errors import InputError
 from weight_sync.config import WeightSyncConfig
 

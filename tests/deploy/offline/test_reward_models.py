@@ -11,8 +11,7 @@ import pytest
 from actors.reward_models.folder import TextReader
 from deploy.config.loader import load_recipe
 from deploy.offline.reward_models import PreferencePairs
-from deploy.preflight.model_origins import reward_model_origin
-from deploy.preflight.models import reward_model_paths
+from deploy.preflight.models import reward_model_origin, reward_model_paths
 from headway.errors import InputError
 
 SECTION = (

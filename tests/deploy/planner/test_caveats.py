@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.config.rollout_rules import hardly_trains
+from deploy.config.rules import hardly_trains
 from deploy.planner.calibration import Measured
 from deploy.planner.caveats import (
     TAKEN_OVER,

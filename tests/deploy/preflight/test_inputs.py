@@ -14,8 +14,7 @@ from deploy.preflight.machine_checks import (
     check_descriptors,
     check_machine,
 )
-from deploy.preflight.model_origins import warm_start_origin
-from deploy.preflight.models import check_examples, model_path
+from deploy.preflight.models import check_examples, model_path, warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from weight_sync.open_files import MOST

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.preflight.machine_checks import check_machine
-from deploy.preflight.run_folders import backup_warning, check_run_folders
+from deploy.preflight.machine_checks import backup_warning, check_machine, check_run_folders
 from headway.errors import InputError
 
 

@@ -1,5 +1,7 @@
-"""Rules of what an objective asks of queues, actors and prompts, as functions over its traits."""
+"""Rules between the sections of a recipe: what an objective, a source and a transport ask for."""
 
+from actors.config import ActorsConfig, PromptsConfig
+from actors.shipped import REWARDS, SOURCES
 from deploy.config.recipe_keys import RecipeKeys
 from headway.errors import InputError
 from learner.config.objective_rules import (
@@ -9,6 +11,7 @@ from learner.config.objective_rules import (
     what_ties_teach,
 )
 from learner.config.traits import ObjectiveTraits
+from weight_sync.config import WeightSyncConfig
 
 LEAST_RATE = 1e-5
 """Learning rate of an adapter below which it hardly changes."""
@@ -109,3 +112,100 @@ def hardly_trains(config: RecipeKeys) -> list[str]:
         f"learner.learning_rate = {learner.learning_rate:g}: an adapter hardly changes with less "
         f"than {LEAST_RATE:g}, and takes about ten times the rate of whole weights"
     ]
+
+
+def check_source(prompts: PromptsConfig, actors: ActorsConfig) -> None:
+    """Refuse a source that never comes back to a capped prompt, or that a reward cannot score.
+
+    Raises:
+        ValueError: Names both settings, and what would fit. Nothing is said of user code.
+    """
+    entry, cap = SOURCES.get(prompts.source), prompts.pass_rate_cap
+    if entry is None:
+        return
+    if cap is not None and entry.traits.endless:
+        raise ValueError(
+            f"prompts.pass_rate_cap = {cap} has no effect with prompts.source = "
+            f'{prompts.source!r}, which always draws new problems; it is for "files", and for '
+            "sources of your own that come back to theirs"
+        )
+    libraries = {name: e.traits.library for name in REWARDS if (e := REWARDS.get(name)) is not None}
+    for name in actors.reward:
+        library = libraries.get(name)
+        if library is not None and entry.traits.library is None:
+            fitting = ", ".join(other for other, needed in libraries.items() if needed is None)
+            raise ValueError(
+                f'actors.reward = ["{name}"] scores problems of {library}:TASK alone, and '
+                f"prompts.source = {prompts.source!r}; set actors.reward to one or more of "
+                f'{fitting}, or to your own "module:function"'
+            )
+
+
+STAGED = '"shared_memory", "object_store" or "filesystem"'
+
+
+def check_transport(config: RecipeKeys) -> None:
+    """Refuse a transport that cannot work between the learner and the actors of a recipe.
+
+    Raises:
+        InputError: They are on different nodes, or the engine or the GPUs are not what it needs, or
+            it would round an adapter.
+    """
+    weight_sync, placement = config.weight_sync, config.deploy.placement
+    learner, actors, transport = config.learner, config.actors, config.weight_sync.transport
+    if weight_sync.one_node and (placement.learner or placement.actors):
+        role = "learner" if placement.learner else "actors"
+        raise InputError(
+            f"deploy.placement.{role} may put actors and learner on different nodes, and "
+            f'weight_sync.transport = "{transport}" stays within a node; set it to '
+            '"object_store" or "filesystem"'
+        )
+    if weight_sync.staged:
+        if learner.lora is not None and weight_sync.wire_dtype != "as_trained":
+            raise InputError(
+                f'weight_sync.wire_dtype = "{weight_sync.wire_dtype}" would round the factors of '
+                "[learner.lora], which alone are sent; leave it out"
+            )
+        return
+    if actors.engine != "vllm":
+        raise InputError(
+            f'weight_sync.transport = "{transport}" is vLLM\'s own, and actors.engine = '
+            f"{actors.engine!r}; set the transport to {STAGED}"
+        )
+    if not (learner.gpus and actors.gpus):
+        raise InputError(
+            f'weight_sync.transport = "{transport}" goes from a CUDA device of the learner to '
+            f"those of the engines, and learner.gpus = {learner.gpus:g}, actors.gpus = "
+            f"{actors.gpus:g}; give both a GPU, or set the transport to {STAGED}"
+        )
+    shares = learner.gpus + actors.count * actors.gpus
+    if transport == "ipc" and (learner.ranks > 1 or shares > 1):
+        raise InputError(
+            'weight_sync.transport = "ipc" needs learner and engines on one GPU, and '
+            f"learner.ranks = {learner.ranks}, learner.gpus = {learner.gpus:g} and "
+            f"{actors.count} × actors.gpus = {actors.gpus:g} take {shares:g}; set one rank and "
+            'shares that are at most 1 together, or weight_sync.transport = "nccl"'
+        )
+    if transport == "nccl" and (learner.gpus < 1 or actors.gpus < 1):
+        raise InputError(
+            'weight_sync.transport = "nccl" needs learner and engines on different GPUs, and '
+            f"learner.gpus = {learner.gpus:g}, actors.gpus = {actors.gpus:g} may share one; set "
+            'both to at least 1, or weight_sync.transport = "ipc"'
+        )
+
+
+def check_devices(weight_sync: WeightSyncConfig, ray_address: str) -> None:
+    """Check that this machine has the device that the transport needs, if the run will be on it.
+
+    Raises:
+        InputError: There is no such device.
+    """
+    if weight_sync.staged or ray_address != "local":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError(
+            f'weight_sync.transport = "{weight_sync.transport}" needs a CUDA device, and this '
+            f"machine has none that torch can use; set it to {STAGED}"
+        )
