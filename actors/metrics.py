@@ -20,7 +20,6 @@ class EngineMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         for metric in REGISTRY.collect():
             if metric.name in ENGINE:
                 copy = Metric(metric.name, metric.documentation, metric.type)
@@ -37,7 +36,6 @@ class ActorMetrics(Collector):
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         values = self._statistics.statistics()
         for name, key, text in (
             (

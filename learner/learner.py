@@ -31,11 +31,9 @@ class Trainer(Protocol):
 
     async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """Train the batch of a version."""
-        ...
 
     async def publish(self, version: int) -> str:
         """Copy the weights of a version, to be sent in the background; return their checksum."""
-        ...
 
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
@@ -44,11 +42,9 @@ class Trainer(Protocol):
 
         What is returned writes it, and gives its path, relative to the run's folder.
         """
-        ...
 
     async def prune(self, version: int) -> None:
         """Remove checkpoints that are not kept; this version's was the last to be committed."""
-        ...
 
 
 @dataclass

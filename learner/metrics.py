@@ -82,7 +82,6 @@ class LearnerMetrics(Collector):
             self._finished_at, self._report = clock.now(), report
 
     def collect(self) -> Iterator[Metric]:
-        """Collect one scrape."""
         with self._lock:
             return iter([*self._collect()])
 

@@ -69,11 +69,9 @@ class RolloutEngine(UpdatableEngine, Protocol):
 
     async def start(self) -> None:
         """Load the model; without an initial version the engine is STALE until its first."""
-        ...
 
     def inventory(self) -> Signature:
         """Return names, shapes and (where it matters) dtypes of the weights that it takes."""
-        ...
 
     async def generate(
         self,
@@ -100,7 +98,6 @@ class RolloutEngine(UpdatableEngine, Protocol):
             EngineStale: No version was loaded yet.
             EngineDied: The engine is gone, and with it every request.
         """
-        ...
 
     async def interrupt(self) -> None:
         """End every request, running or to come, as ABORTED with its tokens; for good.
@@ -108,8 +105,6 @@ class RolloutEngine(UpdatableEngine, Protocol):
         Raises:
             EngineDied: The engine is gone, and with it every request.
         """
-        ...
 
     async def close(self) -> None:
         """End every process of the engine; running requests fail."""
-        ...

@@ -52,11 +52,9 @@ class ScriptedEngine:
         self._closed = False
 
     async def start(self) -> None:
-        """See `RolloutEngine.start`."""
         self._runs.set()
 
     def inventory(self) -> Signature:
-        """See `RolloutEngine.inventory`."""
         return {name: (None, shape) for name, shape in self.shapes.items()}
 
     async def generate(
@@ -96,7 +94,6 @@ class ScriptedEngine:
         )
 
     async def interrupt(self) -> None:
-        """See `RolloutEngine.interrupt`."""
         self._check_open()
         self._interrupted = True
         self._runs.set()
@@ -105,7 +102,6 @@ class ScriptedEngine:
         """See `UpdatableEngine.prepare`; there is nothing to do."""
 
     async def pause(self) -> None:
-        """See `UpdatableEngine.pause`."""
         self._check_open()
         self._runs.clear()
 
@@ -121,11 +117,9 @@ class ScriptedEngine:
         self.version = version
 
     async def resume(self) -> None:
-        """See `UpdatableEngine.resume`."""
         self._runs.set()
 
     async def close(self) -> None:
-        """See `RolloutEngine.close`."""
         self._closed = True
         self._runs.set()
 

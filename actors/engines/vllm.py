@@ -116,7 +116,6 @@ class VllmEngine:
         *,
         cache_salt: str | None = None,
     ) -> Generation:
-        """See `RolloutEngine.generate`."""
         if self._version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
         with typed_errors():
@@ -204,7 +203,6 @@ class VllmEngine:
         )
 
     async def interrupt(self) -> None:
-        """See `RolloutEngine.interrupt`."""
         self._interrupted = True
         self._admits.set()
         with typed_errors():
@@ -256,12 +254,10 @@ class VllmEngine:
         self._version = version
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
-        """See `DirectEngine.transfer`."""
         with self._loading(method):
             await self._answered(transfer(self._engine, method, payload))
 
     async def serve(self, version: int) -> None:
-        """See `DirectEngine.serve`."""
         with typed_errors():
             await self._answered(self._engine.update_weight_version(str(version)))
         self._version = version
@@ -315,13 +311,11 @@ class VllmEngine:
         self._load_failed = False
 
     async def resume(self) -> None:
-        """See `UpdatableEngine.resume`."""
         with typed_errors():
             await self._answered(self._engine.resume_generation())
         self._admits.set()
 
     async def close(self) -> None:
-        """See `RolloutEngine.close`."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
             self._admits.set()

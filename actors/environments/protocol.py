@@ -36,8 +36,6 @@ class Environment(Protocol):
 
     def reset(self, prompt: Prompt) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """Return the messages that begin the conversation."""
-        ...
 
     def step(self, message: Message) -> Turn | Awaitable[Turn]:
         """Answer a message of the policy."""
-        ...

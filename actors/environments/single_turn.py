@@ -31,9 +31,7 @@ class SingleTurn:
     """Ends after the first message of the policy (an `Environment`)."""
 
     async def reset(self, prompt: Prompt) -> list[Message]:
-        """See `Environment.reset`."""
         return opening(prompt)
 
     async def step(self, message: Message) -> Turn:
-        """See `Environment.step`."""
         return Turn([], None, done=True)

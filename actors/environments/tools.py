@@ -149,7 +149,6 @@ class Tools:
         self._box = box
 
     async def reset(self, prompt: Prompt) -> list[Message]:
-        """See `Environment.reset`."""
         return self._box.opening(prompt)
 
     async def step(self, message: Message) -> Turn:

@@ -151,7 +151,6 @@ class VerifiersConversation:
             self.task.cancel()
 
     async def reset(self, prompt: Prompt) -> list[Message]:
-        """See `Environment.reset`."""
         row = prompt.metadata.get(ROW) or {"example_id": 0, "answer": prompt.answer or ""}
         first = [{"role": message.role, "content": message.content} for message in opening(prompt)]
         client = self._client  # not `self`: deleting this conversation has to cancel the task
@@ -169,7 +168,6 @@ class VerifiersConversation:
         return with_instruction(messages, instruction(tools, MARKERS))
 
     async def step(self, message: Message) -> Turn:
-        """See `Environment.step`."""
         assert self.task is not None
         if self.task.done():
             error = self.task.exception() or self.task.result().get("error")

@@ -24,7 +24,6 @@ class TextScorer(Protocol):
             RewardFailed: The models raised.
             RewardModelLost: Their process is gone, or does not answer.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

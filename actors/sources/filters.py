@@ -51,7 +51,6 @@ class FilteredSource:
         return kept
 
     def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
         cursor = _call(self.source.cursor)
         if not isinstance(cursor, str) or surrogate(cursor):
             raise SourceFailed(
@@ -60,11 +59,9 @@ class FilteredSource:
         return cursor
 
     def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
         _call(self.source.restore, cursor)
 
     def restart(self, cursor: str) -> None:
-        """See `RestartableSource.restart`."""
         _call(self.source.restart, cursor)
 
     def _draw(self, count: int) -> Sequence[Prompt]:

@@ -88,7 +88,6 @@ class UserSource:
         """The cursor before the last call of `next`, its count, and its prompts."""
 
     def next(self, count: int) -> list[Prompt]:
-        """See `PromptSource.next`."""
         before = self._source.cursor()
         prompts = self._source.next(count)
         self._last = (before, count, prompts)
@@ -117,7 +116,6 @@ class UserSource:
         self._source.restore(state["cursor"])
 
     def restart(self, cursor: str) -> None:
-        """See `RestartableSource.restart`."""
         self._source.restore(json.loads(cursor)["cursor"])
 
     @cached_property

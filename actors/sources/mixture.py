@@ -111,7 +111,6 @@ class Mixture(ResumableSource):
         self._seed = seed
 
     def draw(self) -> Prompt:
-        """See `ResumableSource.draw`."""
         position, self.position = self.position, self.position + 1
         if not self._train:
             return self._held_out[position % len(self._held_out)]
@@ -128,13 +127,11 @@ class Mixture(ResumableSource):
         return prompts
 
     def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
         return json.dumps(
             {"position": self.position, "parts": [source.cursor() for source in self._sources]}
         )
 
     def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
         state = json.loads(cursor)
         self.position = state["position"]
         for source, part_cursor in zip(self._sources, state["parts"], strict=True):

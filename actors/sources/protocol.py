@@ -19,15 +19,12 @@ class PromptSource(Protocol):
 
     def next(self, count: int) -> list[Prompt]:
         """Return the next `count` prompts; there are always more."""
-        ...
 
     def cursor(self) -> str:
         """Return the position of the source, as JSON."""
-        ...
 
     def restore(self, cursor: str) -> None:
         """Go to a position that a source with the same arguments returned from `cursor`."""
-        ...
 
 
 @runtime_checkable
@@ -42,4 +39,3 @@ class RestartableSource(PromptSource, Protocol):
 
         May be called again for the same cursor.
         """
-        ...

@@ -27,11 +27,9 @@ class ResumableSource(ABC):
         """Return the prompt at `position`, or the next one that may be drawn, and move past it."""
 
     def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
         return json.dumps({"position": self.position, "made_from": self.fingerprints()})
 
     def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
         state = json.loads(cursor)
         check(state["made_from"], self.fingerprints())
         self.position = state["position"]
@@ -92,7 +90,6 @@ class ProceduralSource(ResumableSource):
             self._heldout.append(self._prompt(f"{label}_heldout", position, problem))
 
     def draw(self) -> Prompt:
-        """See `ResumableSource.draw`."""
         if self._split == "heldout":
             number, self.position = self.position, self.position + 1
             return self._heldout[number % len(self._heldout)]

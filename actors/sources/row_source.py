@@ -78,20 +78,16 @@ class RowSource(ResumableSource):
         self._changes = 0
 
     def fingerprints(self) -> Fingerprints:
-        """See `ResumableSource.fingerprints`."""
         return self._fingerprints
 
     def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
         return json.dumps({**json.loads(super().cursor()), "changes": self._changes})
 
     def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
         super().restore(cursor)
         self._begin_edition(json.loads(cursor)["changes"])
 
     def restart(self, cursor: str) -> None:
-        """See `RestartableSource.restart`."""
         self.position = 0
         self._begin_edition(json.loads(cursor)["changes"] + 1)
 
@@ -99,7 +95,6 @@ class RowSource(ResumableSource):
         self._changes, self._order = changes, None
 
     def draw(self) -> Prompt:
-        """See `ResumableSource.draw`."""
         epoch, index = divmod(self.position, len(self._rows))
         self.position += 1
         row = self._rows[self._shuffled(epoch)[index]]

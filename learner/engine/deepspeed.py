@@ -170,7 +170,6 @@ class DeepSpeedEngine:
     def adopt(
         self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
     ) -> None:
-        """See `Trainable.adopt`."""
         self._config, self._total_steps = config, total_steps
         self.full_rates: list[float] = []
         for group in self._optimizer.param_groups:
@@ -210,7 +209,6 @@ class DeepSpeedEngine:
         self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """See `Trainable.step`."""
         self.finish_capture()
         factor = rate_factor(self._config.schedule, self.steps_taken, self._total_steps)
         for group, rate in zip(self._optimizer.param_groups, self.full_rates, strict=True):
@@ -233,7 +231,6 @@ class DeepSpeedEngine:
         self._engine._global_grad_norm = float(norm)
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """See `TrainEngine.sum_over_ranks`."""
         if self.ranks == 1:
             return values
         total = values.detach().to(self._engine.device, copy=True)
@@ -341,7 +338,6 @@ class DeepSpeedEngine:
         return copies
 
     def load(self, folder: Path) -> None:
-        """See `Trainable.load`."""
         reader = PartReader(folder / OPTIMIZER_FOLDER)
         load_parts(self._engine, reader)
         self.steps_taken = int(reader.read(STEPS_TAKEN, 0, 1))
@@ -364,12 +360,10 @@ class PolicyEngine(DeepSpeedEngine):
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
     ) -> Forward:
-        """See `TrainEngine.forward`."""
         chosen = () if wanted is None else (wanted,)
         return Forward(*self.outputs(token_ids, position_ids, *chosen))
 
     def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
-        """See `TrainEngine.base_logprobs`."""
         with lora.switched_off(self._engine.module.model):
             return self.forward(token_ids, position_ids, wanted).logprobs
 
@@ -392,11 +386,9 @@ class CriticEngine(DeepSpeedEngine):
     """A critic under DeepSpeed (a `ValueEngine`)."""
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """See `ValueEngine.values`."""
         scores = self.values_after(token_ids, position_ids)
         return before_each(scores[:-1], position_ids.to(scores.device))
 
     def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """See `ValueEngine.values_after`."""
         (scores,) = self.outputs(token_ids, position_ids)
         return scores

@@ -41,7 +41,6 @@ class Trainable(Protocol):
     @property
     def learning_rate(self) -> float:
         """Learning rate of the newest step, as scheduled; of the first, before it."""
-        ...
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar, unscaled, to the one that `step` will use. Collective.
@@ -49,7 +48,6 @@ class Trainable(Protocol):
         The gradient of the step is the sum over the calls of all ranks. A loss that is not finite
         flows into it, so that `step` fails on every rank and none waits for another.
         """
-        ...
 
     def step(self) -> float:
         """Take one optimizer step; return the gradient's norm before clipping. Collective.
@@ -60,7 +58,6 @@ class Trainable(Protocol):
         Raises:
             TrainingDiverged: The norm is not finite; the weights must not be published.
         """
-        ...
 
     def adopt(
         self, config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
@@ -70,7 +67,6 @@ class Trainable(Protocol):
         `total_steps` is the length of the schedule, and `rates` are learning rates of parts of the
         module, by the prefix of their parameters' names.
         """
-        ...
 
     def capture(self) -> Callable[[Path], None]:
         """Copy the model, and everything needed to go on, to host memory. Collective.
@@ -80,7 +76,6 @@ class Trainable(Protocol):
         Returns a function that writes this rank's part of it, with the tokenizer, to a folder. It
         may be called once in any thread, before the next `capture`, while training goes on.
         """
-        ...
 
     def load(self, folder: Path) -> None:
         """Load what ranks wrote of a `capture`: weights, optimizer and schedule. Collective.
@@ -88,11 +83,9 @@ class Trainable(Protocol):
         Raises:
             InputError: Part of it is missing or damaged; names the folder.
         """
-        ...
 
     def close(self) -> None:
         """Release processes, ports and memory."""
-        ...
 
 
 class ValueEngine(Trainable, Protocol):
@@ -100,11 +93,9 @@ class ValueEngine(Trainable, Protocol):
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return values [N] float32 with gradient, of the state before each token. Collective."""
-        ...
 
     def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return values [N] float32 of the state after each token. Collective."""
-        ...
 
 
 class TrainEngine(Trainable, Protocol):
@@ -113,7 +104,6 @@ class TrainEngine(Trainable, Protocol):
     @property
     def device(self) -> torch.device:
         """Device it computes on."""
-        ...
 
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
@@ -122,11 +112,9 @@ class TrainEngine(Trainable, Protocol):
 
         Where `wanted` [N] bool is false they are 0, and cost less. None: all are wanted.
         """
-        ...
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over ranks, on the tensor's device. Collective."""
-        ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and tensors of the policy as in its model folder, each valid until the next.
@@ -134,13 +122,10 @@ class TrainEngine(Trainable, Protocol):
         Views, not copies, unless an adapter is merged in. Collective where `gathers`; then it must
         be read to its end.
         """
-        ...
 
     def base_logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Compute the log-probabilities [N] of `forward` without its adapter. Collective."""
-        ...
 
     @property
     def gathers(self) -> bool:
         """True if no rank has all weights, so that all must take part in `weights`."""
-        ...

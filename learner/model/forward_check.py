@@ -58,7 +58,6 @@ class Checked(Protocol):
 
     def own(self, token_ids: Tensor) -> Tensor:
         """Return the end of the first output [n] for one sequence, by transformers alone."""
-        ...
 
 
 @torch.no_grad()

@@ -43,7 +43,6 @@ class RankZero:
     """Versions that the publisher skipped, as far as they are reported."""
 
     async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
-        """See `Trainer.update`."""
         shared = ray.put(to_arrays(payloads)) if self.followers else None
         calls = [follower.update.remote(shared, version) for follower in self.followers]
         report: BatchReport = await self._together(
@@ -53,7 +52,6 @@ class RankZero:
         return replace(report, versions_skipped=skipped)
 
     async def publish(self, version: int) -> str:
-        """See `Trainer.publish`."""
         gathering = self.followers if self.rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
         adapter = self.rank.published_adapter
@@ -65,7 +63,6 @@ class RankZero:
     async def save(
         self, version: int, *, cursor: str | None, totals: Mapping[str, int], weights_checksum: str
     ) -> Awaitable[str]:
-        """See `Trainer.save`."""
         config = self.rank.config
         calls = [follower.capture.remote() for follower in self.followers]
         await self._together(self.call(self.rank.capture), calls)
@@ -102,7 +99,6 @@ class RankZero:
         return f"checkpoints/{folder.name}"
 
     async def prune(self, version: int) -> None:
-        """See `Trainer.prune`."""
         config = self.rank.config
         await asyncio.to_thread(
             checkpoint.prune,

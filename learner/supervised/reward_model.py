@@ -23,7 +23,6 @@ class ScoreEngine(Trainable, Protocol):
 
     def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
         """Return the scores [N] float32 after each token, with gradient, as a tuple of one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

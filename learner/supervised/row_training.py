@@ -23,7 +23,6 @@ class Item(Protocol):
     @property
     def tokens(self) -> int:
         """Number of its tokens."""
-        ...
 
 
 AnyItem = TypeVar("AnyItem", bound=Item)

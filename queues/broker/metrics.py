@@ -25,7 +25,6 @@ class BrokerMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         status = self._status()
         yield Gauge("headway_version", "Batches trained.", status.version)
         yield Gauge("headway_steps", "Batches that the run trains.", status.steps)
