@@ -49,7 +49,7 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "errors open_files adapter base_model manifest announcements progress permits "
+        "errors open_files adapter base_model manifest announcements progress "
         "broadcaster buckets checksum config ray_broadcaster transports codecs publish "
         "receive vllm direct factory"
     ),

@@ -64,7 +64,7 @@ class RewardPool:
         register(variables)
         self._environment = scrubbed(os.environ, variables)
         self._verifier_environment = {**scrubbed(os.environ), **ONE_THREAD}
-        self._verifier_seconds = verifier_seconds
+        self._verifier_seconds = str(verifier_seconds)
         self._processes = processes
         self._output = Output()
         self._idle: list[RewardProcess] = []
@@ -165,7 +165,10 @@ class RewardPool:
         async with self._slot() as slot:
             process = self._verifiers
             if process is None or process.ended.is_set():
-                process = self._verifiers = self._start_verifiers()
+                memory = min(self._memory, VERIFIER_BYTES)
+                process = self._verifiers = self._started(
+                    "verifier_main", memory, self._verifier_environment, self._verifier_seconds
+                )
             try:
                 await self._load(process, message["call"])
                 self._lend_when_slow(slot)
@@ -237,10 +240,6 @@ class RewardPool:
 
     def _start(self) -> RewardProcess:
         return self._started("process_main", self._memory, self._environment)
-
-    def _start_verifiers(self) -> RewardProcess:
-        memory, seconds = min(self._memory, VERIFIER_BYTES), str(self._verifier_seconds)
-        return self._started("verifier_main", memory, self._verifier_environment, seconds)
 
     def _started(
         self, module: str, memory: int, environment: Mapping[str, str], *arguments: str

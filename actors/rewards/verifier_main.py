@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from actors.rewards.find_reward import RewardFunction, parts_of
 from actors.rewards.libraries import preload
@@ -66,10 +66,6 @@ class Child(asyncio.Protocol):
         self._answer = bytearray()
         self._outcome: asyncio.Future[Outcome] | None = None
         self._killed = ""
-
-    def protocol(self) -> "Child":
-        """Return itself, for the event loop that reads its pipe."""
-        return self
 
     def cpu(self) -> float:
         """Return its processor time in seconds (the clock of `clock_getcpuclockid`)."""
@@ -189,8 +185,7 @@ class VerifierServer(Server):
             if not child.alive:
                 child = None
         if child is None:
-            child, answers = self._fork()
-            await asyncio.get_running_loop().connect_read_pipe(child.protocol, answers)
+            child = await self._fork()
         outcome = await child.ask(message, self._cpu_seconds)
         if child.served < MOST_CALLS and len(self._idle) < MOST_IDLE:
             self._idle.append(child)
@@ -198,15 +193,17 @@ class VerifierServer(Server):
             child.leave()
         return outcome
 
-    def _fork(self) -> tuple[Child, BinaryIO]:
-        """Return a new child and the pipe from it."""
+    async def _fork(self) -> Child:
         (calls, to_child), (from_child, answers) = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
             run_child(calls, answers, self.rewards, self.memory_bytes, self._filter)
         os.close(calls)
         os.close(answers)
-        return Child(pid, to_child, self._generation), open(from_child, "rb")
+        child = Child(pid, to_child, self._generation)
+        answering = open(from_child, "rb")  # noqa: SIM115, ASYNC230  (the event loop closes it)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: child, answering)
+        return child
 
     def _concluded(self, name: str, outcome: Outcome) -> dict[str, Any]:
         with suppress(ValueError, TypeError, KeyError):

@@ -122,8 +122,7 @@ def _hold_out(rows: list[Prompt], size: int) -> list[Prompt]:
             f"{size} prompts cannot be held out of {len(distinct)} different ones; "
             "lower heldout.size and heldout.final_size"
         )
-    return sorted(distinct.values(), key=_hash)[:size]
-
-
-def _hash(row: Prompt) -> int:
-    return xxhash.xxh3_64_intdigest(row.text.encode(errors="surrogatepass"))
+    return sorted(
+        distinct.values(),
+        key=lambda row: xxhash.xxh3_64_intdigest(row.text.encode(errors="surrogatepass")),
+    )[:size]

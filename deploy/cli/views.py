@@ -119,7 +119,7 @@ def inspect(
         accounts = accounting.account(count_rows(database))
         failed, bias = accounting.failed_prompts(database), report_bias(database)
     if as_json:
-        more = {"failed_prompts": [asdict(prompt) for prompt in failed], "bias": bias.to_dict()}
+        more = {"failed_prompts": [asdict(prompt) for prompt in failed], "bias": asdict(bias)}
         typer.echo(json.dumps({**accounts.to_dict(), **more}))
     else:
         console = SafeConsole()

@@ -82,8 +82,7 @@ def batch_report(
     tokens, trained = int(columns.mask.sum()), float(policy.trained)
     lags = lag_histogram(columns.versions, columns.mask, version=version)
     lengths = batch.response_lengths
-    rewards = batch.whole_rewards
-    scored = rewards[torch.isfinite(rewards)]
+    scored = _finite(batch.whole_rewards)
     assert batch.advantages is not None
     assert batch.dropped is not None
     assert columns.origins is not None
@@ -91,7 +90,7 @@ def batch_report(
     return BatchReport(
         loss=float(policy.loss) / minibatches,
         policy_loss=float(policy.policy_loss) / minibatches,
-        reward_mean=share(float(scored.sum()), len(scored)),
+        reward_mean=_mean(scored),
         reward_std=float(scored.std()) if len(scored) > 1 else None,
         groups=float(batch.groups),
         tied_groups=float(len(torch.unique(batch.group_ids[batch.tied]))),
@@ -116,7 +115,7 @@ def batch_report(
         optimizer_steps=steps,
         grad_norm=share(sum(totals.grad_norms), steps),
         learning_rate=totals.learning_rate,
-        reward_parts={name: _finite_mean(part) for name, part in batch.reward_parts.items()},
+        reward_parts={name: _mean(_finite(part)) for name, part in batch.reward_parts.items()},
         **vars(figures(sums.off_policy, passes=config.epochs)),
         reference_kl=None if kl is None else share(float(kl), trained),
         critic=None if sums.critic is None else _critic_figures(totals, sums.critic),
@@ -127,9 +126,12 @@ def batch_report(
     )
 
 
-def _finite_mean(values: torch.Tensor) -> float | None:
-    known = values[torch.isfinite(values)]
-    return share(float(known.sum()), len(known))
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return values[torch.isfinite(values)]
+
+
+def _mean(values: torch.Tensor) -> float | None:
+    return share(float(values.sum()), len(values))
 
 
 def _fractions(sums: PolicySums) -> dict[str, float | None]:

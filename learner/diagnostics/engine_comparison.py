@@ -36,20 +36,14 @@ class Unit(NamedTuple):
     lag: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mismatch:
-    """Sums over the tokens of a unit."""
+class Mismatch(NamedTuple):
+    """Disagreement with the learner about the tokens of a unit."""
 
     tokens: float
     difference: float
     """Σ |log ratio| of current / behaviour policy."""
-    uncertainty: float
-    """Σ (1 − probability): log-probabilities move in proportion to it when logits do."""
-
-    @property
-    def relative(self) -> float:
-        """The mismatch in nats for each unit of uncertainty."""
-        return self.difference / (self.uncertainty + CERTAIN * self.tokens)
+    relative: float
+    """The mismatch in nats for each unit of uncertainty."""
 
 
 def units(
@@ -79,11 +73,12 @@ def units(
 
 @dataclass(frozen=True, kw_only=True)
 class UnitSums(Sums):
-    """Sums over the trained tokens of each unit of a batch, [units] float64; see `Mismatch`."""
+    """Sums over the trained tokens of each unit of a batch, [units] float64."""
 
     tokens: Tensor
     difference: Tensor
     uncertainty: Tensor
+    """Σ (1 − probability): log-probabilities move in proportion to it when logits do."""
 
 
 def measure(
@@ -107,11 +102,10 @@ def figures(
     batch_units: Sequence[Unit], sums: UnitSums, *, passes: int = 1
 ) -> dict[str, EngineFigures]:
     """Return the figures of each engine; `passes` is how often each token was measured."""
-    columns = sums.tokens.tolist(), sums.difference.tolist(), sums.uncertainty.tolist()
+    relative = sums.difference / (sums.uncertainty + CERTAIN * sums.tokens)
+    rows = torch.stack([sums.tokens, sums.difference, relative], dim=1).tolist()
     mismatches = {
-        unit: Mismatch(tokens=tokens, difference=difference, uncertainty=uncertainty)
-        for unit, tokens, difference, uncertainty in zip(batch_units, *columns, strict=True)
-        if tokens
+        unit: Mismatch(*row) for unit, row in zip(batch_units, rows, strict=True) if row[0]
     }
     strata = [*_strata(mismatches)]
     return {

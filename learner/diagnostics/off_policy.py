@@ -157,7 +157,7 @@ def figures(sums: OffPolicySums, *, passes: int = 1) -> OffPolicyFigures:
     tokens, rollouts = float(sums.tokens.sum()), float(sums.sequences)
     ratio, squared = float(sums.ratio), float(sums.ratio_squared)
     bins: list[float] = sums.log_ratio_bins.tolist()
-    low, high = _extremes(bins)
+    filled = [index for index, count in enumerate(bins) if count]
     of_sequences = float(sums.sequence_ratio) ** 2
     by_origin = zip(
         ORIGINS, sums.tokens.tolist(), sums.difference.tolist(), sums.k3.tolist(), strict=True
@@ -167,10 +167,10 @@ def figures(sums: OffPolicySums, *, passes: int = 1) -> OffPolicyFigures:
         ess_sequence=share(of_sequences, float(sums.sequence_ratio_squared) * rollouts),
         sequence_clamped=share(float(sums.sequence_clamped), rollouts),
         ratio_mean=share(ratio, tokens),
-        ratio_min=low,
+        ratio_min=math.exp(BIN_EDGES[filled[0]]) if filled else None,
         ratio_p1=quantile(bins, 0.01),
         ratio_p99=quantile(bins, 0.99),
-        ratio_max=high,
+        ratio_max=math.exp(BIN_EDGES[filled[-1] + 1]) if filled else None,
         chi2=squared / tokens - 1 if tokens else None,
         mismatch=share(float(sums.difference.sum()), tokens),
         kl=share(float(sums.k3.sum()), tokens),
@@ -198,14 +198,6 @@ def quantile(log_ratio_bins: Sequence[float], q: float) -> float | None:
             return math.exp(low + (high - low) * rank / count)
         rank -= count
     return None
-
-
-def _extremes(log_ratio_bins: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return bounds of the smallest and of the largest ratio."""
-    filled = [index for index, count in enumerate(log_ratio_bins) if count]
-    if not filled:
-        return None, None
-    return math.exp(BIN_EDGES[filled[0]]), math.exp(BIN_EDGES[filled[-1] + 1])
 
 
 def share(part: float, whole: float) -> float | None:

@@ -45,14 +45,9 @@ def rank_failure(rank: int, error: RayError) -> RankFailed:
     return RankFailed(
         f"rank {rank}: {cause if ours else repr(cause)}",
         exit_code=cause.exit_code if ours else 1,
-        died=_is_of_device(cause),
+        died=_is_a(cause, "AcceleratorError"),  # but no lack of memory: a new process may go on
         is_root_cause=ours or not _is_lost_connection(cause),
     )
-
-
-def _is_of_device(error: Any) -> bool:
-    """Return True for an error of a GPU but a lack of memory, which a new process may not meet."""
-    return _is_a(error, "AcceleratorError")
 
 
 def _is_lost_connection(error: Any) -> bool:

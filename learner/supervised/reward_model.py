@@ -32,9 +32,7 @@ class Pair:
     chosen: list[int]
     rejected: list[int]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of both texts."""
+    def __len__(self) -> int:
         return len(self.chosen) + len(self.rejected)
 
 
@@ -82,7 +80,7 @@ def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Te
         [2, P] float64 on the CPU: scores of the better texts, and of the worse texts.
     """
     scores = torch.empty(2, len(pairs), dtype=torch.float64)
-    for indices in pack([pair.tokens for pair in pairs], capacity):
+    for indices in pack([len(pair) for pair in pairs], capacity):
         of_some = torch.stack(_scores(engine, [pairs[i] for i in indices]))
         scores[:, indices] = of_some.double().cpu()
     return scores

@@ -4,10 +4,10 @@ batch ─▶ rows of at most `microbatch_tokens` ─▶ loss of each row, backwa
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,16 +16,8 @@ from learner.batch.packing import pack
 from learner.config.supervised import RewardTrainingConfig, SftConfig
 from learner.engine.protocol import Trainable
 
-
-class Item(Protocol):
-    """A text, or several, that are trained together and lie in one row."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of its tokens."""
-
-
-AnyItem = TypeVar("AnyItem", bound=Item)
+Item = TypeVar("Item", bound=Sized)
+"""A text, or several that lie in one row; its length is in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +37,9 @@ class Progress:
 
 def train_rows(
     engine: Trainable,
-    batches: Iterator[Sequence[AnyItem]],
+    batches: Iterator[Sequence[Item]],
     config: SftConfig | RewardTrainingConfig,
-    loss_of_row: Callable[[list[AnyItem], Sequence[AnyItem]], tuple[Tensor, int | None]],
+    loss_of_row: Callable[[list[Item], Sequence[Item]], tuple[Tensor, int | None]],
     report: Callable[[Progress], None],
 ) -> None:
     """Train `config.steps` steps on an endless stream of batches; call `report` after each step.
@@ -57,7 +49,7 @@ def train_rows(
     """
     started, tokens = time.monotonic(), 0
     for step, batch in enumerate(islice(batches, config.steps), 1):
-        sizes, total, right = [item.tokens for item in batch], 0.0, list[int]()
+        sizes, total, right = [len(item) for item in batch], 0.0, list[int]()
         for indices in pack(sizes, config.microbatch_tokens):
             loss, row_right = loss_of_row([batch[i] for i in indices], batch)
             engine.backward(loss)

@@ -23,9 +23,7 @@ class Example:
     loss_mask: list[bool]
     """True for the tokens that are learned; the first never is, for nothing predicts it."""
 
-    @property
-    def tokens(self) -> int:
-        """Number of its tokens."""
+    def __len__(self) -> int:
         return len(self.token_ids)
 
 
@@ -54,6 +52,6 @@ def _batches(examples: Iterator[Example], tokens: int) -> Iterator[list[Example]
     batch: list[Example] = []
     for example in examples:
         batch.append(example)
-        if sum(example.tokens for example in batch) >= tokens:
+        if sum(len(example) for example in batch) >= tokens:
             yield batch
             batch = []

@@ -22,10 +22,10 @@ dropped, otherwise a lower bound of the factor by which trained groups were shor
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from sqlite3 import Connection
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from queues.records import Purpose
 from queues.state.groups import OVERDUE, State
@@ -80,10 +80,6 @@ class BiasReport:
     """Factor by which trained groups were shorter, at least; None if nothing was trained."""
     tokens_masked: int = 0
     """Sampled tokens of trained groups that were too old for the loss."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
 
 def compare(fates: Iterable[Fate], *, tokens_masked: int = 0) -> BiasReport:

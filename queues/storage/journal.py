@@ -68,7 +68,10 @@ class Journal:
         if len(payload) > _LARGEST:
             raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")
         if self._file is None or self._file.tell() >= self._segment_bytes:
-            self._begin_segment()
+            self.close()
+            self._segment, self._synced = self._segment + 1, 0
+            self._file = segment_path(self.directory, self._segment).open("xb")
+            sync_path(self.directory)
         assert self._file is not None
         offset = self._file.tell()
         checksum = checksum_of(payload)
@@ -108,12 +111,6 @@ class Journal:
             self.commit()
             self._file.close()
             self._file = None
-
-    def _begin_segment(self) -> None:
-        self.close()
-        self._segment, self._synced = self._segment + 1, 0
-        self._file = segment_path(self.directory, self._segment).open("xb")
-        sync_path(self.directory)
 
 
 def read_group(directory: Path, location: Location) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from weight_sync.permits import SwapPermits
+from weight_sync.broadcaster import SwapPermits
 
 SOON = 0.01
 LONG = 60.0

@@ -31,20 +31,16 @@ class RayEngineLink(EngineLink):
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
 
     def pause(self, version: int, attempt: str) -> int | None:
-        """Pause sampling; return the version served before, None if there was none."""
         served: int | None = self._answer("pause", self.actor.pause.remote(version, attempt))
         return served
 
     def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
-        """Call a method of the engine's weight-transfer endpoint."""
         self._answer("transfer", self.actor.transfer.remote(attempt, method, payload))
 
     def resume(self, attempt: str) -> None:
-        """Resume sampling at the version of the attempt."""
         self._answer("resume", self.actor.resume.remote(attempt))
 
     def give_up(self, reason: str) -> None:
-        """End the engine."""
         self._answer("give up", self.actor.give_up.remote(reason), GIVE_UP_SECONDS)
 
     def _answer(self, asked: str, pending: Any, timeout: float | None = None) -> Any:

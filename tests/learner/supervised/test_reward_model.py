@@ -87,7 +87,7 @@ def test_the_loss_falls_until_every_pair_is_told_apart():
     assert [report.step for report in reports] == list(range(1, 21))
     assert reports[-1].loss < 0.5 * reports[0].loss
     assert reports[-1].accuracy == 1.0
-    assert reports[0].tokens == sum(pair.tokens for pair in [*PAIRS, *PAIRS[:2]])
+    assert reports[0].tokens == sum(len(pair) for pair in [*PAIRS, *PAIRS[:2]])
 
 
 def test_only_the_score_of_the_last_token_counts():

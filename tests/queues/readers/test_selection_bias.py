@@ -107,4 +107,4 @@ async def test_the_ledger_of_a_run_tells_what_became_of_every_group(
         assert (late["age"].max, late["tokens"].count) == (2, 1)
         assert report.bias == 1.0
     assert trained["age"].max == 1
-    assert report.to_dict()["fates"]["trained"]["age"]["count"] == report.groups["trained"]
+    assert report.fates["trained"]["age"].count == report.groups["trained"]
