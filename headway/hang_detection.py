@@ -16,12 +16,16 @@ async def until_silent(
     silent_seconds: float = SILENT_SECONDS,
     *,
     interval: float = PING_SECONDS,
+    placed: bool = True,
 ) -> None:
     """Return once the process that `ping` asks has not answered for `silent_seconds`.
 
     It has to miss two deadlines in a row: an answer is late also where the process that asks was
-    stopped meanwhile. An error of `ping` is raised.
+    stopped meanwhile. An error of `ping` is raised. If Ray may not have `placed` the process yet,
+    the time begins at its first answer.
     """
+    if not placed:
+        await ping()
     late = 0
     while late < 2:
         try:

@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,15 +34,6 @@ class MetricsAccess:
     """Address of its node to bind to."""
     token_hash: str | None = None
     """SHA-256 of the token that requests must have, in hexadecimal; None lets everybody read."""
-
-    @classmethod
-    def of(cls, host: str, *, token: bool) -> "MetricsAccess":
-        """Return the access by the token in TOKEN_VARIABLE; raise KeyError if that is not set."""
-        if not token:
-            return cls(host)
-        if not (text := os.environ.get(TOKEN_VARIABLE, "").strip()):
-            raise KeyError(TOKEN_VARIABLE)
-        return cls(host, hashlib.sha256(text.encode()).hexdigest())
 
     def allows(self, authorization: str) -> bool:
         """Return True for the value of a header "Authorization" that has the token."""

@@ -140,18 +140,17 @@ class ActorSupervisor(Supervisor):
     async def _start(self, *, again: bool) -> None:
         self.handle = self._create(self._spec)
         seconds = self._timing.loading_silent_seconds
-        await self._heard(self.handle.start.remote(), seconds, placed=False)
+        start, ping = self.handle.start.remote(), self.handle.ping.remote
+        await self._heard(start, ping, seconds, placed=False)
 
     async def _work(self) -> None:
         self.joins = False
         watching = asyncio.create_task(self._watch())
         try:
-            await self._heard(self.handle.run.remote(), self._timing.silent_seconds)
+            run, ping = self.handle.run.remote(), self.handle.ping.remote
+            await self._heard(run, ping, self._timing.silent_seconds)
         finally:
             watching.cancel()
-
-    async def _ping(self) -> None:
-        await self.handle.ping.remote()
 
     def _kill(self) -> None:
         if self.handle is not None:

@@ -60,10 +60,7 @@ class ServiceSupervisor(Supervisor):
             await self._on_restart()
 
     async def _work(self) -> None:
-        await self._heard(self.client.live(), self._timing.silent_seconds)
-
-    async def _ping(self) -> None:
-        await self.client.ping()
+        await self._heard(self.client.live(), self.client.ping, self._timing.silent_seconds)
 
     def _kill(self) -> None:
         self.client.stop(again=True)

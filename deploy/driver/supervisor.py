@@ -11,7 +11,7 @@ dying, unless the run can do without it.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +93,6 @@ class Supervisor(ABC):
     @abstractmethod
     def _kill(self) -> None:
         """End the process at once, if there is one."""
-
-    async def _ping(self) -> None:
-        """Wait for an answer of the process, for `_heard`."""
-        raise NotImplementedError
 
     async def _clear_away(self, error: Exception | None = None) -> bool:
         """End what is left of a process that died; return False if there is to be no other."""
@@ -199,18 +195,17 @@ class Supervisor(ABC):
                 raise
         return self.is_wanted
 
-    async def _heard(self, work: Awaitable[Any], seconds: float, *, placed: bool = True) -> None:
-        """Await a call of the process; raise Silent if it answers no ping for so long meanwhile.
-
-        If Ray may not have `placed` it yet, the time begins at its first answer.
-        """
-
-        async def hear() -> None:
-            if not placed:
-                await self._ping()
-            await until_silent(self._ping, seconds)
-
-        working, hearing = asyncio.ensure_future(work), asyncio.create_task(hear())
+    async def _heard(
+        self,
+        work: Awaitable[Any],
+        ping: Callable[[], Awaitable[Any]],
+        seconds: float,
+        *,
+        placed: bool = True,
+    ) -> None:
+        """Await a call of the process; raise Silent if `until_silent` returns meanwhile."""
+        working = asyncio.ensure_future(work)
+        hearing = asyncio.create_task(until_silent(ping, seconds, placed=placed))
         hearing.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)

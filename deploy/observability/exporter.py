@@ -8,7 +8,9 @@ targets.json    in the run's folder, the same for `file_sd_configs`
 """
 
 import asyncio
+import hashlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,13 +151,14 @@ def _serve(
 
 def metrics_access(deploy: DeployConfig) -> MetricsAccess:
     """Return who may read the metrics of a run; raise InputError if the token is not set."""
-    try:
-        return MetricsAccess.of(deploy.metrics_host, token=deploy.metrics and deploy.metrics_token)
-    except KeyError:
+    if not (deploy.metrics and deploy.metrics_token):
+        return MetricsAccess(deploy.metrics_host)
+    if not (token := os.environ.get(TOKEN_VARIABLE, "").strip()):
         raise InputError(
             f"deploy.metrics_token = true, and the environment variable {TOKEN_VARIABLE} is not "
             "set; give it a token, or set deploy.metrics_token = false"
-        ) from None
+        )
+    return MetricsAccess(deploy.metrics_host, hashlib.sha256(token.encode()).hexdigest())
 
 
 def is_loopback(address: str) -> bool:

@@ -68,8 +68,7 @@ class LearnerGroup:
         if len(self._ranks) > 1:
             [address] = await self._first_failure({0: self._ranks[0].open_store.remote()})
         loading = {i: rank.start.remote(address) for i, rank in self._numbered()}
-        hearing = [self._hear_loading(i, rank) for i, rank in self._numbered()]
-        await self._first_failure(loading, hearing)
+        await self._first_failure(loading, self._hear_all(loading=True))
 
     async def run(self, broker: Any, broadcaster: Any) -> int:
         """Train from the loaded weights to the last version or to `stop`.
@@ -92,26 +91,19 @@ class LearnerGroup:
         watching = {i: rank.watch.remote() for i, rank in self._numbered()}
         await self._first_failure(watching, self._hear_all())
 
-    def _hear_all(self) -> list[Coroutine[Any, Any, Any]]:
-        return [self._hear(i, rank, self._silent_seconds) for i, rank in self._numbered()]
+    def _hear_all(self, *, loading: bool = False) -> list[Coroutine[Any, Any, Any]]:
+        return [self._hear(i, rank, loading=loading) for i, rank in self._numbered()]
 
-    async def _hear(self, number: int, rank: Any, silent_seconds: float) -> None:
+    async def _hear(self, number: int, rank: Any, *, loading: bool) -> None:
         """Ask a rank again and again, and raise RankFailed once it does not answer any more."""
+        seconds = self._loading_silent_seconds if loading else self._silent_seconds
 
         async def ping() -> None:
             await call_rank(number, rank.paused.remote())
 
-        await until_silent(ping, silent_seconds, interval=self._ping_seconds)
-        raise RankFailed(
-            f"rank {number} hangs: no answer in {silent_seconds:g} s",
-            died=True,
-            silent_seconds=silent_seconds,
-        )
-
-    async def _hear_loading(self, number: int, rank: Any) -> None:
-        """Ask a rank that loads, from its first answer on, and raise RankFailed once it hangs."""
-        await call_rank(number, rank.paused.remote())
-        await self._hear(number, rank, self._loading_silent_seconds)
+        await until_silent(ping, seconds, interval=self._ping_seconds, placed=not loading)
+        problem = f"rank {number} hangs: no answer in {seconds:g} s"
+        raise RankFailed(problem, died=True, silent_seconds=seconds)
 
     async def serve_metrics(self, access: MetricsAccess) -> list[str]:
         """Have the ranks serve their metrics until they end; return host:port of each."""
