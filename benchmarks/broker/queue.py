@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ import typer
 from benchmarks.harness.processes import local_ray
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, number, several
-from benchmarks.harness.tables import cells, medians_over, text_table
+from benchmarks.harness.tables import cells, text_table
 
 OF_CEILING = 0.7
 COLUMNS = {
@@ -55,10 +56,15 @@ def measure(options: QueueOptions) -> Iterator[Record]:
             print(text_table([*COLUMNS], [cells(shown, COLUMNS)]), flush=True)
     yield {
         "settings": [
-            {"tokens": tokens, "actors": actors, **medians_over(measured), "rounds": measured}
+            {"tokens": tokens, "actors": actors, **medians(measured), "rounds": measured}
             for (tokens, actors), measured in rounds.items()
         ]
     }
+
+
+def medians(rounds: Sequence[Record]) -> Record:
+    """Return the median over rounds of each figure; the ratios are of each round."""
+    return {key: median(row[key] for row in rounds) for key in rounds[0] if key != "raw"}
 
 
 def measure_pair(tokens: int, actors: int, folder: Path) -> Record:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from queues.records import FinishReason, Rollout, RolloutGroup
@@ -108,14 +107,6 @@ def time_copies(nbytes: int, times: int) -> list[float]:
         np.copyto(target, source)
         seconds.append(time.perf_counter() - begin)
     return seconds
-
-
-def write(size: Size, folder: Path) -> None:
-    """Write such a model into a folder, without a tokenizer."""
-    import torch
-
-    torch.manual_seed(0)
-    build(size).to(torch.float32).save_pretrained(folder)
 
 
 def lognormal_lengths(count: int, *, median: int, longest: int, seed: int) -> list[int]:

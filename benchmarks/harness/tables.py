@@ -1,7 +1,6 @@
-"""Tables and medians of figures."""
+"""Tables of figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 Columns = Mapping[str, tuple[str, str]]
@@ -26,14 +25,3 @@ def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = 
         for line in lines
     ]
     return "\n".join([*([title] if title else []), *aligned])
-
-
-def medians_over(rounds: Sequence[Any]) -> Any:
-    """Return the median over rounds of every figure of nested dictionaries, without `raw`.
-
-    It is None where a round has none.
-    """
-    if not isinstance(rounds[0], dict):
-        return None if None in rounds else median(rounds)
-    names = [name for name in rounds[0] if name != "raw"]
-    return {name: medians_over([figures[name] for figures in rounds]) for name in names}

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.harness.processes import local_ray
-from benchmarks.harness.synthetic_load import Size, write
+from benchmarks.harness.synthetic_load import Size, build
 from benchmarks.training.utilisation import ClockedEngine
 from deploy.errors import RunFailed
 from learner.config.learner import LearnerConfig
@@ -62,7 +62,8 @@ def clocked_rank(size: Size, folder: Path) -> tuple[Rank, ClockedEngine]:
     The rank's updater trains with the clock.
     """
     config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
-    write(size, folder)
+    torch.manual_seed(0)
+    build(size).to(torch.float32).save_pretrained(folder)
     tiny_tokenizer("0123456789+=", size.longest).save_pretrained(folder)
     rank = Rank(LearnerSpec(config=config, model_path=str(folder), seed=0, steps=1000))
     engine = ClockedEngine(rank.engine, rank.engine.device)

@@ -15,7 +15,7 @@ from benchmarks.broker.load import (
     make_lease,
     payload_of,
 )
-from benchmarks.broker.queue import misses
+from benchmarks.broker.queue import medians, misses
 from benchmarks.broker.rates import TIMED, measure_ceiling, pace_of, quantiles, shares
 from benchmarks.broker.scale import HEAD, SHOWN, missed, row, table
 from queues.records import PutStatus
@@ -181,6 +181,14 @@ def test_a_row_has_every_figure_and_few_puts_are_marked():
     assert (cells["put"], cells["lease"]) == ("10/10", "–")
     text = table({"settings": [setting() | {"enough_puts": False}]})
     assert "only 1 puts of 1024 actors were timed in 40 s" in text
+
+
+def test_ratios_are_medians_of_those_of_each_round():
+    rounds = [
+        {"groups_per_second": rate, "of_ceiling": share, "raw": {}}
+        for rate, share in ((1.0, 0.5), (3.0, 1.0), (4.0, 0.8))
+    ]
+    assert medians(rounds) == {"groups_per_second": 3.0, "of_ceiling": 0.8}
 
 
 def test_a_setting_below_its_share_of_the_ceiling_misses_the_aim():
