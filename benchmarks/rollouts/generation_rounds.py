@@ -164,8 +164,15 @@ async def measure_rounds(
     """
     sizes = SIZES[size]
     settings = ['actors.reward=["exact_match"]', f"prompts.groups_per_batch={groups}"]
-    settings += [f"model.tiny.hidden_size={sizes.hidden}", f"model.tiny.layers={sizes.layers}"]
-    settings += [f"model.tiny.intermediate_size={sizes.intermediate}"]
+    tiny = {
+        "hidden_size": sizes.hidden,
+        "layers": sizes.layers,
+        "intermediate_size": sizes.intermediate,
+        "heads": sizes.heads,
+        "kv_heads": sizes.kv_heads,
+        "head_dim": sizes.head_size,
+    }
+    settings += [f"model.tiny.{key}={value}" for key, value in tiny.items()]
     config, model = load_recipe("demo", settings), folder / "model"
     assert config.model.tiny is not None
     build_tiny(config.model.tiny, model, seed=0)
