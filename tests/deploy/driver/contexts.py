@@ -1,11 +1,13 @@
-"""Contexts of runs, as tests of the driver need them."""
+"""Contexts of runs, and stages for supervisors, as tests of the driver need them."""
 
+import asyncio
 import io
 from types import SimpleNamespace
 
 from rich.console import Console
 
 from deploy.config.deploy_config import DeployConfig
+from deploy.driver.restart_policy import Clock
 from deploy.driver.run_context import RunContext
 from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
@@ -35,3 +37,33 @@ def make_context(folder, *, on_drift="alert", **settings):
 def output(context):
     """Return everything that was printed so far."""
     return context.console.console.file.getvalue()
+
+
+async def until(happened):
+    """Wait for a condition; fail at a deadline."""
+    async with asyncio.timeout(20):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class SupervisorStage:
+    """The context and the clock of a `supervisor` whose processes live `lives`."""
+
+    def __init__(self, folder, lives, **settings):
+        self.events, self.lives, self.waits, self.now = [], list(lives), [], 0.0
+        self.context = make_context(folder, **settings)
+        self.record = self.context.record
+        self.clock = Clock(monotonic=lambda: self.now, sleep=self.sleep)
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+
+    def rows(self):
+        return self.context.directory.rows("restarts.jsonl")
+
+    def play(self):
+        async def scenario():
+            await self.supervisor.start()
+            await self.supervisor.run()
+
+        asyncio.run(asyncio.wait_for(scenario(), 10))

@@ -9,14 +9,13 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from actors.errors import EngineDied
 from actors.rollout.actor_statistics import ActorStatistics
 from deploy.driver.actor_supervisor import ActorSupervisor
-from deploy.driver.restart_policy import Clock
 from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway import clock
 from headway.errors import InputError
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import Purpose
-from tests.deploy.driver.contexts import make_context, output
+from tests.deploy.driver.contexts import SupervisorStage, output, until
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 
 OVER = None
@@ -30,7 +29,7 @@ def raised(cause):
     return RayTaskError("run", "", cause)
 
 
-class Stage:
+class Stage(SupervisorStage):
     """Creates actors that play given lives, and records what happens to them and the leases.
 
     A life is what its `run` ends with, or (what `start` ends with, what `run` ends with).
@@ -38,12 +37,9 @@ class Stage:
 
     def __init__(self, tmp_path, monkeypatch, *lives, release=None, purpose=None,
                  count=1, min_count=None, **settings):  # fmt: skip
-        self.events, self.lives, self.waits, self.actors = [], list(lives), [], []
+        super().__init__(tmp_path, lives, **settings)
         self.release_error, self.sleep_hook = release, None
-        self.rollouts = {}
-        self.context = make_context(tmp_path, **settings)
-        self.record = self.context.record
-        self.now = 0.0
+        self.actors, self.rollouts = [], {}
         monkeypatch.setattr("ray.kill", self.kill)
         self.supervisor = ActorSupervisor(
             self.context,
@@ -56,7 +52,7 @@ class Stage:
             lambda: (count - self.supervisor.given_up, min_count or count),
             self.create,
             timing=Timing(
-                clock=Clock(monotonic=lambda: self.now, sleep=self.sleep),
+                clock=self.clock,
                 poll_seconds=60.0,
                 answer_seconds=0.05,
                 resend_seconds=0.05,
@@ -86,19 +82,9 @@ class Stage:
         self.note("permit", engine_id)
 
     async def sleep(self, seconds):
-        self.waits.append(seconds)
+        await super().sleep(seconds)
         if self.sleep_hook is not None:
             await self.sleep_hook(seconds)
-
-    def play(self):
-        async def scenario():
-            await self.supervisor.start()
-            await self.supervisor.run()
-
-        asyncio.run(asyncio.wait_for(scenario(), 10))
-
-    def rows(self):
-        return self.context.directory.rows("restarts.jsonl")
 
 
 class Actor:
@@ -224,18 +210,6 @@ def test_a_first_start_that_fails_is_tried_again(stage):
     assert (row["process"], row["seconds"]) == ("actor-3", 0.0), "its lost time ends here"
 
 
-@pytest.mark.parametrize("moment", ["first start", "run"])
-def test_an_actor_that_is_not_needed_is_given_up_and_the_run_goes_on(stage, moment):
-    died = RayActorError()
-    lives = [(died, OVER)] * 2 if moment == "first start" else [died] * 2
-    played = stage(*lives, max_restarts=1, count=2, min_count=1)
-    played.play()
-    assert "actor-3 is given up, 1 of at least 1 actor(s) go on: actor-3 died 2 times in a row" in (
-        output(played.context)
-    )
-    assert played.supervisor.health is None
-
-
 @pytest.mark.parametrize("moment", ["start", "run", "wait"])
 async def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(stage, moment):
     lives = {"start": [(HANG, OVER)], "run": [HANG], "wait": [RayActorError()]}
@@ -243,8 +217,7 @@ async def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(sta
     supervisor = played.supervisor
     if moment != "wait":
         running = asyncio.create_task(supervisor.run())
-        while (moment, 0) not in played.events:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: (moment, 0) in played.events)
         await supervisor.leave(0.05)
     else:
 
@@ -262,28 +235,35 @@ async def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(sta
     assert (("start", 1) in played.events, len(played.rows())) == (True, moment == "wait")
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_an_actor_that_joins_and_never_works_is_given_up_if_any_other_is_left(stage, others):
-    played = stage(*[(RayActorError(), OVER)] * 2, max_restarts=1, count=1 + others)
-    played.supervisor.joins = True
-    running = asyncio.wait_for(played.supervisor.run(), 10)
-    if others:
-        asyncio.run(running)
-        said = "actor-3 is given up, 1 of at least 1 actor(s) go on: actor-3 died 2 times in a row"
-        assert said in output(played.context)
+@pytest.mark.parametrize(
+    ("moment", "count", "min_count", "joins", "purpose", "given_up"),
+    [
+        ("start", 2, 1, False, None, True),
+        ("run", 2, 1, False, None, True),
+        ("start", 2, None, True, None, True),
+        ("start", 1, None, True, None, False),
+        ("start", 2, 1, False, Purpose.EVALUATE, False),
+        ("start", 2, 1, True, Purpose.EVALUATE, False),
+    ],
+)
+def test_an_actor_is_given_up_if_it_is_not_needed_and_else_ends_the_run(
+    stage, moment, count, min_count, joins, purpose, given_up
+):
+    """One that joins is not, if any other is left; one that evaluates always is."""
+    died = RayActorError()
+    played = stage(*[(died, OVER) if moment == "start" else died] * 2, max_restarts=1, count=count,
+                   min_count=min_count, purpose=purpose)  # fmt: skip
+    played.supervisor.joins = joins
+    if given_up:
+        played.play()
+        assert (
+            "actor-3 is given up, 1 of at least 1 actor(s) go on: actor-3 died 2 times in a row"
+        ) in output(played.context)
+        assert played.supervisor.health is None
     else:
         with pytest.raises(RunFailed, match="actor-3 died 2 times in a row"):
-            asyncio.run(running)
-    assert played.supervisor.given_up == bool(others)
-
-
-@pytest.mark.parametrize("joins", [False, True])
-def test_the_actor_of_evaluations_is_never_given_up(stage, joins):
-    played = stage(*[(RayActorError(), OVER)] * 2, max_restarts=1, count=2, min_count=1,
-                   purpose=Purpose.EVALUATE)  # fmt: skip
-    played.supervisor.joins = joins
-    with pytest.raises(RunFailed):
-        asyncio.run(asyncio.wait_for(played.supervisor.run(), 10))
+            played.play()
+    assert played.supervisor.given_up == given_up
 
 
 def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):
@@ -395,10 +375,8 @@ async def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_with
     await played.supervisor.stop(0.05)
     assert played.events == [], "there is none yet"
     working = asyncio.create_task(played.supervisor.run())
-    async with asyncio.timeout(10):
-        while ("run", 0) not in played.events:
-            await asyncio.wait({working}, timeout=0.001)
-        await played.supervisor.stop(0.05)
+    await until(lambda: ("run", 0) in played.events)
+    await played.supervisor.stop(0.05)
     assert played.events[-1] == ("stop", 0)
     working.cancel()
     await asyncio.wait({working})
@@ -410,12 +388,10 @@ async def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(st
     await played.supervisor.resend()
     assert played.events == []
     working = asyncio.create_task(played.supervisor.run())
-    async with asyncio.timeout(10):
-        while ("run", 0) not in played.events:
-            await asyncio.wait({working}, timeout=0.001)
-        await played.supervisor.resend()
-        played.supervisor.restart("it hangs", 300.0)
-        await working
+    await until(lambda: ("run", 0) in played.events)
+    await played.supervisor.resend()
+    played.supervisor.restart("it hangs", 300.0)
+    await asyncio.wait_for(working, 10)
     assert played.events == [
         ("create", 0), ("start", 0), ("run", 0), ("resend", 0), ("kill", 0), ("kill", 0),
         ("release", "engine-3"), ("permit", "engine-3"),

@@ -6,7 +6,6 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from deploy.driver.learner_supervisor import LearnerSupervisor
-from deploy.driver.restart_policy import Clock
 from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway.errors import HeadwayError, InputError
@@ -16,7 +15,7 @@ from learner.errors import TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
 from queues.errors import JournalError
-from tests.deploy.driver.contexts import make_context, output
+from tests.deploy.driver.contexts import SupervisorStage, output, until
 from tests.deploy.trained import train
 from weight_sync.ray_broadcaster import BroadcasterClient
 
@@ -50,7 +49,7 @@ class Group:
         assert broker.epoch == broadcaster.epoch
         self.stage.events.append(("run", broker.epoch))
         self.stage.now += 3600 * self.stage.hours
-        self.stage.context.record.batches += [None] * self.stage.new_batches
+        self.stage.record.batches += [None] * self.stage.new_batches
         await self._end(self.ran)
         return 9
 
@@ -97,15 +96,14 @@ class Broker:
         self.stage.events.append(("begin", epoch))
 
 
-class Stage:
+class Stage(SupervisorStage):
     """A supervisor whose groups play given lives of some hours, after two trained batches."""
 
     def __init__(self, folder, *lives, ranks=1, saved=(), deaths=(), hours=0, **settings):
-        self.events, self.lives, self.waits, self.ranks = [], list(lives), [], ranks
-        self.deaths = list(deaths)
+        super().__init__(folder, lives, **settings)
+        self.ranks, self.deaths = ranks, list(deaths)
         self.silent, self.groups, self.lacks_room = [], [], 0
-        self.now, self.hours, self.new_batches = 0.0, hours, 0
-        self.context = make_context(folder, **settings)
+        self.hours, self.new_batches = hours, 0
         train(self.context.directory, [{}, {}], saved=saved)
         spec = LearnerSpec(config=LearnerConfig(), model_path="model", seed=0, steps=9)
         self.supervisor = LearnerSupervisor(
@@ -114,7 +112,7 @@ class Stage:
             self.create,
             (Broker(self), BroadcasterClient(None)),
             access=MetricsAccess("localhost") if ranks > 1 else None,
-            timing=Timing(clock=Clock(monotonic=lambda: self.now, sleep=self.sleep)),
+            timing=Timing(clock=self.clock),
         )
 
     def create(self, spec):
@@ -122,16 +120,6 @@ class Stage:
             self.lacks_room -= 1
             return None
         return Group(self, spec, self.lives.pop(0))
-
-    async def sleep(self, seconds):
-        self.waits.append(seconds)
-
-    def play(self):
-        async def scenario():
-            await self.supervisor.start()
-            await self.supervisor.run()
-
-        asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
 @pytest.mark.parametrize("saved", [(), (1,)])
@@ -143,10 +131,10 @@ def test_ranks_are_made_again_from_the_newest_checkpoint_and_fence_those_before(
         ("create", 0, None), ("run", 0), ("kill",), ("begin", 1),
         ("create", len(saved), folder), ("run", 1),
     ]  # fmt: skip
-    [row] = stage.context.directory.rows("restarts.jsonl")
+    [row] = stage.rows()
     assert (row["actor"], row["in_a_row"]) == ("learner", 1)
     assert row["reason"].startswith("rank 0 died: ")
-    assert stage.context.record.restarts == {"learner": 1}
+    assert stage.record.restarts == {"learner": 1}
     printed = output(stage.context)
     assert "learner is restarted (1 of 5 in a row): rank 0 died" in printed
     assert f"the learner goes on from version {len(saved)}" in printed
@@ -179,13 +167,13 @@ def test_only_what_new_ranks_may_not_meet_again_is_tried_again(
         assert caught.value is error
     else:
         stage.play()
-    assert stage.context.record.restarts.total() == (not is_final)
+    assert stage.record.restarts.total() == (not is_final)
 
 
 def test_a_rank_that_dies_as_it_is_to_serve_metrics_is_made_again(tmp_path):
     stage = Stage(tmp_path, None, None, None, ranks=2, deaths=[died(1), died(1)])
     stage.play()
-    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
+    reasons = [row["reason"] for row in stage.rows()]
     assert [reason[:12] for reason in reasons] == ["rank 1 died:", "rank 1 died:"]
     assert stage.supervisor.metrics == {"learner": "rank-0:1", "learner-1": "rank-1:1"}
 
@@ -213,9 +201,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(tmp_path,
     assert not folder.exists()
 
 
-def test_a_damaged_checkpoint_ends_the_run_if_batches_before_it_are_lost(
-    tmp_path,
-):
+def test_a_damaged_checkpoint_ends_the_run_if_batches_before_it_are_lost(tmp_path):
     stage = Stage(tmp_path, died(), saved=(1, 2))
     (tmp_path / "checkpoints" / "v000002" / "model.safetensors").write_text("other weights")
     for segment in (tmp_path / "journal").glob("*.segment"):
@@ -233,16 +219,15 @@ def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
         await supervisor.start()
         running = asyncio.create_task(supervisor.run())
         for epoch in (0, 1):
-            while ("run", epoch) not in stage.events:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda epoch=epoch: ("run", epoch) in stage.events)
             supervisor.restart_ranks(1 - epoch, "not these")
             supervisor.restart_ranks(epoch, f"epoch {epoch} hangs", 300.0)
         await running
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
-    reasons = [row["reason"] for row in stage.context.directory.rows("restarts.jsonl")]
+    reasons = [row["reason"] for row in stage.rows()]
     assert reasons == ["epoch 0 hangs", "epoch 1 hangs"]
-    assert stage.context.record.away["learner"] >= 600.0, "what they did not answer is lost"
+    assert stage.record.away["learner"] >= 600.0, "what they did not answer is lost"
 
 
 def test_ranks_that_die_after_the_last_version_are_made_again_and_publish_it(tmp_path):
@@ -254,8 +239,7 @@ def test_ranks_that_die_after_the_last_version_are_made_again_and_publish_it(tmp
         await supervisor.start()
         await supervisor.run()
         for watched in (1, 2):
-            while stage.events.count(("watch",)) < watched:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda watched=watched: stage.events.count(("watch",)) == watched)
             assert supervisor.saved
             if watched == 1:
                 stage.groups[0].killed.set()
@@ -275,22 +259,21 @@ def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
     async def scenario():
         await stage.supervisor.start()
         running = asyncio.create_task(stage.supervisor.run())
-        while ("run", 0) not in stage.events:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: ("run", 0) in stage.events)
         stage.supervisor.stop()
         stage.supervisor.restart_ranks(0, "it hangs")
         await running
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
     assert [event for event, *_ in stage.events] == ["create", "run", "stop", "kill", "kill"]
-    assert stage.context.record.restarts.total() == 0
+    assert stage.record.restarts.total() == 0
 
 
 def test_a_broker_that_does_not_answer_a_new_learner_has_the_same_deadline(tmp_path):
     stage = Stage(tmp_path, died(), None, start_timeout_seconds=0.05)
     stage.silent = [asyncio.Event()]
     stage.play()
-    assert stage.context.record.restarts.total() == 2
+    assert stage.record.restarts.total() == 2
 
 
 def test_new_ranks_wait_for_a_node_within_the_deadline_of_their_start(tmp_path):
