@@ -17,19 +17,14 @@ import pytest
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
-from deploy.driver.watchdog import (
-    Probes,
-    Watchdog,
-    concerned,
-    write_durably,
-    writing_ends,
-)
+from deploy.driver.watchdog import Probes, Watchdog, concerned, write_durably, writing_ends
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from tests.deploy.driver.contexts import until
 from weight_sync.announcements import WeightUpdateReport
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
@@ -137,9 +132,7 @@ class Stage:
     async def until(self, condition):
         following = asyncio.create_task(self.watchdog.follow())
         try:
-            async with asyncio.timeout(10):
-                while not condition() and not following.done():  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: condition() or following.done())
         finally:
             following.cancel()
             await asyncio.wait({following})
@@ -168,22 +161,13 @@ def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_
 async def test_a_wait_is_said_once_and_its_end_too(tmp_path):
     stage = Stage(tmp_path)
     following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
-    while not stage.said("broker waits on learner")():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(stage.said("broker waits on learner"))
     looks = stage.looks
-    while stage.looks < looks + 5:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: stage.looks >= looks + 5)
     depth = {**STATUS.depth, "taken": 0}
     stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
     await following
     assert stage.output.getvalue().count("broker waits on learner for batch 1") == 1
-
-
-def test_a_broker_that_does_not_answer_is_named(tmp_path):
-    stage = Stage(tmp_path)
-    stage.answer = None
-    asyncio.run(stage.until(stage.said("stacks in")))
-    assert "driver waits on broker for an answer" in stage.output.getvalue()
 
 
 def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
@@ -194,8 +178,8 @@ def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
         asked.append("learner-1")
         await asyncio.Event().wait()
 
-    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 1)})
-    stage.answer.depth["taken"] = 0
+    depth = {**STATUS.depth, "taken": 0}
+    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
     hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
     stage.named = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
     asyncio.run(stage.until(stage.said("stacks in")))
@@ -224,8 +208,7 @@ def test_a_wait_is_shown_before_its_stacks_are_dumped(tmp_path):
 
     async def play():
         following = asyncio.create_task(stage.until(stage.said("stacks in")))
-        while not stage.said("broker waits on learner for batch 1")():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(stage.said("broker waits on learner for batch 1"))
         assert "stacks" not in stage.output.getvalue()
         release.set()
         await following
@@ -264,13 +247,6 @@ def test_a_learner_that_hangs_is_restarted_though_its_report_cannot_be_made(tmp_
     assert stage.said(problem[fails])()
 
 
-def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):
-    stage = Stage(tmp_path, aborts=True)
-    with pytest.raises(RunFailed, match=r"waits on learner .* headway resume"):
-        asyncio.run(stage.until(lambda: False))
-    assert stage.events == ["saved"]
-
-
 @pytest.mark.parametrize(("aborts", "taken"), [(False, True), (True, True), (False, False)])
 def test_a_learner_that_hangs_is_restarted_unless_the_recipe_ends_the_run(tmp_path, aborts, taken):
     """Without a batch that is taken, an actor is waited for, and nothing is restarted."""
@@ -279,11 +255,12 @@ def test_a_learner_that_hangs_is_restarted_unless_the_recipe_ends_the_run(tmp_pa
         depth = {**STATUS.depth, "taken": 0}
         changed = {"depth": depth, "waits_for": {"g1": "engine-0"}}
         stage.answer = SimpleNamespace(**{**vars(STATUS), **changed})
-    ends = pytest.raises(RunFailed) if aborts else contextlib.nullcontext()
-    with ends:
+    reason = r"waits on learner .* headway resume"
+    with pytest.raises(RunFailed, match=reason) if aborts else contextlib.nullcontext():
         asyncio.run(stage.until(lambda: stage.said("stacks in")() and stage.looks > 20))
     restarts = [(reason, epoch) for epoch, reason, _ in stage.restarts]
     assert restarts == ([("broker waited 0 s on learner", 0)] if taken and not aborts else [])
+    assert stage.events == ["saved"] * aborts, "a run ends after a checkpoint"
 
 
 def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wait(tmp_path):
@@ -308,38 +285,28 @@ def test_a_run_whose_broker_never_answers_ends_as_well(tmp_path):
     stage.answer = None
     with pytest.raises(RunFailed, match="the broker does not answer"):
         asyncio.run(stage.until(lambda: False))
+    assert stage.said("driver waits on broker for an answer")()
 
 
-@pytest.mark.parametrize("learner", [False, True])
-async def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learner):
+@pytest.mark.parametrize("excuse", ["the broker pauses", "the learner pauses", "the learner loads"])
+async def test_nothing_has_to_move_while_a_disk_is_full_or_the_learner_loads(tmp_path, excuse):
     stage = Stage(tmp_path, stall_seconds=0.15)
-    reason = "no space is left on the disk of X"
-    if learner:
-        stage.learner_waits = reason
-    else:
+    reason, paused = "no space is left on the disk of X", int(excuse != "the learner loads")
+    stage.learner_starts = not paused
+    stage.learner_waits = reason if excuse == "the learner pauses" else None
+    if excuse == "the broker pauses":
         stage.answer = SimpleNamespace(**{**vars(STATUS), "paused": reason})
     following = asyncio.create_task(stage.until(lambda: False))
-    while not stage.said(f"paused: {reason}")():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.5)  # longer than a stall
+    began = time.monotonic()
+    await until(lambda: time.monotonic() > began + 0.5)  # longer than a stall
     assert not following.done()
-    stage.learner_waits, stage.answer = None, STATUS
+    assert paused or not stage.watchdog.overdue
+    assert stage.said(f"paused: {reason}")() == paused
+    stage.learner_waits, stage.learner_starts, stage.answer = None, False, STATUS
     with pytest.raises(RunFailed, match="nothing moved"):
         await following
-    assert stage.output.getvalue().count("paused: ") == 1
-    assert stage.output.getvalue().count("the pause is over") == 1
-
-
-async def test_while_the_learner_loads_nobody_waits_for_it_and_nothing_has_to_move(tmp_path):
-    stage = Stage(tmp_path, stall_seconds=0.15)
-    stage.learner_starts = True
-    following = asyncio.create_task(stage.until(lambda: False))
-    await asyncio.sleep(0.5)  # longer than a stall
-    assert not following.done()
-    assert not stage.watchdog.overdue
-    stage.learner_starts = False
-    with pytest.raises(RunFailed, match="nothing moved"):
-        await following
+    assert stage.output.getvalue().count("paused: ") == paused
+    assert stage.output.getvalue().count("the pause is over") == paused
 
 
 def test_a_checkpoint_that_is_written_may_take_as_long_as_its_bytes(tmp_path):
@@ -387,7 +354,7 @@ def test_every_one_of_the_processes_that_call_rewards_is_seen_with_their_actor()
     code = (
         "import subprocess, sys\n"
         "rest = [subprocess.Popen([sys.executable, '-c', 'input()']) for _ in range(8)]\n"
-        "print(*[one.pid for one in rest], flush=True)\n"
+        "print(*[child.pid for child in rest], flush=True)\n"
         "input()"
     )
     process = subprocess.Popen(
