@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
-from headway.full_disk import full_disk_message, has_space, is_full
+from headway.full_disk import SPACE_SECONDS, full_disk_message, has_space, is_full
 from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
 from headway.ray_process import serve_metrics
@@ -54,8 +54,6 @@ MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 LEAST_BYTES_PER_SECOND = 5e6
 """Speed of reading a ledger that a deadline expects, far below that of two slow cores."""
-SPACE_SECONDS = 1.0
-"""Interval between probes of a disk that may be full when the broker is made again."""
 LATE_SECONDS = 1.0
 """An answer that needs no disk and takes longer shows that the broker did nothing meanwhile."""
 SCRAPE_SECONDS = 5.0

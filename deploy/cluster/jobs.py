@@ -13,7 +13,9 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -101,13 +103,26 @@ class Jobs:
                     "submitted with ray": __version__,
                 },
             }
-            send = Submission(self._client, submission).send
+            send = partial(self._send, submission, count())
             try:
                 return str(self._ask(submission["submission_id"], send))
             except RuntimeError as error:
                 raise InputError(
                     f"the cluster at {self._address} refuses the job: {_reason(error)}"
                 ) from None
+
+    def _send(self, submission: Mapping[str, Any], attempts: Iterator[int]) -> str:
+        """Submit a job and return its id, also if an attempt whose answer was lost did so."""
+        is_first = next(attempts) == 0
+        try:
+            return str(self._client.submit_job(**submission))
+        except RuntimeError as error:
+            if is_first or "already exists" not in str(error):
+                raise
+            job: str = submission["submission_id"]
+            if self._client.get_job_info(job).entrypoint != submission["entrypoint"]:
+                raise
+            return job
 
     def live_job(self, config: RunConfig) -> str | None:
         """Return the job of a recipe's run that has not ended; None if there is none."""
@@ -232,27 +247,6 @@ class Jobs:
 
     def _hint(self, job: str) -> str:
         return f"the job may go on: headway attach {job} --address {self._address}"
-
-
-class Submission:
-    """A job that is sent until it is there, once."""
-
-    def __init__(self, client: Any, submission: Mapping[str, Any]) -> None:
-        self._client, self._submission = client, submission
-        self._attempts = 0
-
-    def send(self) -> str:
-        """Submit the job and return its id, also if an attempt whose answer was lost did so."""
-        self._attempts += 1
-        try:
-            return str(self._client.submit_job(**self._submission))
-        except RuntimeError as error:
-            if self._attempts == 1 or "already exists" not in str(error):
-                raise
-            job: str = self._submission["submission_id"]
-            if self._client.get_job_info(job).entrypoint != self._submission["entrypoint"]:
-                raise
-            return job
 
 
 def is_passing(error: Exception) -> bool:

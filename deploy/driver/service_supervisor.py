@@ -11,7 +11,6 @@ from ray.exceptions import RayError, RayTaskError
 from deploy.driver.run_context import RunContext
 from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
 from deploy.errors import RunFailed
-from deploy.runtime.restart_budget import SETTLED_SECONDS
 from headway.errors import first_line
 from headway.metrics import MetricsAccess
 from headway.ray_service import RayService
@@ -71,7 +70,7 @@ class ServiceSupervisor(Supervisor):
         return True
 
     def _is_settled(self, worked: float) -> bool:
-        return worked >= SETTLED_SECONDS or self._context.record.version > self._trained
+        return super()._is_settled(worked) or self._context.record.version > self._trained
 
     def _reason(self, error: Exception) -> str | None:
         if isinstance(error, RayTaskError):

@@ -135,22 +135,21 @@ def responses(setting, *, engine=WRONG, batches=60, delay=5, resends=True, well_
     return found, detector.named
 
 
-def test_an_alert_is_given_once_for_as_long_as_it_lasts():
-    found, named = responses("alert")
-    assert found == [(1, "alert")]
+@pytest.mark.parametrize(
+    ("setting", "batches", "resends", "expected"),
+    [
+        ("alert", 60, True, [(1, "alert")]),
+        ("resend", 18, True, [(1, "resend"), (7, "resend"), (13, "resend")]),
+        ("restart", 24, True, [(1, "resend"), (7, "restart"), (13, "resend"), (19, "restart")]),
+        ("restart", 18, False, [(1, "restart"), (7, "restart"), (13, "restart")]),
+    ],
+)
+def test_the_response_is_that_of_the_recipe_and_nothing_is_counted_until_it_is_over(
+    setting, batches, resends, expected
+):
+    found, named = responses(setting, batches=batches, resends=resends)
+    assert found == expected
     assert named == {"engine-0": False, "engine-1": True}
-
-
-def test_an_engine_is_sent_its_weights_again_and_again():
-    found, _ = responses("resend", batches=18)
-    assert found == [(1, "resend"), (7, "resend"), (13, "resend")], "nothing is counted meanwhile"
-
-
-def test_an_engine_that_drifts_after_a_re_send_is_restarted():
-    found, _ = responses("restart", batches=24)
-    assert [response for _, response in found] == ["resend", "restart", "resend", "restart"]
-    found, _ = responses("restart", batches=18, resends=False)
-    assert [response for _, response in found] == ["restart"] * 3
 
 
 def test_an_engine_that_is_well_again_is_no_longer_named():

@@ -17,28 +17,22 @@ from queues.records import Evaluation, Prompt, Purpose
 from tests.deploy.driver.contexts import make_context, output
 
 
-def test_both_ends_are_larger_and_every_version_is_scored_both_ways():
-    config = HeldoutConfig(size=50, every=10, final_size=200, sampled=True)
-    planned = plan(config, steps=25, temperature=0.8)
+@pytest.mark.parametrize(
+    ("heldout", "steps", "expected"),
+    [
+        ({"final_size": 200, "sampled": True}, 25, [(0, 200), (10, 50), (20, 50), (25, 200)]),
+        ({"sampled": False}, 10, [(0, 50), (10, 50)]),
+    ],
+)
+def test_both_ends_are_larger_and_every_version_is_scored_once_in_each_way(
+    heldout, steps, expected
+):
+    planned = plan(HeldoutConfig(size=50, every=10, **heldout), steps=steps, temperature=0.8)
+    ways = [("greedy", 0.0), ("sampled", 0.8)][: 1 + heldout["sampled"]]
     assert [(p.version, p.kind, p.temperature, p.size) for p in planned] == [
-        (0, "greedy", 0.0, 200),
-        (0, "sampled", 0.8, 200),
-        (10, "greedy", 0.0, 50),
-        (10, "sampled", 0.8, 50),
-        (20, "greedy", 0.0, 50),
-        (20, "sampled", 0.8, 50),
-        (25, "greedy", 0.0, 200),
-        (25, "sampled", 0.8, 200),
+        (version, *way, size) for version, size in expected for way in ways
     ]
     assert len({p.name for p in planned}) == len(planned)
-
-
-def test_without_sampled_only_greedy_is_scored_and_the_last_version_once():
-    config = HeldoutConfig(size=50, every=10, sampled=False)
-    assert [(p.version, p.kind, p.size) for p in plan(config, steps=10, temperature=1.0)] == [
-        (0, "greedy", 50),
-        (10, "greedy", 50),
-    ]
 
 
 class Feed:

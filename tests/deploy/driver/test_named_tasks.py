@@ -1,12 +1,13 @@
 """Tasks of a run: what ends them, and how a failure reads."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.errors import RunFailed
-from headway.errors import HeadwayError, InputError
+from headway.errors import InputError
 
 
 async def forever():
@@ -41,18 +42,17 @@ def test_it_ends_when_all_needed_tasks_have_and_takes_the_others_with_it():
     assert outcome(quick, quick, meanwhile=[forever]) == ["watcher"]
 
 
-def test_the_first_failure_names_its_task_and_cancels_the_rest():
-    with pytest.raises(RunFailed, match=r"part-1: ZeroDivisionError\('by zero'\)") as caught:
-        outcome(forever, lambda: fail(ZeroDivisionError("by zero")))
-    assert caught.value.exit_code == 1
-
-
-def test_a_failing_watcher_ends_the_run_too():
-    with pytest.raises(RunFailed, match="watcher"):
-        outcome(forever, meanwhile=[lambda: fail(OSError("disk full"))])
-
-
-def test_bad_input_keeps_its_message_and_its_exit_code():
-    with pytest.raises(HeadwayError, match="part-0: no such model") as caught:
-        outcome(lambda: fail(InputError("no such model")))
-    assert caught.value.exit_code == 2
+@pytest.mark.parametrize(
+    ("needed", "meanwhile", "message", "exit_code"),
+    [
+        ([forever, partial(fail, ZeroDivisionError("by 0"))], [], r"part-1: ZeroDiv.*'by 0'", 1),
+        ([forever], [partial(fail, OSError("disk full"))], r"watcher: OSError\('disk full'\)", 1),
+        ([partial(fail, InputError("no such model"))], [], "part-0: no such model", 2),
+    ],
+)
+def test_the_first_failure_names_its_task_keeps_its_exit_code_and_cancels_the_rest(
+    needed, meanwhile, message, exit_code
+):
+    with pytest.raises(RunFailed, match=f"^{message}") as caught:
+        outcome(*needed, meanwhile=meanwhile)
+    assert caught.value.exit_code == exit_code

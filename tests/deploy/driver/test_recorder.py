@@ -42,9 +42,12 @@ class Processes:
         return self.swaps[since:]
 
 
+def trackers_of(context):
+    return Trackers(context.config, context.directory.path, context.console.say)
+
+
 def follow(context, processes, seconds=10.0, **intervals):
-    trackers = Trackers(context.config, context.directory.path, context.console.say)
-    recorder = Recorder(context, processes, trackers, poll_seconds=0.01, **intervals)
+    recorder = Recorder(context, processes, trackers_of(context), poll_seconds=0.01, **intervals)
 
     async def main():
         async with asyncio.timeout(seconds):
@@ -129,7 +132,7 @@ def test_rows_of_a_cancelled_gathering_precede_those_of_the_end(tmp_path, monkey
 
 def test_rollouts_that_cannot_be_read_do_not_end_the_run(tmp_path, caplog):
     context = make_context(tmp_path)
-    conclude(context, Trackers(context.config, context.directory.path, context.console.say))
+    conclude(context, trackers_of(context))
     assert context.directory.rows("samples.jsonl") == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no rollouts of batch 0 are kept as text" in caplog.text
@@ -177,8 +180,7 @@ def test_a_batch_whose_tokens_were_all_too_old_has_no_lag(tmp_path):
 
 def test_the_reports_of_a_broadcaster_that_was_restarted_are_taken_from_the_first(tmp_path):
     context, processes = make_context(tmp_path), Processes()
-    trackers = Trackers(context.config, context.directory.path, context.console.say)
-    recorder = Recorder(context, processes, trackers, accounting_seconds=0.01)
+    recorder = Recorder(context, processes, trackers_of(context), accounting_seconds=0.01)
     update = WeightUpdateReport(engine_id="e", version=0, published_at=1.0, bytes=7)
 
     async def main():
