@@ -1,7 +1,7 @@
 """The prompt sources, environments, tools and rewards that ship with Headway, by name.
 
-The checks of a recipe and error messages derive from these tables; `actors/README.md` describes
-each entry.
+The checks of a recipe and error messages derive from these tables; the pages in
+`actors/docs/` describe each entry.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Draw the held-out scores of runs as one small picture: `python curves.py FILE.svg SUMMARY...`."""
+"""Draw the held-out scores of runs as one small picture: `python curves.py FILE.svg SUMMARY...`.
+
+Curves are named by seed where the runs are `NAME-SEED`, as those of `make demo`, else by run.
+"""
 
 import json
 import sys
@@ -8,6 +11,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 GREY, COLOURS = "#6e7781", ("#0969da", "#bf3989", "#1a7f37")
+
+
+def named(run: str) -> str:
+    """Return the seed of a run that is named `NAME-SEED`, else its name."""
+    seed = run.rpartition("-")[2]
+    return f"seed {seed}" if seed.isdecimal() else run
 
 
 def draw(picture: Path, summaries: list[Path]) -> None:
@@ -20,7 +29,7 @@ def draw(picture: Path, summaries: list[Path]) -> None:
         for key, style in (("heldout", "o-"), ("heldout_sampled", ".--")):
             scores = [(score["version"], score["score"]) for score in summary.get(key, [])]
             if scores:
-                label = f"{summary['name']}, {'greedy' if key == 'heldout' else 'sampled'}"
+                label = f"{named(summary['name'])}, {'greedy' if key == 'heldout' else 'sampled'}"
                 axes.plot(*zip(*scores, strict=True), style, color=colour, label=label, ms=4)
     axes.set(xlabel="batches trained", ylabel="held-out score", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
