@@ -26,8 +26,7 @@ from benchmarks.harness.study import Study, name_of, number, several
 from benchmarks.harness.training_runs import Arm, TrainingRuns, conditions, vary
 from benchmarks.loop.comparison_report import group, medians_table, seeds_of
 from benchmarks.loop.run_figures import read_run
-from deploy.config.loader import load_recipe
-from deploy.config.presets import preset_names
+from deploy.config.loader import load_recipe, preset_names
 from deploy.config.run_config import RunConfig
 
 COLUMNS = {

@@ -17,10 +17,9 @@ import typer
 from deploy.cli.arguments import Command
 from deploy.cli.bench import BenchCommand, Group, bench
 from deploy.cli.job_commands import attach, cancel, submit
-from deploy.cli.recipes import plan, presets, try_recipe, validate
+from deploy.cli.recipes import init, plan, presets, try_recipe, validate
 from deploy.cli.runs import export, replay, requeue, salvage, scale
 from deploy.cli.shadowing import check_not_shadowed, only_informs
-from deploy.cli.starter import init
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.cli.views import inspect, logs, ls, report, rollouts, top
 from deploy.errors import Interrupted

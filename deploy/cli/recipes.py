@@ -1,7 +1,8 @@
-"""Commands about recipes: check one, plan one, try one, list the presets."""
+"""Commands about recipes: begin, check, plan or try one, list the presets."""
 
 import json
 from contextlib import nullcontext
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from deploy.cli.arguments import Overrides, Recipe, RunsDir, load, next_command
 from deploy.runtime.safe_console import SafeConsole, echo
 from deploy.runtime.signals import deferred
+from headway.errors import InputError
 
 
 def validate(
@@ -132,10 +134,37 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="The preset to show in full.")] = None,
 ) -> None:
     """List the algorithms that a recipe can name as its preset, or show one."""
-    from deploy.config.presets import preset_names, preset_text, title
+    from deploy.config.loader import preset_names, preset_text, title
 
     if name is not None:
         typer.echo(preset_text(name))
         return
     for preset in preset_names():
         typer.echo(f"{preset:14} {title(preset)}")
+
+
+NAMES = ("my_task.toml", "my_task.py")
+NEXT_STEPS = """\
+{files} written; go on with:
+  cd {folder}
+  headway validate my_task.toml --strict
+  headway sft my_task.toml
+  headway try my_task.toml
+  headway run my_task.toml"""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to write, here by default.")] = Path(),
+) -> None:
+    """Write a recipe, a prompt source and a reward to start from; they train on a CPU."""
+    targets = [folder / name for name in NAMES]
+    if existing := [str(target) for target in targets if target.exists()]:
+        raise InputError(f"{', '.join(existing)} exists; choose another folder, or delete it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for target in targets:
+            with target.open("x") as file:
+                file.write((files("deploy") / "starter" / target.name).read_text())
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error}") from None
+    typer.echo(NEXT_STEPS.format(files=" and ".join(map(str, targets)), folder=folder))

@@ -19,8 +19,7 @@ from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
-from deploy.planner.disk_space import check_free_space
-from deploy.preflight.machine_checks import check_machine, check_run_folders
+from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
 from deploy.preflight.models import (
     Shapes,
     check_adapter,

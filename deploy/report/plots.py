@@ -7,8 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.elapsed import resumptions, version_seconds
-from deploy.report.summary import successful_updates
+from deploy.report.summary import resumptions, successful_updates, version_seconds
 from deploy.storage.run_record import Record
 from headway.clean_text import printable
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from deploy.config.changes import differing
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
-from deploy.report.elapsed import resumptions
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
-from deploy.report.summary import summarise
+from deploy.report.summary import resumptions, summarise
 from deploy.report.tables import FIGURES, figures
 from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory

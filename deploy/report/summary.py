@@ -1,8 +1,8 @@
-"""The figures of `summary.json`, computed from the record of a run; pure functions."""
+"""The figures of summary.json, computed from the record of a run; pure functions."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -157,3 +157,31 @@ def _mismatch(reports: Sequence[BatchReport], origin: str) -> dict[str, Any]:
 def _mean(values: Any) -> float | None:
     present = [value for value in values if value is not None]
     return fmean(present) if present else None
+
+
+def version_seconds(batches: Sequence[TrainedBatch]) -> dict[int, float]:
+    """Return when each version was made, in seconds since the learner first waited for a batch.
+
+    The time from the last step of a session to the first wait of the next does not count. A batch
+    whose record is missing counts with the next one.
+    """
+    seconds: dict[int, float] = {}
+    passed, before = 0.0, None
+    for batch in batches:
+        times = batch.times
+        seconds.setdefault(batch.version, passed)
+        begun = times.wait_started_at
+        if before is not None and before.session_started_at == times.session_started_at:
+            begun = before.step_finished_at
+        passed += times.step_finished_at - begun
+        seconds[batch.version + 1], before = passed, times
+    return seconds
+
+
+def resumptions(batches: Sequence[TrainedBatch]) -> list[int]:
+    """Return the versions from which a later session trained on."""
+    return [
+        batch.version
+        for before, batch in pairwise(batches)
+        if before.times.session_started_at != batch.times.session_started_at
+    ]

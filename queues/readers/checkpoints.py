@@ -1,9 +1,12 @@
-"""The committed checkpoints of a run."""
+"""The committed checkpoints of a run, and the groups that are needed from there on and lost."""
 
 from pathlib import Path
 from typing import NamedTuple
 
+from queues.errors import JournalError
 from queues.readers.open_run import open_ledger
+from queues.storage.journal import LOCATION, Location, read_group
+from queues.storage.ledger_schema import JOURNAL_NAME
 
 LONGEST_SAVE_SECONDS = 1800.0
 
@@ -65,3 +68,35 @@ def last_save_seconds(run_directory: Path) -> float:
             " ORDER BY checkpoints.version DESC LIMIT 1"
         ).fetchone()
     return min(max(0.0, row[0] or 0.0), LONGEST_SAVE_SECONDS) if row else 0.0
+
+
+class LostGroup(NamedTuple):
+    """A group whose frame in the journal is missing or damaged."""
+
+    group_id: str
+    version: int | None
+    """The batch that it is part of; None if it waits to be trained."""
+    error: str
+    """Names the file."""
+
+
+def lost_groups(run_directory: Path, *, since: int) -> list[LostGroup]:
+    """Return the lost groups among those of batches `since` and later, and those not yet trained.
+
+    Every frame of these groups is read and compared with its checksum.
+    """
+    with open_ledger(run_directory, verify=False) as database:
+        rows = database.execute(
+            f"SELECT group_id, version, {LOCATION} FROM results JOIN groups USING (group_id)"
+            " LEFT JOIN batch_groups USING (group_id) WHERE segment IS NOT NULL AND"
+            " (state IN ('ready', 'taken') OR (state = 'trained' AND version >= ?))"
+            " ORDER BY segment, offset",
+            (since,),
+        ).fetchall()
+    lost = []
+    for group_id, version, *location in rows:
+        try:
+            read_group(run_directory / JOURNAL_NAME, Location(*location))
+        except JournalError as error:
+            lost.append(LostGroup(group_id, version, str(error)))
+    return lost

@@ -23,14 +23,11 @@ from queues.storage.backup import Backup, ChangesConnection
 from queues.storage.journal import LOCATION, Location
 from queues.storage.ledger_schema import (
     FILE_NAME,
-    JOURNAL_NAME,
     LOCK_NAME,
     SESSION,
-    check_schema_version,
-    create_tables,
+    open_tables,
     sessions_of,
 )
-from queues.storage.row_checksums import check, register
 from queues.storage.state_counts import Counts, count_rows, keep_counts, kept_counts
 
 log = logging.getLogger(__name__)
@@ -71,10 +68,7 @@ class Ledger:
             self.execute("PRAGMA journal_mode = WAL")
             self.execute(f"PRAGMA synchronous = {synchronous.upper()}")
             self.execute("PRAGMA foreign_keys = ON")
-            register(self.database)
-            self._create_tables(directory)
-            check_schema_version(self.database, path)
-            check(self.database, path)
+            open_tables(self.database, directory)
             self._partials = set(self.oldest_partials())
             """Groups that may have saved tokens; most have none, and cost no query."""
             keep_counts(self.database)
@@ -330,19 +324,6 @@ class Ledger:
     def counts(self) -> Counts:
         """Count all rows; the time grows with the run."""
         return count_rows(self.database)
-
-    def _create_tables(self, directory: Path) -> None:
-        """Create the tables of a new run in the file itself, so that no -wal file can lose them."""
-        (existing,) = self.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if existing:
-            return
-        if any((directory / JOURNAL_NAME).glob("*.segment")):
-            raise LedgerError(
-                f"{directory / FILE_NAME}: empty, but {JOURNAL_NAME}/ holds rollouts of a run; put"
-                " the ledger back from a copy"
-            )
-        create_tables(self.database)
-        self.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _insert_groups(self, groups: Sequence[Group], texts: Sequence[str]) -> None:
         now = clock.now()

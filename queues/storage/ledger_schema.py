@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from queues.errors import LedgerError
-from queues.storage.row_checksums import protect
+from queues.storage.row_checksums import check, protect, register
 
 SCHEMA_VERSION = 4
 FILE_NAME = "ledger.sqlite"
@@ -101,6 +101,29 @@ CREATE TABLE partials (                     -- at most one for a group without a
     payload BLOB NOT NULL
 ) STRICT, WITHOUT ROWID
 """
+
+
+def open_tables(database: sqlite3.Connection, directory: Path) -> None:
+    """Create the tables of a new run, or check those of another one, before they are written.
+
+    They are created in the file itself, so that no -wal file can lose them.
+
+    Raises:
+        LedgerError: It is damaged, of another version, or empty although there are rollouts.
+    """
+    path = directory / FILE_NAME
+    register(database)
+    (existing,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if not existing:
+        if any((directory / JOURNAL_NAME).glob("*.segment")):
+            raise LedgerError(
+                f"{path}: empty, but {JOURNAL_NAME}/ holds rollouts of a run; put the ledger back "
+                "from a copy"
+            )
+        create_tables(database)
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    check_schema_version(database, path)
+    check(database, path)
 
 
 def create_tables(database: sqlite3.Connection) -> None:

@@ -17,8 +17,7 @@ from deploy.storage.sessions import last_recipe
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
 from queues.errors import LedgerError
-from queues.readers.checkpoints import read_progress
-from queues.readers.lost_groups import LostGroup, lost_groups
+from queues.readers.checkpoints import LostGroup, lost_groups, read_progress
 from queues.readers.open_run import open_ledger
 from queues.storage.ledger_repair import GivenUp, go_back
 

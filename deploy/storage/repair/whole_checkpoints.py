@@ -15,8 +15,7 @@ from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
 from queues.errors import JournalError, LedgerError
-from queues.readers.checkpoints import Checkpoint, Progress, read_progress
-from queues.readers.lost_groups import lost_groups
+from queues.readers.checkpoints import Checkpoint, Progress, lost_groups, read_progress
 from queues.storage.ledger_repair import forget_checkpoints
 from queues.storage.ledger_schema import JOURNAL_NAME
 

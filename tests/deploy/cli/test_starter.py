@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from deploy.cli.starter import NAMES
+from deploy.cli.recipes import NAMES
 from tests.deploy.conftest import Headway, call_main
 
 SCRIPTED = ("--set", "actors.engine=scripted")

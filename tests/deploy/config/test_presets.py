@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from deploy.config.loader import load_recipe
-from deploy.config.presets import description, preset_names, with_preset
+from deploy.config.loader import description, load_recipe, preset_names, with_preset
 from headway.errors import InputError
 
 PRESETS = {

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from deploy.config.devices import for_this_machine
-from deploy.config.loader import SHIPPED_RECIPES, load_recipe, short_text
-from deploy.config.presets import preset_names
+from deploy.config.loader import SHIPPED_RECIPES, load_recipe, preset_names, short_text
 from deploy.config.recipe_text import recipe_text, toml_value
 from tests.deploy.conftest import call_main
 

@@ -7,8 +7,7 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.planner.byte_counts import TOKEN, checkpoint_bytes
-from deploy.planner.disk_space import check_free_space
-from deploy.preflight.machine_checks import check_run_folders
+from deploy.preflight.machine_checks import check_free_space, check_run_folders
 from headway.errors import InputError
 from learner.config.learner import LearnerConfig
 

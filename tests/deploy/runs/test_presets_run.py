@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from deploy.config.loader import load_recipe
-from deploy.config.presets import preset_names
+from deploy.config.loader import load_recipe, preset_names
 from learner.update import Updater
 from queues.readers.parquet import export_parquet
 from tests.deploy.conftest import Headway

@@ -14,8 +14,7 @@ from deploy.storage.sessions import begin_session
 from headway.errors import InputError
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import read_accounting
-from queues.readers.checkpoints import last_save_seconds, read_progress
-from queues.readers.lost_groups import LostGroup
+from queues.readers.checkpoints import LostGroup, last_save_seconds, read_progress
 from queues.storage import row_checksums
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import train

@@ -260,7 +260,7 @@ def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
     def full(*_: Any) -> None:
         raise sqlite_full()
 
-    monkeypatch.setattr("queues.storage.ledger.create_tables", full)
+    monkeypatch.setattr("queues.storage.ledger_schema.create_tables", full)
     with pytest.raises(LedgerError, match="no space is left on the disk of") as raised:
         Ledger(tmp_path, synchronous="full")
     assert "not a ledger" not in str(raised.value)

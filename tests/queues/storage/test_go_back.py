@@ -7,8 +7,7 @@ import pytest
 
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting, read_batches
-from queues.readers.checkpoints import read_progress
-from queues.readers.lost_groups import lost_groups
+from queues.readers.checkpoints import lost_groups, read_progress
 from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
