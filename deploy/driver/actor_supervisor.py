@@ -15,8 +15,9 @@ from ray.exceptions import RayError, RayTaskError
 from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, merge
+from deploy.driver.restart_policy import TIMING, Timing
 from deploy.driver.run_context import RunContext
-from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
+from deploy.driver.supervisor import Silent, Supervisor
 from deploy.errors import RunFailed
 from deploy.observability.waits import ActorHealth
 from headway.errors import first_line

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from deploy.driver.restart_policy import TIMING, Timing
 from deploy.driver.run_context import RunContext
-from deploy.driver.supervisor import TIMING, Supervisor, Timing
+from deploy.driver.supervisor import Supervisor
 from deploy.errors import RunFailed
 from deploy.storage.repair.whole_checkpoints import find_checkpoint_of_live
 from headway.daemon_thread import run_in_daemon_thread
@@ -142,7 +143,7 @@ class LearnerSupervisor(Supervisor):
                         "the learner waits for a node with free resources, since its own is lost"
                     )
                 waits = True
-                await self._timing.clock.sleep(LOOK_SECONDS)
+                await self._timing.sleep(LOOK_SECONDS)
             self._group = group
         await self._group.start()
         if self._access is not None:

@@ -1,4 +1,4 @@
-"""Restarts of a process that dies: how many in a row, how long apart, reported and recorded."""
+"""Restarts of a process that dies: their limit, waits, records, and the timing of supervisors."""
 
 import asyncio
 import time
@@ -13,17 +13,31 @@ from deploy.runtime.restart_budget import RestartBudget
 from deploy.storage.run_record import RECOVERIES, RESTARTS
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
+from headway.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS
 
 WRITE_SECONDS = 10.0
 """Longest time that a restart, or a process that works again, waits for its record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The clock that supervisors use."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The clock, interval and deadlines of a supervisor, in seconds."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    poll_seconds: float = 2.0
+    """Interval of requests for statistics; a process that dies loses what came after the last."""
+    answer_seconds: float = 5.0
+    """Deadline of an answer to a request for statistics."""
+    silent_seconds: float = SILENT_SECONDS
+    """Time without an answer after which a process that works hangs."""
+    loading_silent_seconds: float = LOADING_SILENT_SECONDS
+    """The same for a process that loads."""
+    resend_seconds: float = 60.0
+    """Deadline for the engine to have taken the newest weights once more."""
+
+
+TIMING = Timing()
 
 
 class Restarts:
@@ -33,8 +47,8 @@ class Restarts:
     `recoveries.jsonl` get how long the process was away.
     """
 
-    def __init__(self, context: RunContext, name: str, clock: Clock) -> None:
-        self._context, self._name, self._clock = context, name, clock
+    def __init__(self, context: RunContext, name: str, timing: Timing) -> None:
+        self._context, self._name, self._timing = context, name, timing
         self._budget = RestartBudget(context.config.deploy.max_restarts)
         self._died_at: float | None = None
         """Monotonic seconds since when the process is away; None while it works or first starts."""
@@ -54,13 +68,13 @@ class Restarts:
             RunFailed: The process died more often in a row than deploy.max_restarts.
         """
         if self._died_at is None:
-            self._died_at = self._clock.monotonic() - silent
+            self._died_at = self._timing.monotonic() - silent
         wait = self._budget.next_wait(settled=settled)
         if wait is None:
             raise RunFailed(self._budget.exhausted(self._name, reason))
         row = note_restart(self._context, self._name, self._budget, reason)
         await self._write(RESTARTS, row)
-        await self._clock.sleep(wait)
+        await self._timing.sleep(wait)
 
     def forget(self) -> None:
         """Begin anew, for a process that left or was given up and joins again."""
@@ -85,7 +99,7 @@ class Restarts:
             ) from None
         again = ""
         if self._died_at is not None:
-            away, self._died_at = self._clock.monotonic() - self._died_at, None
+            away, self._died_at = self._timing.monotonic() - self._died_at, None
             again = f" again, after {away:.1f} s"
             row = note_recovery(self._context, self._name, away)
             await self._write(RECOVERIES, row)

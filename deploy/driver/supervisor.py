@@ -12,37 +12,16 @@ dying, unless the run can do without it.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from deploy.driver.restart_policy import Clock, Restarts
+from deploy.driver.restart_policy import TIMING, Restarts, Timing
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.runtime.restart_budget import SETTLED_SECONDS
 from headway.errors import HeadwayError
-from headway.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS, until_silent
+from headway.hang_detection import until_silent
 from headway.roles import ProcessName
 from learner.errors import RankFailed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """The clock, interval and deadlines of a supervisor, in seconds."""
-
-    clock: Clock = Clock()  # noqa: RUF009  (frozen)
-    poll_seconds: float = 2.0
-    """Interval of requests for statistics; a process that dies loses what came after the last."""
-    answer_seconds: float = 5.0
-    """Deadline of an answer to a request for statistics."""
-    silent_seconds: float = SILENT_SECONDS
-    """Time without an answer after which a process that works hangs."""
-    loading_silent_seconds: float = LOADING_SILENT_SECONDS
-    """The same for a process that loads."""
-    resend_seconds: float = 60.0
-    """Deadline for the engine to have taken the newest weights once more."""
-
-
-TIMING = Timing()
 
 
 class Silent(HeadwayError):
@@ -62,7 +41,7 @@ class Supervisor(ABC):
         """Addresses of the metrics of the present processes, as host:port, once they are known."""
         self._context, self._timing = context, timing
         self._say = context.console.say
-        self._restarts = Restarts(context, name, timing.clock)
+        self._restarts = Restarts(context, name, timing)
         self._working = asyncio.Event()
         """Set while a process has started."""
         self._since: float | None = None
@@ -159,7 +138,7 @@ class Supervisor(ABC):
         Raises what `start` raises.
         """
         while self.is_wanted and (self._working.is_set() or await self.start(timed=True)):
-            self._since = self._timing.clock.monotonic()
+            self._since = self._timing.monotonic()
             try:
                 await self._work()
             except Exception as error:  # noqa: BLE001  (raised unless it has a reason)
@@ -181,7 +160,7 @@ class Supervisor(ABC):
             if reason is None:
                 raise error
             ended = reason, _silence(error)
-        worked = None if self._since is None else self._timing.clock.monotonic() - self._since
+        worked = None if self._since is None else self._timing.monotonic() - self._since
         self._since = None
         self._working.clear()
         if not await self._clear_away(error) or not self.is_wanted:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from deploy.config.deploy_config import DeployConfig
-from deploy.driver.restart_policy import Clock
 from deploy.driver.run_context import RunContext
 from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
@@ -53,7 +52,8 @@ class SupervisorStage:
         self.events, self.lives, self.waits, self.now = [], list(lives), [], 0.0
         self.context = make_context(folder, **settings)
         self.record = self.context.record
-        self.clock = Clock(monotonic=lambda: self.now, sleep=self.sleep)
+        self.clock = {"monotonic": lambda: self.now, "sleep": self.sleep}
+        """Of `Timing`."""
 
     async def sleep(self, seconds):
         self.waits.append(seconds)

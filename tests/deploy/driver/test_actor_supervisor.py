@@ -9,7 +9,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from actors.errors import EngineDied
 from actors.rollout.actor_statistics import ActorStatistics
 from deploy.driver.actor_supervisor import ActorSupervisor
-from deploy.driver.supervisor import Timing
+from deploy.driver.restart_policy import Timing
 from deploy.errors import RunFailed
 from headway import clock
 from headway.errors import InputError
@@ -52,7 +52,7 @@ class Stage(SupervisorStage):
             lambda: (count - self.supervisor.given_up, min_count or count),
             self.create,
             timing=Timing(
-                clock=self.clock,
+                **self.clock,
                 poll_seconds=60.0,
                 answer_seconds=0.05,
                 resend_seconds=0.05,

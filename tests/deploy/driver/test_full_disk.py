@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.driver.restart_policy import Clock, Restarts
+from deploy.driver.restart_policy import Restarts, Timing
 from deploy.storage import jsonl
 from tests.deploy.driver.contexts import make_context, output
 
@@ -54,7 +54,7 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_restarted(
         return
 
     context = make_context(tmp_path)
-    deaths = Restarts(context, "actor-0", Clock(sleep=sleep))
+    deaths = Restarts(context, "actor-0", Timing(sleep=sleep))
     monkeypatch.setattr(jsonl, "append_rows", refuse)
     asyncio.run(deaths.allow("it died", 0.0, settled=False))
     assert context.record.restarts == {"actor-0": 1}

@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from deploy.driver.learner_supervisor import LearnerSupervisor
-from deploy.driver.supervisor import Timing
+from deploy.driver.restart_policy import Timing
 from deploy.errors import RunFailed
 from headway.errors import HeadwayError, InputError
 from headway.metrics import MetricsAccess
@@ -112,7 +112,7 @@ class Stage(SupervisorStage):
             self.create,
             (Broker(self), BroadcasterClient(None)),
             access=MetricsAccess("localhost") if ranks > 1 else None,
-            timing=Timing(clock=self.clock),
+            timing=Timing(**self.clock),
         )
 
     def create(self, spec):

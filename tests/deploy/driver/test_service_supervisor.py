@@ -6,8 +6,8 @@ import contextlib
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
+from deploy.driver.restart_policy import Timing
 from deploy.driver.service_supervisor import ServiceSupervisor
-from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway.errors import InputError
 from headway.hang_detection import SILENT_SECONDS
@@ -68,7 +68,7 @@ class Stage(SupervisorStage):
         self.process = Process(self, self.lives)
         self.restarted, self.on_sleep = 0, lambda: None
         self.supervisor = ServiceSupervisor(
-            self.context, self.process, on_restart=self.on_restart, timing=Timing(clock=self.clock)
+            self.context, self.process, on_restart=self.on_restart, timing=Timing(**self.clock)
         )
 
     async def on_restart(self):
