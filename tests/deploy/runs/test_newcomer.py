@@ -89,7 +89,7 @@ def interrupted(command, folder, batches):
 def test_readme_has_the_path_and_the_files_repeat_it(folder):
     names = [command.split()[1] for command in COMMANDS]
     assert names == [
-        "init", "validate", "try", "sft", "run", "resume", "report", "rollouts", "export", "bench",
+        "init", "validate", "sft", "try", "run", "resume", "report", "rollouts", "export", "bench",
     ]  # fmt: skip
     written = re.findall(r"headway [\w-]+ [\w.]+", (folder / "my_task.toml").read_text())
     assert {"headway sft my_task.toml", "headway run my_task.toml"} <= set(written)
@@ -112,8 +112,8 @@ def test_every_command_of_readme_works_in_its_order(folder, done):
         done[name] = output
     assert done["validate"].startswith('name = "mine"')
     assert done["try"].count("sampled, trains") == 3
-    assert "headway sft my_task.toml" in next_commands(done["try"])
     assert "headway run my_task.toml" in next_commands(done["sft"])
+    assert "headway run my_task.toml" in next_commands(done["try"])
     [resume] = next_commands(done["run"])
     assert shlex.split(resume)[:2] == ["headway", "resume"]
     assert Path(shlex.split(resume)[2]) == folder / "runs" / "mine"
