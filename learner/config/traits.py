@@ -113,7 +113,7 @@ ESTIMATORS = Registry(
         "learner.advantages.to_go:reinforce_pp_baseline",
         replace(_OF_TOKENS, relative=True),
     ),
-    Entry("opo", "learner.advantages.opo:opo", replace(_GROUP, needs=frozenset({"lengths"}))),
+    Entry("opo", "learner.advantages.centred:opo", replace(_GROUP, needs=frozenset({"lengths"}))),
     Entry(
         "gdpo",
         "learner.advantages.gdpo:gdpo",
@@ -126,7 +126,7 @@ ESTIMATORS = Registry(
             ),
         ),
     ),
-    Entry("maxrl", "learner.advantages.maxrl:maxrl", _OF_TASK),
+    Entry("maxrl", "learner.advantages.centred:maxrl", _OF_TASK),
     Entry(
         "pass_at_k",
         "learner.advantages.pass_at_k:pass_at_k",

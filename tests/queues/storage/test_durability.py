@@ -52,19 +52,27 @@ async def test_puts_that_arrive_together_share_one_commit(
     assert puts == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
 
 
-async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def slow_commits(
+    store: type, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Event, threading.Event, threading.Event]:
+    """Let commits wait once the first event is set: they set the second and wait for the third."""
     slow, reached, release = threading.Event(), threading.Event(), threading.Event()
-    commit = Journal.commit
+    commit = store.commit
 
-    def blocked(self: Journal) -> None:
+    def blocked(self: Journal | Ledger) -> None:
         if slow.is_set():
             reached.set()
             assert release.wait(30)
         commit(self)
 
-    monkeypatch.setattr(Journal, "commit", blocked)
+    monkeypatch.setattr(store, "commit", blocked)
+    return slow, reached, release
+
+
+async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, reached, release = slow_commits(Journal, monkeypatch)
 
     async with opened(make_broker(tmp_path)) as broker:
         await broker.issue(make_prompts(2), cursor="2")
@@ -87,16 +95,7 @@ async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
 async def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    slow, reached, release = threading.Event(), threading.Event(), threading.Event()
-    commit = Ledger.commit
-
-    def blocked(self: Ledger) -> None:
-        if slow.is_set():
-            reached.set()
-            assert release.wait(30)
-        commit(self)
-
-    monkeypatch.setattr(Ledger, "commit", blocked)
+    slow, reached, release = slow_commits(Ledger, monkeypatch)
 
     async with opened(make_broker(tmp_path)) as broker:
         calls = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weight_sync.announcements import WeightUpdateReport
-from weight_sync.direct.attempt import Transfer
+from weight_sync.direct.attempt import Connect, Transfer
 from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.errors import UpdateRefused
 
@@ -77,12 +77,11 @@ class Parts:
         self.faults: dict[str, Callable[[], None]] = {}
         self.links = [Link("e0", self.events), Link("e1", self.events)]
         self.reports: list[WeightUpdateReport] = []
+        self.open(lambda links, *_: sender(*links, self.faults), timeout)
+
+    def open(self, connect: Connect, timeout: float) -> None:
         self.publisher = DirectPublisher(
-            lambda: self.links,
-            lambda links, *_: sender(*links, self.faults),
-            self.reports.append,
-            timeout=timeout,
-            seed_seconds=1000.0,
+            lambda: self.links, connect, self.reports.append, timeout=timeout, seed_seconds=1000.0
         )
 
     def send(self, version: int) -> None:
@@ -286,16 +285,13 @@ class Together(Parts):
     """A publisher that sends to its three engines at once."""
 
     def __init__(self, timeout: float = 5.0) -> None:
-        super().__init__(timeout=timeout)
+        super().__init__()
         self.connections: list[str] = []
         self.between: Callable[[], None] = lambda: None
         self.links.append(Link("e2", self.events))
-        self.publisher = DirectPublisher(
-            lambda: self.links,
+        self.open(
             lambda links, *_: TogetherSender(list(links), self.connections, lambda: self.between()),
-            self.reports.append,
-            timeout=timeout,
-            seed_seconds=1000.0,
+            timeout,
         )
         self.publisher.together = True
 
