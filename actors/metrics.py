@@ -37,21 +37,14 @@ class ActorMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         values = self._statistics.statistics()
-        for name, key, text in (
-            (
-                "tokens_generated",
-                "tokens_generated",
-                "Tokens sampled, evaluations included; none of rollouts that failed.",
-            ),
-            ("rollouts_generated", "rollouts", "Rollouts that ended with a result."),
-            ("serving_seconds", "serving_seconds", "Seconds since the first weights."),
-        ):
-            yield CounterMetricFamily(f"headway_{name}", text, value=values[key])
-        yield GaugeMetricFamily(
-            "headway_running_rollouts",
-            "Rollouts being generated now.",
-            value=values["running_rollouts"],
-        )
+        text = "Tokens sampled, evaluations included; none of rollouts that failed."
+        yield CounterMetricFamily("headway_tokens_generated", text, values["tokens_generated"])
+        text = "Rollouts that ended with a result."
+        yield CounterMetricFamily("headway_rollouts_generated", text, values["rollouts"])
+        text = "Seconds since the first weights."
+        yield CounterMetricFamily("headway_serving_seconds", text, values["serving_seconds"])
+        text = "Rollouts being generated now."
+        yield GaugeMetricFamily("headway_running_rollouts", text, values["running_rollouts"])
         for name, key, label, text in (
             ("actor_groups", "groups", "result", "Groups by their result."),
             ("idle_seconds", "idle_seconds", "on", "Seconds without a rollout, by the reason."),

@@ -193,7 +193,6 @@ class DeepSpeedEngine:
 
     @property
     def device(self) -> torch.device:
-        """Device the module computes on."""
         return torch.device(self._engine.device)
 
     def _register(self, module: nn.Module) -> None:
@@ -239,7 +238,6 @@ class DeepSpeedEngine:
 
     @property
     def gathers(self) -> bool:
-        """True if no rank has all weights, so that all must take part in `weights`."""
         return self._zero_stage == 3
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -82,13 +82,11 @@ class Policy(nn.Module):
 
     output = "log-probabilities"
 
-    def __init__(
-        self, model: Any, options: LogprobOptions, value_head: nn.Linear | None = None
-    ) -> None:
+    def __init__(self, model: Any, options: LogprobOptions) -> None:
         super().__init__()
         self.model = model
         self.options = replace(options, **_form_of_logits(model.config.get_text_config()))
-        self.value_head = value_head
+        self.value_head: nn.Linear | None = None
         self.values_after = False
         """Answer with values after each token too."""
 

@@ -35,10 +35,9 @@ def policy():
         tie_word_embeddings=True,
     )
     model = AutoModelForCausalLM.from_config(config).double().eval()
-    head = torch.nn.Linear(16, 1, bias=False, dtype=torch.float64)
-    return Policy(
-        model, LogprobOptions(chunk=4, temperature=0.7, entropy_gradient=True), value_head=head
-    )
+    policy = Policy(model, LogprobOptions(chunk=4, temperature=0.7, entropy_gradient=True))
+    policy.value_head = torch.nn.Linear(16, 1, bias=False, dtype=torch.float64)
+    return policy
 
 
 def outcome(policy, wanted, *, masked):
