@@ -51,7 +51,8 @@ def run(
             resume(context, str(folder), changed, config.deploy.runs_dir)
             return
     process: Session | None = context.obj
-    _allow_restarts(process, config)
+    if process is not None:
+        process.allow(config.deploy.max_restarts)
     from deploy.runtime.console import Terminal
 
     terminal = Terminal()
@@ -91,7 +92,8 @@ def resume(
     is_again = process is not None and process.is_again
     if (Path(run) / CURRENT).exists():
         directory = from_backup(Path(run), runs_dir, terminal.say)
-        _goes_on(process, directory)
+        if process is not None:
+            process.goes_on(directory.path)
     else:
         directory = RunDirectory.open(run, runs_dir)
     with directory.held(end_leftovers, is_again=is_again):
@@ -112,7 +114,8 @@ def _resume(
 
     with named_backup(directory):
         config, changes = resumed_recipe(directory, overrides)
-    _allow_restarts(process, config)
+    if process is not None:
+        process.allow(config.deploy.max_restarts)
     asks_for_more = any(change.name == "steps" for change in changes)
     if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
         terminal.say(
@@ -133,16 +136,6 @@ def _resume(
         if overrides:
             directory.store_recipe(config)
         _train(config, inputs, directory, terminal, process)
-
-
-def _allow_restarts(process: Session | None, config: "RunConfig") -> None:
-    if process is not None:
-        process.allow(config.deploy.max_restarts)
-
-
-def _goes_on(process: Session | None, directory: "RunDirectory") -> None:
-    if process is not None:
-        process.goes_on(directory.path)
 
 
 def _trained_when_done(directory: "RunDirectory") -> int | None:
@@ -167,7 +160,8 @@ def _train(
         from deploy.runtime.console import log_to
         from headway.full_disk import is_full
         from weight_sync.transports.filesystem import claim
-    _goes_on(process, directory)
+    if process is not None:
+        process.goes_on(directory.path)
     directory.logs.mkdir(exist_ok=True)
     try:
         with log_to(directory.logs / "driver.log"):

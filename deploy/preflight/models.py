@@ -62,11 +62,7 @@ def model_path(config: RunConfig) -> str:
             f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
             f"with the same recipe and settings first{hint}"
         )
-    refuse_another_origin(
-        folder,
-        warm_start_origin(config),
-        SFT_ANEW,
-    )
+    refuse_another_origin(folder, warm_start_origin(config), SFT_ANEW)
     return str(folder.resolve())  # other nodes may have the target of a link, but not the link
 
 
@@ -88,11 +84,7 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
             "reward-model` with the same recipe and settings first, or name model folders in "
             "actors.reward_model.paths"
         )
-    refuse_another_origin(
-        folder,
-        reward_model_origin(config),
-        REWARD_MODELS_ANEW,
-    )
+    refuse_another_origin(folder, reward_model_origin(config), REWARD_MODELS_ANEW)
     return tuple(str(path.absolute()) for path in members)
 
 
@@ -212,8 +204,7 @@ def _heldout_options(config: RunConfig) -> Mapping[str, Any]:
     heldout, prompts = config.heldout, config.prompts
     if heldout is None:
         return {}
-    own = heldout.source_options if heldout.source else {}
-    return own or heldout.source_options or prompts.source_options
+    return heldout.source_options or prompts.source_options
 
 
 def same_warm_starts(config: RunConfig) -> list[str]:

@@ -6,7 +6,7 @@ aside in the run's folder, and so is a copy of its ledger.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 from deploy.storage.jsonl import Say, mend_rows, set_aside
@@ -97,12 +97,11 @@ def _take_back(
     except InputError:
         return  # it is made again when the run goes on
     if summary:
-        kinds = {kind: [*_until(summary[kind], end)] for kind in ("heldout", "heldout_sampled")}
+        kinds = {
+            kind: [score for score in summary[kind] if score["version"] <= end]
+            for kind in ("heldout", "heldout_sampled")
+        }
         directory.write_summary({**summary, **kinds, "status": "failed"})
-
-
-def _until(scores: Sequence[Mapping[str, int]], version: int) -> Iterator[Mapping[str, int]]:
-    return (score for score in scores if score["version"] <= version)
 
 
 def _describe(given_up: GivenUp, end: int, trained: int) -> str:
