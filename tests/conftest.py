@@ -19,7 +19,7 @@ from tests.property_examples import load_profiles
 
 DURATIONS = Path(__file__).parent / "assets" / "durations.txt"
 RECORDED_FROM = 0.5
-"""Tests that take less than this many seconds are not recorded."""
+"""Tests that take fewer seconds are recorded together, under the name of their file."""
 
 load_profiles()
 
@@ -59,7 +59,9 @@ class WholeRunsTogether(LoadScopeScheduling):
         recorded = read_durations()
 
         def seconds(scope: str) -> float:
-            return sum(recorded.get(nodeid, 0.0) for nodeid in self.workqueue[scope])
+            tests = self.workqueue[scope]
+            files = {nodeid.split("::", 1)[0] for nodeid in tests}
+            return sum(recorded.get(name, 0.0) for name in (*files, *tests))
 
         self.workqueue.move_to_end(max(self.workqueue, key=seconds), last=False)
         super()._assign_work_unit(node)
@@ -94,14 +96,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def read_durations() -> dict[str, float]:
-    """Return the recorded seconds of each test; tests that take next to nothing have none."""
+    """Return the recorded seconds of each long test, and of each file's short ones together."""
     lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines() if line)
     return {name: float(seconds) for seconds, name in lines}
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     recorded = read_durations()
-    minutes = sum(recorded.get(item.nodeid, 0.0) for item in items) / 60
+    tests = [item.nodeid for item in items]
+    files = {nodeid.split("::", 1)[0] for nodeid in tests}
+    minutes = sum(recorded.get(name, 0.0) for name in (*files, *tests)) / 60
     return [f"expected: {minutes:.0f} minutes, by {DURATIONS.name}"] if minutes >= 1 else []
 
 
@@ -115,15 +119,28 @@ class DurationRecorder:
         self.seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
+        files = {name.split("::", 1)[0] for name in self.seconds}
+        short: dict[str, float] = dict.fromkeys(files, 0.0)
+        long: dict[str, float] = {}
+        for name, taken in self.seconds.items():
+            if taken >= RECORDED_FROM:
+                long[name] = taken
+            else:
+                short[name.split("::", 1)[0]] += taken
+        seconds = {**read_durations(), **short, **long}
         root = DURATIONS.parents[2]
-        seconds = {
-            name: taken
-            for name, taken in {**read_durations(), **self.seconds}.items()
-            if (root / name.split("::", 1)[0]).exists()
-        }
-        rows = sorted(seconds.items(), key=lambda row: -row[1])
-        lines = [f"{taken:9.2f}  {name}" for name, taken in rows if taken >= RECORDED_FROM]
+        rows = sorted(seconds.items(), key=lambda row: (-row[1], row[0]))
+        lines = [f"{taken:9.2f}  {name}" for name, taken in rows if is_test(root, name)]
         DURATIONS.write_text("".join(f"{line}\n" for line in lines))
+
+
+def is_test(root: Path, name: str) -> bool:
+    """Return True if a file of tests, or a test of one, still exists."""
+    file, _, test = name.partition("::")
+    if not (root / file).exists():
+        return False
+    function = test.partition("[")[0].rpartition("::")[2]
+    return not test or f"def {function}(" in (root / file).read_text()
 
 
 def pytest_configure(config: pytest.Config) -> None:
