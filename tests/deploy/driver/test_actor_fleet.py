@@ -335,7 +335,8 @@ async def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(sta
     async with played.play() as running:
         played.nodes.lost = {1}
         await until(lambda: played.numbers() == [0])
-        assert played.fleet.actors[1].seconds == actor_fleet.HURRY_SECONDS
+        leaving = played.fleet.actors[1]
+        await until(lambda: leaving.seconds == actor_fleet.HURRY_SECONDS)
         await until(lambda: "1 actor(s) wait for free resources" in output(played.context))
         played.nodes.free = 1
         await until(lambda: played.numbers() == [0, 1])
