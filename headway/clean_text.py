@@ -28,36 +28,29 @@ WORKING_FOLDERS = ("PWD", "OLDPWD")
 SHORTEST = 6
 """Characters of a secret; a shorter value would be found in any text."""
 SHORTEST_LINE = 16
-"""Characters of a line of a secret, such as a private key, that is hidden by itself, as logs are
-searched by lines."""
+"""Characters of a line of a secret that is hidden by itself, as logs are searched by lines."""
 HIDDEN = "[hidden]"
 REFRESH_SECONDS = 5.0
 LARGEST_FILE = 1 << 16
 PASSWORD = re.compile(r"://[^\s/@:'\"]{0,500}:([^\s/@'\"]{1,500})@")
 PATTERNS = (
-    ("://", re.compile(r"(://)[^\s/@'\"<>]{1,1000}@"), rf"\1{HIDDEN}@"),
+    ("://", r"(://)[^\s/@'\"<>]{1,1000}@", rf"\1{HIDDEN}@"),
     (
         "=",
-        re.compile(
-            r"([?&;][\w.-]{0,40}(?:key|token|secret|passw(?:or)?d|signature|credential|auth)"
-            r"[\w.-]{0,40}=)[^\s&#'\"<>]+",
-            re.IGNORECASE,
-        ),
+        r"(?i)([?&;][\w.-]{0,40}(?:key|token|secret|passw(?:or)?d|signature|credential|auth)"
+        r"[\w.-]{0,40}=)[^\s&#'\"<>]+",
         rf"\1{HIDDEN}",
     ),
     (
         "uthorization",
-        re.compile(
-            r"(authorization['\"]?\s{0,3}[:=,]\s{0,3}(?:b?['\"])?)(?:\w{1,20} )?[^\s'\",]+",
-            re.IGNORECASE,
-        ),
+        r"(?i)(authorization['\"]?\s{0,3}[:=,]\s{0,3}(?:b?['\"])?)(?:\w{1,20} )?[^\s'\",]+",
         rf"\1{HIDDEN}",
     ),
-    ("earer ", re.compile(r"\b(bearer )[\w.~+/=-]{12,}", re.IGNORECASE), rf"\1{HIDDEN}"),
-    ("hf_", re.compile(r"\bhf_[A-Za-z0-9]{20,}"), HIDDEN),
-    ("sk-", re.compile(r"\bsk-[\w-]{20,}"), HIDDEN),
-    ("gh", re.compile(r"\bgh[pousr]_[A-Za-z0-9]{30,}"), HIDDEN),
-    ("AKIA", re.compile(r"\bAKIA[0-9A-Z]{16}\b"), HIDDEN),
+    ("earer ", r"(?i)\b(bearer )[\w.~+/=-]{12,}", rf"\1{HIDDEN}"),
+    ("hf_", r"\bhf_[A-Za-z0-9]{20,}", HIDDEN),
+    ("sk-", r"\bsk-[\w-]{20,}", HIDDEN),
+    ("gh", r"\bgh[pousr]_[A-Za-z0-9]{30,}", HIDDEN),
+    ("AKIA", r"\bAKIA[0-9A-Z]{16}\b", HIDDEN),
 )
 """Forms of secrets of which only the form is known: a text that is in each, the form, and what is
 left of it."""
@@ -76,6 +69,13 @@ def register(names: Iterable[str]) -> None:
     _known_until = 0.0
 
 
+def forget() -> None:
+    """Forget every secret; those that are still in the environment are found again."""
+    _registered.clear()
+    _seen.clear()
+    register([])
+
+
 def is_secret(name: str) -> bool:
     """Return True for the name of an environment variable that holds a secret.
 
@@ -92,9 +92,9 @@ def is_secret(name: str) -> bool:
 def without_secrets(text: str) -> str:
     """Hide the secrets of this process, and what has the form of a secret, in a text."""
     text = without_known_secrets(text)
-    for part, pattern, left in PATTERNS:
+    for part, form, left in PATTERNS:
         if part in text:
-            text = pattern.sub(left, text)
+            text = re.sub(form, left, text)
     return text
 
 

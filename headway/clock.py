@@ -2,12 +2,9 @@
 
 A command reads the wall clock once, and counts from there by the time since the machine started.
 The processes that it starts on the same machine inherit the result, so the difference of two
-stamps of one command on one machine is a true duration, whatever NTP, an administrator or a
-suspended machine do meanwhile. Stamps of other machines, of processes of a Ray cluster that the
-command joined, and of earlier sessions of a run are as far off as the wall clocks were when those
-processes began: what compares them does not end a run.
-
-Durations that begin and end in one process use `time.monotonic` or `time.perf_counter`.
+stamps of one command on one machine is a true duration. Stamps of other machines, of processes of a
+Ray cluster that the command joined, and of earlier sessions of a run are as far off as the wall
+clocks were when those processes began: what compares them does not end a run.
 """
 
 import os

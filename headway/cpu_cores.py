@@ -39,10 +39,7 @@ def usable_cores(limit: Path = CPU_LIMIT) -> list[int]:
 
 
 def bind_process(cores: list[int], setting: str) -> None:
-    """Restrict every thread of this process, and threads started later, to some cores.
-
-    Cores that this machine lacks raise InputError, which names `setting`.
-    """
+    """Restrict all threads of this process to cores; InputError, by `setting`, if one is absent."""
     available = os.sched_getaffinity(0)
     if not available.issuperset(cores):
         raise InputError(f"{setting} names {cores}, but there are only {sorted(available)}")

@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
 T = TypeVar("T")
+LOOPS_OWN = StopIteration, CancelledError
 
 
 async def run_in_daemon_thread(work: Callable[[], T], *, name: str = "blocking-call") -> T:
@@ -26,12 +27,9 @@ async def run_in_daemon_thread(work: Callable[[], T], *, name: str = "blocking-c
     def run() -> None:
         try:
             outcome.set_result(work())
-        except (StopIteration, CancelledError) as error:
-            outcome.set_exception(RuntimeError(f"ended by {error!r}"))
-        except Exception as error:  # noqa: BLE001  (raised in the caller)
-            outcome.set_exception(error)
-        except BaseException as error:  # noqa: BLE001
-            outcome.set_exception(RuntimeError(f"ended by {error!r}"))
+        except BaseException as error:  # noqa: BLE001  (raised in the caller)
+            ends = not isinstance(error, Exception) or isinstance(error, LOOPS_OWN)
+            outcome.set_exception(RuntimeError(f"ended by {error!r}") if ends else error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)

@@ -13,10 +13,9 @@ from typing import Self
 class HeadwayError(Exception):
     """Root of every error that Headway raises on purpose.
 
-    Args:
-        message: What was found, what is allowed, and where.
-        exit_code: Exit code of a command that the error ends; by default that of its type.
-        hint: Where to look or what to type, printed on a line of its own behind the message.
+    The message says what was found, what is allowed, and where. The hint, where to look or what to
+    type, is printed on a line of its own behind it. A command that the error ends has `exit_code`,
+    by default that of its type.
     """
 
     exit_code: int = 1

@@ -36,17 +36,12 @@ def take(descriptor: int, *, shared: bool = False, seconds: float = TEST_SECONDS
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a process holds the exclusive lock of a file, which need not exist.
-
-    The lock is taken for an instant, which `take` waits for.
-    """
-    try:
-        with path.open("rb") as file:
+    """Return True if a process holds the exclusive lock of a file, which need not exist."""
+    with suppress(FileNotFoundError, NotADirectoryError), path.open("rb") as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -61,12 +56,8 @@ def locked(
 ) -> Iterator[int]:
     """Hold the lock of a file, which is made if missing, and yield its descriptor.
 
-    Args:
-        path: The file.
-        shared: Others may hold it too, if shared. The file must exist, and is only read.
-        passing: Remove the file at the end of the block.
-        parents: Make its folder, if missing.
-        seconds: How long to wait for other holders.
+    A `shared` lock others may hold too; its file must exist, and is only read. A `passing` one
+    removes the file at the end of the block. `parents` makes its folder, if missing.
 
     Raises:
         BlockingIOError: Others have held it for `seconds`.

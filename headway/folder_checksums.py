@@ -4,6 +4,7 @@ They detect damage, and files that are missing or were added. They do not detect
 can write the folder can write its checksums.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +13,15 @@ from pathlib import Path
 import xxhash
 
 FILE_NAME = "checksums.json"
-PIECE_BYTES = 2**20
 THREADS = 4
 """Files that are read at once; hashing does not hold the interpreter's lock."""
 
 
 def checksum_of(file: Path) -> str:
     """Return the size in bytes and the xxh3_128 of a file, as "SIZE-DIGEST"."""
-    digest, size = xxhash.xxh3_128(), 0
     with file.open("rb") as opened:
-        while piece := opened.read(PIECE_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return f"{size}-{digest.hexdigest()}"
+        digest = hashlib.file_digest(opened, xxhash.xxh3_128)
+        return f"{opened.tell()}-{digest.hexdigest()}"
 
 
 def files_of(folder: Path) -> list[str]:

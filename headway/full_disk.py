@@ -23,10 +23,7 @@ _MESSAGES = (*(os.strerror(number) for number in sorted(_ERRNO)), "database or d
 
 
 def is_full(error: BaseException | None, folder: Path) -> bool:
-    """Return True if an error, or one that it followed from, was caused by a full disk.
-
-    The folder that was written to is probed only if the error is ambiguous.
-    """
+    """Return True if an error, or one that it followed from, was caused by `folder`'s full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _ERRNO:
             return True

@@ -20,9 +20,9 @@ async def until_silent(
 ) -> None:
     """Return once the process that `ping` asks has not answered for `silent_seconds`.
 
-    It has to miss two deadlines in a row: an answer is late also where the process that asks was
-    stopped meanwhile. An error of `ping` is raised. If Ray may not have `placed` the process yet,
-    the time begins at its first answer.
+    It has to miss two deadlines in a row, since the process that asks may have been stopped. An
+    error of `ping` is raised. If Ray may not have `placed` the process yet, the time begins at its
+    first answer.
     """
     if not placed:
         await ping()

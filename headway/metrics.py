@@ -148,8 +148,6 @@ def public_address(host: str, port: int, node: str) -> str:
     """Return the `host:port` under which other nodes reach a server that is bound to `host`.
 
     Example:
-        >>> public_address("127.0.0.1", 9090, node="10.0.0.7")
-        '127.0.0.1:9090'
         >>> public_address("0.0.0.0", 9090, node="10.0.0.7")
         '10.0.0.7:9090'
     """

@@ -35,15 +35,9 @@ def parse_options(kind: type[AnySection], subject: str, options: Mapping[str, An
 def check_options(
     function: Callable[..., Any], *inputs: str, setting: str, name: str, options: object
 ) -> None:
-    """Check a recipe's table of options against the signature and types of a function.
+    """Check a recipe's table of options, of key `setting`, against the parameters of a function.
 
-    Args:
-        function: It is called with positional `inputs`, and with the options as keywords. A
-            parameter without a type accepts any value.
-        inputs: Names of the positional arguments.
-        setting: Key of the table.
-        name: Name of the function in the recipe.
-        options: The table.
+    `name` is the function's in the recipe. A parameter without a type accepts any value.
 
     Raises:
         InputError: It is no table, or an option is unknown, missing, or has another type.

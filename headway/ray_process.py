@@ -26,8 +26,7 @@ LOOPBACK_VARIABLE: str = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 async def keep_title(name: str, describe: Callable[[], str]) -> NoReturn:
     """Keep the title of this process up to date until cancelled, as `ps` and Ray's pages show it.
 
-    `name` is the actor's class; `describe` returns in a few words who the actor is and what it
-    does: Ray calls its `__repr__` only when the actor is made.
+    `name` is the actor's class; `describe` returns in a few words who it is and what it does.
     """
     while True:
         ray._raylet.setproctitle(f"ray::{name} {describe()}")
@@ -76,11 +75,7 @@ def free_resources() -> Mapping[str, Mapping[str, float]]:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Make a cluster that is started in the block listen at 127.0.0.1 alone.
-
-    On Linux, unlike elsewhere, the default of this constant of Ray makes its servers listen at
-    every address of the machine.
-    """
+    """Make a cluster that is started in the block listen at 127.0.0.1 alone, as Ray would not."""
     variable, before = os.environ.get(LOOPBACK_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
     os.environ[LOOPBACK_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:

@@ -5,8 +5,7 @@
                       │ has lost the call           no answer: the call is sent again
                       │ is gone, or never answers   `RayService.lost`
 
-Ray has many errors for a process that is gone or cannot be started, such as for want of memory;
-only a RayTaskError comes from a process that lives.
+Ray has many errors for a process that is gone; only a RayTaskError comes from one that lives.
 """
 
 import asyncio
@@ -43,13 +42,7 @@ START_SECONDS = 120.0
 
 
 def translated(error: RayError, process: str, lost: type[HeadwayError]) -> Exception:
-    """Return what a failed call means: an error of ours, a bug of the process, or its loss.
-
-    Args:
-        error: What Ray raised.
-        process: Name of the process in messages, with its article.
-        lost: Type of the error for a process that is gone.
-    """
+    """Return what a failed call means: an error of ours, a bug of the process, or its loss."""
     cause = error.cause if isinstance(error, RayTaskError) else error.__cause__
     if isinstance(cause, HeadwayError):
         return cause
@@ -64,14 +57,9 @@ def answer_of(
     gone: type[HeadwayError],
     late: type[HeadwayError],
 ) -> Any:
-    """Wait for a call in this thread; raise what its method raised, or `gone` or `late`.
+    """Wait for a call in this thread, for ever if `seconds` is None.
 
-    Args:
-        pending: What Ray returned for the call.
-        process: Name of the process in messages.
-        seconds: Deadline; None waits for ever.
-        gone: Type of the error for a process that is dead or cannot be reached.
-        late: Type of the error for a deadline that passed.
+    Raises what its method raised, `gone` for a process that cannot be reached, or `late`.
     """
     try:
         return ray.get(pending, timeout=seconds)
@@ -84,13 +72,11 @@ def answer_of(
 
 
 class RayService:
-    """Client of a process that is made again when it dies; can be sent to other processes.
+    """Client of a `ServiceProcess` that is made again when it dies; can be sent to other processes.
 
     Every call raises what its method raised, or `lost` if the process is gone for good or gives no
     answer for GIVE_UP_FACTOR times `answer_seconds`, beyond the wait that the call asks for. A call
     may reach the process several times, so that methods are to be repeatable without harm.
-
-    A process class has the methods of `ServiceProcess`.
     """
 
     role: ClassVar[Role]
@@ -115,11 +101,7 @@ class RayService:
 
     async def call(self, method: str, *arguments: Any, wait: float = 0.0, **options: Any) -> Any:
         """Return the answer of a method, which may wait for `wait` seconds before it answers."""
-
-        def send() -> Awaitable[Any]:
-            pending: Awaitable[Any] = getattr(self.handle, method).remote(*arguments, **options)
-            return pending
-
+        send = lambda: getattr(self.handle, method).remote(*arguments, **options)  # noqa: E731
         return await self.repeat(method, send, wait)
 
     async def repeat(self, method: str, send: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
@@ -201,10 +183,8 @@ def remote(
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Make the client's method for a method of the process, with the same static type.
 
-    Args:
-        method: Method of the process.
-        wait: Returns the seconds that the method may wait, given its arguments; None: none.
-        fenced: The method gets the client's `epoch`, a keyword.
+    `wait` returns the seconds that the method may wait, given its arguments. A `fenced` method gets
+    the client's `epoch`, a keyword.
     """
 
     @functools.wraps(method)

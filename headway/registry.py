@@ -1,17 +1,15 @@
 """Names that a setting may have: what ships with Headway, what a decorator adds, and user code.
 
-A name stands for a function or class. Those that ship are listed as "module:attribute", so that
-reading the list imports nothing heavy; user code is named by such a path itself.
+Functions and classes that ship are listed as "module:attribute", so that reading the list imports
+nothing heavy; user code is named by such a path itself.
 
 Example:
     >>> RULES = Registry("rule", "module:function", Traits, Entry("plain", "rules.plain:plain"))
     >>> RULES.check("plian")
     InputError: unknown rule 'plian': expected one of plain, or a path "module:function"; did you …
-    >>> RULES.load("plain").function
-    <function plain>
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -49,13 +47,9 @@ class Entry(Generic[Traits]):
 class Registry(Generic[Traits]):
     """Entries of one kind by name.
 
-    Args:
-        kind: What is named, for messages.
-        form: Form of a path of user code, such as "module:Class".
-        traits: Type of the entries' traits; `NoneType` for none. User code without the decorator
-            has its default values.
-        *entries: What ships.
-        decorated: Accept only user code with the decorator `register`.
+    `kind` says what is named and `form` what a path of user code looks like, such as
+    "module:Class", both for messages. User code without the decorator `register` has the default
+    values of `traits`; a `decorated` registry refuses it.
     """
 
     def __init__(
@@ -81,14 +75,13 @@ class Registry(Generic[Traits]):
         """Return a name that is known or a path; nothing is imported.
 
         Raises:
-            InputError: It is neither. The message names `setting`, the key of a recipe, if given,
-                all entries and the nearest.
+            InputError: It is neither. The message names the key `setting`, if given, all entries
+                and the nearest.
         """
         if name in self._entries or all(name.partition(":")):
             return name
-        problem = f"unknown {self._kind} {name!r}"
-        if setting:
-            problem = f"{setting} = {name!r}: unknown {self._kind}"
+        kind = f"unknown {self._kind}"
+        problem = f"{setting} = {name!r}: {kind}" if setting else f"{kind} {name!r}"
         raise InputError(
             f'{problem}: expected one of {", ".join(self)}, or a path "{self._form}"'
             f"{nearest(name, self)}"
@@ -119,17 +112,17 @@ class Registry(Generic[Traits]):
             raise InputError(f"{subject} is a {type(loaded).__name__}, not a {expected}")
         return Entry(name, loaded, self._traits())
 
-    def __getitem__(self, name: str) -> Entry[Traits]:
-        """Return `load(name)`."""
-        return self.load(name)
+    __getitem__ = load
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove names, so that the module that registers them can be imported anew."""
+        for name in names:
+            self._entries.pop(name, None)
 
     def register(self, *names: str, **traits: Any) -> Callable[[Callable[..., Any]], Entry[Traits]]:
-        """Return a decorator that makes an entry of a function, under its own name and others.
+        """Return a decorator that makes an entry of a function, under one name or several.
 
-        The keywords are fields of the traits.
-
-        Raises:
-            InputError: A name is taken.
+        The keywords are fields of the traits. The decorator raises InputError for a taken name.
         """
         made = self._traits(**traits)
 

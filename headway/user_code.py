@@ -50,29 +50,23 @@ def describe_error(error: BaseException) -> str:
 
 
 def where_raised(error: BaseException) -> str:
-    """Return the traceback of an error from the first line of user code on, on lines of its own.
-
-    It is empty where no such code is in it, as for an error of a module that cannot be read.
-    """
+    """Return the traceback of an error from the first line of user code on; "" without any."""
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(CALLERS):
         frames.pop(0)
-    if not frames and error.__cause__ is not None:
-        return where_raised(error.__cause__)
-    return "\n" + cut("".join(traceback.format_list(frames)).rstrip()) if frames else ""
+    if not frames:
+        return where_raised(error.__cause__) if error.__cause__ is not None else ""
+    return "\n" + cut("".join(traceback.format_list(frames)).rstrip())
 
 
 def load_dotted(path: str, *, subject: str, kinds: Iterable[str] = ()) -> Any:
     """Import the attribute at a path "module:attribute".
 
-    Args:
-        path: Module and attribute.
-        subject: Beginning of the messages, such as the key and value of a recipe.
-        kinds: Names that are followed by a colon too. The message about a module that does not
-            exist suggests the one most like it.
+    `kinds` are names that are followed by a colon too: one like a missing module is suggested.
 
     Raises:
-        InputError: The module cannot be imported, or has no such attribute.
+        InputError: The module cannot be imported, or has no such attribute; `subject`, such as the
+            key and value of a recipe, begins the message.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -125,14 +119,11 @@ def check_call(
 ) -> None:
     """Check that a function can be called with positional inputs, and with options as keywords.
 
-    Args:
-        function: User code; one without a signature, as builtins may be, passes.
-        inputs: Names of the positional arguments, for messages.
-        subject: Beginning of the messages, such as the key and value of a recipe.
-        options: The keywords.
+    A function without a signature, as builtins may be, passes.
 
     Raises:
-        InputError: An option is unknown or missing, or the function takes other inputs.
+        InputError: An option is unknown or missing, or the function takes other inputs; `subject`
+            begins the message, which has the names of the `inputs`.
     """
     try:
         signature = inspect.signature(function)
@@ -168,8 +159,7 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
 async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a coroutine function, or of a plain one that runs in a daemon thread.
 
-    If this call is cancelled, the thread goes on and its result is dropped. An exception that would
-    end the event loop or the caller's task, such as SystemExit, is raised in a RuntimeError.
+    An exception that would end the event loop or the caller's task is raised in a RuntimeError.
     """
     try:
         if is_coroutine(function):

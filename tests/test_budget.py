@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "headway": 1921,
+    "headway": 1847,
     "queues": 6272,
     "weight_sync": 4253,
     "actors": 10328,

@@ -2,14 +2,16 @@
 
 import base64
 import json
+import re
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headway import clean_text
 from headway.clean_text import (
+    forget,
+    forms_of,
     is_secret,
     printable,
     register,
@@ -29,10 +31,9 @@ def held(monkeypatch):
         monkeypatch.setenv(name, value)
         register([])
 
-    monkeypatch.setattr(clean_text, "_seen", {})
-    monkeypatch.setattr(clean_text, "_registered", set())
+    forget()
     yield hold
-    register([])
+    forget()
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,8 @@ def held(monkeypatch):
         ("PGPASSWORD", True), ("MYSQL_PWD", True), ("AWS_SECRET_ACCESS_KEY", True),
         ("AWS_ACCESS_KEY_ID", True), ("HEADWAY_METRICS_TOKEN", True), ("SENTRY_DSN", True),
         ("GITHUB_PAT", True), ("SSH_AUTH_SOCK", False), ("RAY_AUTH_MODE", False), ("PATH", False),
-        ("PWD", False), ("OLDPWD", False),
+        ("PWD", False), ("OLDPWD", False), ("HOME", False), ("", False), ("PATHS", False),
         ("RAY_AUTH_TOKEN_PATH", False), ("TOKENIZERS_PARALLELISM", False), ("MAX_TOKENS", False),
-        ("HOME", False), ("", False), ("PATHS", False),
     ],
 )  # fmt: skip
 def test_a_variable_is_a_secret_by_its_name(name, secret):
@@ -63,10 +63,8 @@ def test_a_variable_is_a_secret_by_its_name(name, secret):
 def test_a_secret_is_hidden_in_every_form(held, written):
     held("MY_KEY", f" {SECRET}\n")
     text = without_secrets(f"before {written} after")
-    assert "[MY_KEY]" in text
+    assert re.fullmatch("before .*\\[MY_KEY\\].* after", text)
     assert "d/e+f" not in text
-    assert text.startswith("before ")
-    assert text.endswith(" after")
 
 
 def test_every_line_of_a_secret_is_hidden_by_itself_as_logs_are_searched_by_lines(held):
@@ -84,11 +82,6 @@ def test_a_variable_that_a_recipe_names_and_one_that_is_gone_are_secrets(held, m
     monkeypatch.delenv("LOGIN")
     register([])
     assert without_secrets("me-and-more") == "[LOGIN]"
-
-
-def test_a_short_value_is_no_secret(held):
-    held("A_KEY", "abc")
-    assert without_secrets("abc") == "abc"
 
 
 def test_tokens_in_files_are_secrets(held, tmp_path):
@@ -127,9 +120,18 @@ def test_what_has_the_form_of_a_secret_is_hidden(held, text, shown):
     assert without_known_secrets(text) == text
 
 
-def test_the_password_of_an_address_in_the_environment_is_a_secret(held):
-    held("DATABASE_URL", "postgres://me:hunter22@db/x")
-    assert without_secrets("user me, password hunter22") == "user me, password [DATABASE_URL]"
+@pytest.mark.parametrize(
+    ("name", "value", "text", "shown"),
+    [
+        ("A_KEY", "abc", "abc", "abc"),
+        ("DATABASE_URL", "postgres://me:hunter22@db", "me, hunter22", "me, [DATABASE_URL]"),
+    ],
+)
+def test_a_short_value_is_no_secret_and_the_password_of_an_address_is(
+    held, name, value, text, shown
+):
+    held(name, value)
+    assert without_secrets(text) == shown
 
 
 def test_texts_in_records_are_cleaned_and_the_rest_stays(held):
@@ -152,8 +154,6 @@ def test_text_is_printable_and_says_what_it_was(text):
 
 @given(st.text(st.characters(codec="utf-8"), min_size=6))
 def test_no_text_with_a_secret_still_has_it(secret):
-    if len(secret.strip()) < 6:
-        return
-    forms = dict(clean_text.forms_of({secret.strip(): "NAME"}))
+    forms = dict(forms_of({secret: "NAME"}))
     assert set(forms.values()) == {"NAME"}
-    assert all(form in forms for form in (secret.strip(), quote(secret.strip(), safe="")))
+    assert {secret, quote(secret, safe="")} <= forms.keys()

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import time
 
 import psutil
 import pytest
 import ray
 
 from headway.ray_process import RENEWED_SECONDS, keep_title
+from tests.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -26,17 +26,10 @@ class Shown:
         self.state = state
 
 
-def wait_for_title(pid, wanted):
-    deadline = time.monotonic() + 20 * RENEWED_SECONDS
-    while (title := psutil.Process(pid).cmdline()[0]) != wanted:
-        assert time.monotonic() < deadline, title
-        time.sleep(0.02)
-
-
 def test_the_title_follows_the_state_and_comes_back_after_every_call():
     actor = ray.remote(num_cpus=0)(Shown).remote()
-    pid = ray.get(actor.start.remote(), timeout=60)
-    wait_for_title(pid, "ray::Shown worker-3: begins")
+    process = psutil.Process(ray.get(actor.start.remote(), timeout=60))
+    until(lambda: process.cmdline()[0] == "ray::Shown worker-3: begins", 20 * RENEWED_SECONDS)
     ray.get(actor.change.remote("worker-3: goes on"), timeout=60)
-    wait_for_title(pid, "ray::Shown worker-3: goes on")
+    until(lambda: process.cmdline()[0] == "ray::Shown worker-3: goes on", 20 * RENEWED_SECONDS)
     ray.kill(actor)

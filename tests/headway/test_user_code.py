@@ -17,7 +17,7 @@ def raising(error, *, coroutine):
         raise error
 
     async def later():
-        raise error
+        plain()
 
     return later if coroutine else plain
 

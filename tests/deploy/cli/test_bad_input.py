@@ -68,10 +68,11 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.runtime.session_process.begin_session", lambda end_leftovers: None)
     from learner.config.traits import ESTIMATORS, LOSSES
 
-    for registry in (LOSSES, ESTIMATORS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    shipped = {*LOSSES, *ESTIMATORS}
     importlib.invalidate_caches()
     yield tmp_path
+    for registry in (LOSSES, ESTIMATORS):
+        registry.forget({*registry} - shipped)
     sys.modules.pop("mine", None)
     while HELD:
         HELD.pop().close()

@@ -310,8 +310,9 @@ def test_tied_groups_may_be_left_out_where_a_group_alone_is_compared(setting, na
 
 @pytest.mark.parametrize("setting", DROPS)
 @pytest.mark.parametrize("relative", [True, False])
-def test_the_rule_holds_for_a_registered_advantage_too(monkeypatch, tmp_path, setting, relative):
-    monkeypatch.setattr(ESTIMATORS, "_entries", dict(ESTIMATORS._entries))
+def test_the_rule_holds_for_a_registered_advantage_too(
+    request, monkeypatch, tmp_path, setting, relative
+):
     name = f"own_{setting.partition('.')[2]}_{relative}"
     (tmp_path / f"{name}.py").write_text(
         "from learner import advantage\n"
@@ -319,6 +320,7 @@ def test_the_rule_holds_for_a_registered_advantage_too(monkeypatch, tmp_path, se
         "def own(batch):\n    return batch.rewards\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: ESTIMATORS.forget([name]))
     config = load_recipe("demo", [f"{setting}=true", f"learner.advantage={name}:own"])
     if relative:
         check_against_objective(config, check_objective(config.objective))

@@ -203,4 +203,4 @@ def test_a_loss_of_the_users_needs_to_say_only_whether_it_owns_a_ratio():
         assert push.traits == LossTraits(owns_is=False)
         assert push.traits.under({"any": 1}) == push.traits
     finally:
-        LOSSES._entries.pop("pushes_for_the_test")
+        LOSSES.forget(["pushes_for_the_test"])
