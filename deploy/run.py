@@ -25,7 +25,6 @@ from deploy.driver.feeder import feed
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
-from deploy.driver.restart_policy import note_recovery
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
@@ -35,7 +34,6 @@ from deploy.observability.exporter import Exporter, metrics_access
 from deploy.observability.trackers import Trackers
 from deploy.planner.byte_counts import checkpoint_bytes, version_weight_bytes
 from deploy.runtime.signals import Interrupts
-from deploy.storage.run_record import RECOVERIES
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
 from headway.ray_process import is_placed
@@ -156,8 +154,7 @@ class Run:
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
         if context.process is not None and (away := context.process.works()) is not None:
-            row = note_recovery(context, Role.DRIVER, away)
-            context.jsonl.write(RECOVERIES, [row])
+            context.record_recovery(Role.DRIVER, away)
         self.starting.clear()
         with context.console.bar(context.config.steps, "waiting for the first batch"):
             await all_or_first_error(

@@ -8,7 +8,6 @@ from deploy.cluster.cpu_affinity import learner_on_cores
 from deploy.cluster.ray_cluster import cluster, status_command
 from deploy.cluster.worker_logs import end_killed_session
 from deploy.config.run_config import RunConfig
-from deploy.driver.restart_policy import note_restart
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
@@ -23,7 +22,7 @@ from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import RESTARTS, restore
+from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from headway import clock
 from headway.cpu_cores import usable_cores
@@ -109,8 +108,7 @@ def _record_crashes(context: RunContext, process: Session) -> None:
     first = process.budget.in_a_row - len(process.crashes) + 1
     for in_a_row, crash in enumerate(process.crashes, start=first):
         budget = replace(process.budget, in_a_row=max(1, in_a_row))
-        row = note_restart(context, Role.DRIVER, budget, crash)
-        context.jsonl.write(RESTARTS, [row])
+        context.record_restart(Role.DRIVER, budget, crash)
     process.has_recorded()
 
 

@@ -15,9 +15,8 @@ from ray.exceptions import RayError, RayTaskError
 from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, merge
-from deploy.driver.restart_policy import TIMING, Timing
 from deploy.driver.run_context import RunContext
-from deploy.driver.supervisor import Silent, Supervisor
+from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
 from deploy.errors import RunFailed
 from deploy.observability.waits import ActorHealth
 from headway.errors import first_line
@@ -100,7 +99,7 @@ class ActorSupervisor(Supervisor):
     def join(self) -> None:
         """Begin anew, as an actor that is added to a live run, after which `run` may be called."""
         self.given_up, self.joins = False, True
-        self._restarts.forget()
+        self._budget.in_a_row, self._died_at = 0, None
 
     async def run(self) -> None:
         """Work until the run is over, or the actor leaves or is given up; see `Supervisor.run`.

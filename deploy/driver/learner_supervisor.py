@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from deploy.driver.restart_policy import TIMING, Timing
 from deploy.driver.run_context import RunContext
-from deploy.driver.supervisor import Supervisor
+from deploy.driver.supervisor import TIMING, Supervisor, Timing
 from deploy.errors import RunFailed
 from deploy.storage.repair.whole_checkpoints import find_checkpoint_of_live
 from headway.daemon_thread import run_in_daemon_thread

@@ -8,9 +8,8 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from deploy.driver.restart_policy import TIMING, Timing
 from deploy.driver.run_context import RunContext
-from deploy.driver.supervisor import Silent, Supervisor
+from deploy.driver.supervisor import TIMING, Silent, Supervisor, Timing
 from deploy.errors import RunFailed
 from headway.errors import first_line
 from headway.metrics import MetricsAccess

@@ -10,18 +10,45 @@ dying, unless the run can do without it.
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from deploy.driver.restart_policy import TIMING, Restarts, Timing
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
-from deploy.runtime.restart_budget import SETTLED_SECONDS
+from deploy.runtime.restart_budget import SETTLED_SECONDS, RestartBudget
+from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError
-from headway.hang_detection import until_silent
+from headway.hang_detection import LOADING_SILENT_SECONDS, SILENT_SECONDS, until_silent
 from headway.roles import ProcessName
 from learner.errors import RankFailed
+
+WRITE_SECONDS = 10.0
+"""Longest time that a restart, or a process that works again, waits for its record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The clock, interval and deadlines of a supervisor, in seconds."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    poll_seconds: float = 2.0
+    """Interval of requests for statistics; a process that dies loses what came after the last."""
+    answer_seconds: float = 5.0
+    """Deadline of an answer to a request for statistics."""
+    silent_seconds: float = SILENT_SECONDS
+    """Time without an answer after which a process that works hangs."""
+    loading_silent_seconds: float = LOADING_SILENT_SECONDS
+    """The same for a process that loads."""
+    resend_seconds: float = 60.0
+    """Deadline for the engine to have taken the newest weights once more."""
+
+
+TIMING = Timing()
 
 
 class Silent(HeadwayError):
@@ -41,7 +68,9 @@ class Supervisor(ABC):
         """Addresses of the metrics of the present processes, as host:port, once they are known."""
         self._context, self._timing = context, timing
         self._say = context.console.say
-        self._restarts = Restarts(context, name, timing)
+        self._budget = RestartBudget(context.config.deploy.max_restarts)
+        self._died_at: float | None = None
+        """Monotonic seconds since when the process is away; None while it works or first starts."""
         self._working = asyncio.Event()
         """Set while a process has started."""
         self._since: float | None = None
@@ -117,13 +146,13 @@ class Supervisor(ABC):
             RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
             Exception: What a new process would meet too.
         """
-        again = self._restarts.is_away
+        again = self._died_at is not None
         while True:
             try:
                 if again:
                     await self._prepare()
                 starting = self._start(again=again)
-                await (self._restarts.await_start(starting) if again or timed else starting)
+                await (self._await_start(starting) if again or timed else starting)
             except Exception as error:  # noqa: BLE001  (raised unless it has a reason)
                 if not await self._recover(error):
                     return False
@@ -152,6 +181,26 @@ class Supervisor(ABC):
         await self._working.wait()
         await self.run()
 
+    async def _await_start(self, starting: Awaitable[None]) -> None:
+        """Wait until the process has started, before a deadline, and print and record that."""
+        seconds = self._context.config.deploy.start_timeout_seconds
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                await starting
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise RunFailed(
+                f"{self.name} did not start within deploy.start_timeout_seconds = {seconds:g}"
+            ) from None
+        again = ""
+        if self._died_at is not None:
+            away, self._died_at = self._timing.monotonic() - self._died_at, None
+            again = f" again, after {away:.1f} s"
+            await self._write(lambda: self._context.record_recovery(self.name, away))
+        self._say(f"{self.name} is ready{again}")
+
     async def _recover(self, error: Exception) -> bool:
         """Clear away what died, and wait; return False if no other is to be started."""
         ended, self._ended = self._ended, None
@@ -167,12 +216,23 @@ class Supervisor(ABC):
             return False
         settled = worked is not None and self._is_settled(worked)
         self._trained = self._context.record.version
-        try:
-            await self._restarts.allow(*ended, settled=settled)
-        except RunFailed as exhausted:
-            if not self._is_dispensable(exhausted):
-                raise
+        reason, silent = ended
+        if self._died_at is None:
+            self._died_at = self._timing.monotonic() - silent
+        wait = self._budget.next_wait(settled=settled)
+        if wait is None:
+            exhausted = RunFailed(self._budget.exhausted(self.name, reason))
+            if self._is_dispensable(exhausted):
+                return False
+            raise exhausted
+        await self._write(lambda: self._context.record_restart(self.name, self._budget, reason))
+        await self._timing.sleep(wait)
         return self.is_wanted
+
+    async def _write(self, record: Callable[[], None]) -> None:
+        with suppress(TimeoutError):  # the watchdog reports a disk that hangs
+            async with asyncio.timeout(WRITE_SECONDS):
+                await run_in_daemon_thread(record)
 
     async def _heard(
         self,

@@ -9,7 +9,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from actors.errors import EngineDied
 from actors.rollout.actor_statistics import ActorStatistics
 from deploy.driver.actor_supervisor import ActorSupervisor
-from deploy.driver.restart_policy import Timing
+from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway import clock
 from headway.errors import InputError

@@ -1,6 +1,5 @@
 """A run whose disk is full drops log lines and waits for space, and does not count as hung."""
 
-import asyncio
 import errno
 import json
 import os
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.driver.restart_policy import Restarts, Timing
+from deploy.runtime.restart_budget import RestartBudget
 from deploy.storage import jsonl
 from tests.deploy.driver.contexts import make_context, output
 
@@ -47,17 +46,14 @@ def test_records_that_cannot_be_written_for_another_reason_are_an_error(tmp_path
         make_context(tmp_path).jsonl.write("metrics.jsonl", [{}])
 
 
-def test_an_actor_that_dies_while_the_disk_is_full_is_restarted(
+def test_a_restart_is_counted_and_said_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def sleep(_: float) -> None:
-        return
-
     context = make_context(tmp_path)
-    deaths = Restarts(context, "actor-0", Timing(sleep=sleep))
     monkeypatch.setattr(jsonl, "append_rows", refuse)
-    asyncio.run(deaths.allow("it died", 0.0, settled=False))
+    context.record_restart("actor-0", RestartBudget(5, in_a_row=1), "it died")
     assert context.record.restarts == {"actor-0": 1}
+    assert "actor-0 is restarted (1 of 5 in a row): it died" in output(context)
 
 
 @pytest.mark.ray

@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from deploy.driver.learner_supervisor import LearnerSupervisor
-from deploy.driver.restart_policy import Timing
+from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway.errors import HeadwayError, InputError
 from headway.metrics import MetricsAccess

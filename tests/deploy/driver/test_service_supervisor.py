@@ -6,8 +6,8 @@ import contextlib
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.driver.restart_policy import Timing
 from deploy.driver.service_supervisor import ServiceSupervisor
+from deploy.driver.supervisor import Timing
 from deploy.errors import RunFailed
 from headway.errors import InputError
 from headway.hang_detection import SILENT_SECONDS
