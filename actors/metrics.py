@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from actors.rollout.actor_statistics import ActorStatistics
+from headway.metrics import labelled
 
 ENGINE = ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions")
 """The metrics of vLLM that are shown: those without an equivalent here."""
@@ -50,6 +51,4 @@ class ActorMetrics(Collector):
             ("idle_seconds", "idle_seconds", "on", "Seconds without a rollout, by the reason."),
         ):
             family = CounterMetricFamily(f"headway_{name}", text, labels=[label])
-            for value, count in values[key].items():
-                family.add_metric([value], count)
-            yield family
+            yield labelled(family, values[key])

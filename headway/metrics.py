@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Collectors = Iterable[Collector]
@@ -42,6 +42,15 @@ class MetricsAccess:
         scheme, _, token = authorization.partition(" ")
         sent = hashlib.sha256(token.strip().encode(errors="surrogateescape")).hexdigest()
         return scheme.lower() == "bearer" and hmac.compare_digest(sent, self.token_hash)
+
+
+def labelled(
+    metric: CounterMetricFamily | GaugeMetricFamily, values: Mapping[Any, float]
+) -> Metric:
+    """Add values to a metric, each under its label or tuple of labels."""
+    for key, value in values.items():
+        metric.add_metric([key] if isinstance(key, str) else key, value)
+    return metric
 
 
 class ProcessMetrics(Collector):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from deploy.config.deploy_config import Placement
 from deploy.config.devices import EPSILON, left_on_cards
 from deploy.config.run_config import RunConfig
+from headway.roles import Role
 
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives every node, with its id."""
@@ -29,7 +30,7 @@ class Node:
 class ResourceRequest:
     """The resources that all processes of one role request."""
 
-    role: str
+    role: Role
     count: int
     resources: Mapping[str, float]
     """Amounts that each process requests, by kind."""
@@ -43,19 +44,19 @@ def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRe
     at_driver = Placement(labels={NODE_LABEL: driver_node})
     roles = (
         (
-            "learner",
+            Role.LEARNER,
             learner.ranks,
             {"CPU": learner.cpus_of_rank, "GPU": learner.gpus},
             placement.learner or at_driver,
         ),
         (
-            "actors",
+            Role.ACTOR,
             actors.count,
             {"CPU": actors.cpus, "GPU": actors.gpus},
             placement.actors or (at_driver if config.weight_sync.one_node else Placement()),
         ),
         (
-            "reward_model",
+            Role.REWARD_MODEL,
             1 if actors.asks_reward_models else 0,
             {"GPU": actors.reward_model.gpus},
             placement.reward_model or at_driver,
@@ -86,7 +87,7 @@ def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[st
     return list(dict.fromkeys(lacks))
 
 
-def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[str]:
+def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[Role]:
     """Return the roles that may have a process on a node."""
     return {request.role for request in requests if fits(node, request)}
 
@@ -135,9 +136,10 @@ def _excess(
     tied = [request for request in requests if labels.items() <= request.labels.items()]
     for request in tied:
         needed.update({kind: request.count * n for kind, n in request.resources.items()})
+    roles = " and ".join(request.role.section for request in tied)
     return [
-        f"{' and '.join(request.role for request in tied)} together reserve {amount:g} {kind}, but "
-        f"there are {total[kind]:g} on {_describe_nodes(labels)}"
+        f"{roles} together reserve {amount:g} {kind}, but there are {total[kind]:g} on "
+        f"{_describe_nodes(labels)}"
         for kind, amount in needed.items()
         if amount > total[kind] + EPSILON
     ]
@@ -147,7 +149,7 @@ def _describe_lack(request: ResourceRequest, nodes: Sequence[Node], capacity: in
     fitting = [node for node in nodes if request.labels.items() <= node.labels.items()]
     per_process = " and ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
     text = (
-        f"{request.role}: {request.count} process(es), each with "
+        f"{request.role.section}: {request.count} process(es), each with "
         f"{per_process or 'nothing reserved'}, on {_describe_nodes(request.labels)}"
     )
     if not fitting:
@@ -178,7 +180,7 @@ def _pairs(labels: Mapping[str, str]) -> str:
     return ", ".join(own) or "none"
 
 
-Process = tuple[str, int]
+Process = tuple[Role, int]
 """A role, and the number of one of its processes, from 0."""
 Counts = tuple[int, ...]
 """Numbers of processes, by role."""
@@ -240,7 +242,7 @@ def lacking(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[
         return []
     kinds = dict.fromkeys(kind for request in requests for kind in request.resources)
     processes = " and ".join(
-        f"{request.count} of {request.role} with "
+        f"{request.count} of {request.role.section} with "
         + ", ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
         for request in requests
         if request.resources

@@ -29,6 +29,7 @@ from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
 from headway.ray_process import draining_nodes, free_resources
+from headway.roles import Role
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at what is free."""
@@ -65,7 +66,7 @@ class Reservation:
         console: Terminal,
         *,
         shared: bool = True,
-        fewest: Mapping[str, int] = MappingProxyType({}),
+        fewest: Mapping[Role, int] = MappingProxyType({}),
         first_report_seconds: float = 3.0,
     ) -> None:
         self._requests = {request.role: request for request in requests}
@@ -73,7 +74,7 @@ class Reservation:
         self._shared = shared
         self.group: PlacementGroup | None = None
         """The group that the run began with, which ends with it."""
-        self.awaited: set[str] = set()
+        self.awaited: set[Role] = set()
         """Roles of which `restore` could not place every process."""
         self._lock = threading.RLock()
         reserving = [request for request in requests if shared and request.resources]
@@ -97,7 +98,7 @@ class Reservation:
         self.group = group
 
     def _reserve_most(
-        self, requests: Sequence[ResourceRequest], fewest: Mapping[str, int]
+        self, requests: Sequence[ResourceRequest], fewest: Mapping[Role, int]
     ) -> PlacementGroup | None:
         """Reserve as many processes as there is room for; None if it is too little."""
         spare = [request.count - fewest.get(request.role, request.count) for request in requests]
@@ -112,12 +113,12 @@ class Reservation:
                 return group
         return None
 
-    def waits(self, role: str, number: int) -> bool:
+    def waits(self, role: Role, number: int) -> bool:
         """Return True if a process needs resources and holds none."""
         needed = self._shared and self._requests[role].resources
         return bool(needed) and (role, number) not in self._bundles
 
-    def lacking(self, role: str, numbers: Sequence[int], count: int) -> list[str]:
+    def lacking(self, role: Role, numbers: Sequence[int], count: int) -> list[str]:
         """Return why these processes of a role, of then `count`, do not fit; none if they do."""
         request = self._requests[role]
         if self._shared:
@@ -126,12 +127,12 @@ class Reservation:
         others = [other for other in self._requests.values() if other is not request]
         return lacking([replace(request, count=count), *others], alive_nodes())
 
-    def holds(self, role: str, number: int) -> bool:
+    def holds(self, role: Role, number: int) -> bool:
         """Return True if a process has resources on a node that stays."""
         bundle = self._bundles.get((role, number))
         return bundle is not None and bundle.node in staying_nodes()
 
-    def add(self, role: str, number: int) -> bool:
+    def add(self, role: Role, number: int) -> bool:
         """Reserve the resources of one process, if it holds none; return False if none are free.
 
         Where the node of those that it held is lost or drained, it gets others.
@@ -143,7 +144,7 @@ class Reservation:
             self.remove(role, number)
             return self._try_to_reserve([replace(request, count=1)], first=number) is not None
 
-    def restore(self, role: str) -> bool:
+    def restore(self, role: Role) -> bool:
         """Give every process of a role what `add` gives one; return False if too little is free."""
         added = [self.add(role, number) for number in range(self._requests[role].count)]
         if all(added):
@@ -152,14 +153,14 @@ class Reservation:
             self.awaited.add(role)
         return all(added)
 
-    def remove(self, role: str, number: int) -> None:
+    def remove(self, role: Role, number: int) -> None:
         """Give back what `add` reserved; what the run began with stays reserved."""
         with self._lock:
             if bundle := self._own_bundle(role, number):
                 remove_placement_group(bundle.group)
                 del self._bundles[role, number]
 
-    def to_give_back(self, role: str, numbers: Sequence[int]) -> list[int]:
+    def to_give_back(self, role: Role, numbers: Sequence[int]) -> list[int]:
         """Return whose resources would let all processes of `awaited` roles be placed.
 
         The fewest of these processes of a role, the first ones, of those that hold resources which
@@ -174,12 +175,12 @@ class Reservation:
         held = {n: bundle.node for n in numbers if (bundle := self._own_bundle(role, n))}
         return to_free(awaited, _free_nodes(), held, self._requests[role].resources)
 
-    def _own_bundle(self, role: str, number: int) -> Bundle | None:
+    def _own_bundle(self, role: Role, number: int) -> Bundle | None:
         """Return what a process can give back: not what the run began with."""
         bundle = self._bundles.get((role, number))
         return None if bundle is None or bundle.group is self.group else bundle
 
-    def node(self, role: str, number: int) -> str | None:
+    def node(self, role: Role, number: int) -> str | None:
         """Return Ray's id of the node where a process holds resources; None where it holds none."""
         bundle = self._bundles.get((role, number))
         return bundle and bundle.node
@@ -207,7 +208,7 @@ class Reservation:
             self._bundles[role, first + number] = Bundle(group, index, node)
         return group
 
-    def options(self, role: str, number: int) -> dict[str, Any]:
+    def options(self, role: Role, number: int) -> dict[str, Any]:
         """Return Ray's options of process `number` (from 0) of a role.
 
         Custom resources are in them although a bundle has them, so that `ray status` counts them

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
+from headway.roles import Role
+
 VARIABLE = "HEADWAY_SUBMITTED_WITH"
 """Environment variable with the submitter's versions, as JSON."""
 PACKAGES = {
@@ -16,7 +18,7 @@ PACKAGES = {
     "deepspeed": ("deepspeed",),
 }
 """Distributions by package; vLLM has one for GPUs and one for CPUs."""
-OF_ROLE = {"vllm": "actors", "deepspeed": "learner"}
+OF_ROLE = {"vllm": Role.ACTOR, "deepspeed": Role.LEARNER}
 """Packages that only the nodes of one role need."""
 OF_SUBMITTER = ("headway-rl", "ray")
 """Packages that a machine that submits needs."""
@@ -32,7 +34,7 @@ def installed() -> dict[str, str]:
     return versions
 
 
-def needed(versions: Mapping[str, str], roles: Collection[str]) -> dict[str, str]:
+def needed(versions: Mapping[str, str], roles: Collection[Role]) -> dict[str, str]:
     """Select the versions that a node with these roles needs."""
     others = {package for package, role in OF_ROLE.items() if role not in roles}
     return {package: number for package, number in versions.items() if package not in others}

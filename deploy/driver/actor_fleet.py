@@ -33,8 +33,6 @@ from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
 from weight_sync.ray_broadcaster import BroadcasterClient
 
-ROLE = Role.ACTOR.section
-"""Key of the role in the reservation."""
 LOOK_SECONDS = 1.0
 """Seconds between two looks at requests, nodes and free resources."""
 GIVE_SECONDS = 10.0
@@ -81,7 +79,7 @@ class ActorFleet:
         self.actors: list[ActorSupervisor] = []
         """All that there ever were, by number."""
         for number in range(self.count):
-            self._supervisor(number).left = reservation.waits(ROLE, number)
+            self._supervisor(number).left = reservation.waits(Role.ACTOR, number)
         self._working: dict[asyncio.Task[None], ActorSupervisor] = {}
         """The actors that work, start or leave, by the task that ends with them."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -114,7 +112,7 @@ class ActorFleet:
         """
         for actor in self.active:
             self._begin(actor)
-        looking, over = named(ROLE, self._follow()), False
+        looking, over = named("actors", self._follow()), False
         try:
             while self._working or not over:
                 tasks = {*self._working, *(() if over else (looking,))}
@@ -235,7 +233,7 @@ class ActorFleet:
         staying, leaves = await run_in_daemon_thread(staying_nodes), False
         for actor in self.active:
             handle = actor.handle
-            node = self._reservation.node(ROLE, actor.number)
+            node = self._reservation.node(Role.ACTOR, actor.number)
             if node is None and handle is not None:
                 node = await run_in_daemon_thread(partial(node_of, handle))
             if staying and node is not None and node not in staying:  # empty: Ray does not know
@@ -318,11 +316,11 @@ class ActorFleet:
                 self._context,
                 self._spec_of(number, max(self.count, number + 1)),
                 lambda: (len(self.active), self._least or self.count),
-                lambda spec: self._create(spec, **self._reservation.options(ROLE, number)),
+                lambda spec: self._create(spec, **self._reservation.options(Role.ACTOR, number)),
             )
             self.actors.append(actor)
         return self.actors[number]
 
     async def _reserve(self, call: Callable[..., Any], *arguments: int | Sequence[int]) -> Any:
         """Call a method of the reservation, which asks Ray and may wait, for this role."""
-        return await run_in_daemon_thread(partial(call, ROLE, *arguments))
+        return await run_in_daemon_thread(partial(call, Role.ACTOR, *arguments))

@@ -15,7 +15,7 @@ from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
 from deploy.config.evaluation_schedule import evaluator, purpose
 from deploy.config.run_config import RunConfig
-from deploy.driver.actor_fleet import ROLE, ActorFleet
+from deploy.driver.actor_fleet import ActorFleet
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
@@ -157,7 +157,7 @@ class Processes:
 
     def _create_learner(self, spec: LearnerSpec) -> LearnerGroup | None:
         """Create the ranks of the learner, those of lost nodes on others; None without room."""
-        role = Role.LEARNER.section
+        role = Role.LEARNER
         if not self._reservation.restore(role):
             return None
         return create_learner(spec, partial(self._reservation.options, role))
@@ -168,7 +168,7 @@ class Processes:
         Raises:
             ActorAlreadyExistsError: There is one already.
         """
-        role, config = Role.REWARD_MODEL.section, self._context.config
+        role, config = Role.REWARD_MODEL, self._context.config
         waits = role in self._reservation.awaited
         if not self._reservation.restore(role):
             if not waits:
@@ -209,7 +209,7 @@ class Processes:
         )
 
 
-def fewest(config: RunConfig) -> dict[str, int]:
+def fewest(config: RunConfig) -> dict[Role, int]:
     """Return the fewest processes, by role, with which a run that has lost nodes goes on."""
     least = 1 if evaluator(config.heldout) is None else 2  # one evaluates, another generates
-    return {ROLE: max(least, config.actors.min_count or 1)}
+    return {Role.ACTOR: max(least, config.actors.min_count or 1)}

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
+from headway.metrics import labelled
 from headway.roles import role_of
 from weight_sync.announcements import WeightUpdateReport
 
@@ -54,53 +55,42 @@ class RunMetrics(Collector):
             return iter([*self._collect()])
 
     def _collect(self) -> Iterator[Metric]:
-        record = self._record
-        yield InfoMetricFamily(
-            "headway_run",
-            "Name and staleness bound of the run, as labels; always 1.",
-            value={"name": record.name, "max_staleness": str(record.max_staleness)},
-        )
-        yield GaugeMetricFamily(
-            "headway_max_staleness", "Largest lag allowed, in versions.", record.max_staleness
-        )
+        record, bound = self._record, self._record.max_staleness
+        text = "Name and staleness bound of the run, as labels; always 1."
+        labels = {"name": record.name, "max_staleness": str(bound)}
+        yield InfoMetricFamily("headway_run", text, value=labels)
+        text = "Largest lag allowed, in versions."
+        yield GaugeMetricFamily("headway_max_staleness", text, bound)
         yield from self._weight_updates()
+        lost = "Seconds from the deaths of a process until another had taken its place."
         for name, text, figures in (
             ("restarts", "Processes that were restarted.", record.restarts),
-            (
-                "lost_seconds",
-                "Seconds from the deaths of a process until another had taken its place.",
-                record.away,
-            ),
+            ("lost_seconds", lost, record.away),
         ):
-            family = CounterMetricFamily(
-                f"headway_{name}", text, labels=["restarted", "restarted_role"]
+            labels = ["restarted", "restarted_role"]
+            processes = dict.fromkeys([*self._processes(), *figures])
+            yield labelled(
+                CounterMetricFamily(f"headway_{name}", text, labels=labels),
+                {(it, role_of(it) or it): figures.get(it, 0) for it in processes},
             )
-            for process in dict.fromkeys([*self._processes(), *figures]):
-                family.add_metric([process, role_of(process) or process], figures.get(process, 0))
-            yield family
-        drifts = GaugeMetricFamily(
-            "headway_engine_drift",
-            "1 for an engine whose mismatch with the learner stands out among the engines, else 0.",
-            labels=["engine"],
+        text = (
+            "1 for an engine whose mismatch with the learner stands out among the engines, else 0."
         )
-        for engine, named in list(record.drifting.items()):
-            drifts.add_metric([engine], named)
-        yield drifts
-        scores = GaugeMetricFamily(
-            "headway_heldout_score", "The newest held-out score.", labels=["kind"]
-        )
-        failed = GaugeMetricFamily(
-            "headway_heldout_failed",
-            "Rollouts, of pass@k problems, that failed and are not in the newest held-out score.",
-            labels=["kind"],
-        )
-        for kind, score in record.newest_scores().items():
-            failed.add_metric([kind], score.failed)
-            if score.value is not None:
-                scores.add_metric([kind], score.value)
-        yield scores
-        yield failed
-        yield from self._waits()
+        drifts = GaugeMetricFamily("headway_engine_drift", text, labels=["engine"])
+        yield labelled(drifts, dict(record.drifting))
+        scores = record.newest_scores()
+        values = {kind: it.value for kind, it in scores.items() if it.value is not None}
+        text = "The newest held-out score."
+        yield labelled(GaugeMetricFamily("headway_heldout_score", text, labels=["kind"]), values)
+        text = "Rollouts, of pass@k problems, that failed and are not in the newest held-out score."
+        failed = GaugeMetricFamily("headway_heldout_failed", text, labels=["kind"])
+        yield labelled(failed, {kind: it.failed for kind, it in scores.items()})
+        overdue = self._overdue()
+        text = "Waits longer than deploy.watchdog_seconds."
+        yield GaugeMetricFamily("headway_overdue_waits", text, len(overdue))
+        text = "Seconds that a process has waited for another without progress."
+        waits = GaugeMetricFamily("headway_overdue_wait_seconds", text, labels=["who", "on"])
+        yield labelled(waits, {(wait.who, wait.on): wait.seconds for wait in overdue})
         yield from self._disk()
 
     def _disk(self) -> Iterator[Metric]:
@@ -110,48 +100,27 @@ class RunMetrics(Collector):
             self._asking.start()
         self._asking.join(self._disk_seconds)
         if not self._asking.is_alive() and self._free is not None:
-            yield GaugeMetricFamily(
-                "headway_disk_free_bytes", "Free bytes on the disk of the run's folder.", self._free
-            )
+            text = "Free bytes on the disk of the run's folder."
+            yield GaugeMetricFamily("headway_disk_free_bytes", text, self._free)
 
     def _ask_disk(self) -> None:
         self._free = shutil.disk_usage(self._folder).free
-
-    def _waits(self) -> Iterator[Metric]:
-        late = self._overdue()
-        yield GaugeMetricFamily(
-            "headway_overdue_waits", "Waits longer than deploy.watchdog_seconds.", len(late)
-        )
-        seconds = GaugeMetricFamily(
-            "headway_overdue_wait_seconds",
-            "Seconds that a process has waited for another without progress.",
-            labels=["who", "on"],
-        )
-        for wait in late:
-            seconds.add_metric([wait.who, wait.on], wait.seconds)
-        yield seconds
 
     def _weight_updates(self) -> Iterator[Metric]:
         for update in self._record.swaps[self._seen :]:
             self._seen += 1
             self._add(update)
-        seconds = CounterMetricFamily(
-            "headway_weight_update_seconds",
-            "Seconds of successful weight updates, by phase.",
-            labels=["engine", "phase"],
-        )
-        for (engine, phase), value in self._seconds.items():
-            seconds.add_metric([engine, phase], value)
-        yield seconds
+        text, labels = "Seconds of successful weight updates, by phase.", ["engine", "phase"]
+        seconds = CounterMetricFamily("headway_weight_update_seconds", text, labels=labels)
+        yield labelled(seconds, self._seconds)
+        engines = sorted(self._updates.keys() | self._failures.keys())
         for name, text, counts in (
             ("updates", "Weight updates that succeeded.", self._updates),
             ("update_failures", "Weight updates that failed.", self._failures),
             ("update_bytes", "Bytes of weights that were loaded.", self._bytes),
         ):
             family = CounterMetricFamily(f"headway_weight_{name}", text, labels=["engine"])
-            for engine in sorted(self._updates.keys() | self._failures.keys()):
-                family.add_metric([engine], counts[engine])
-            yield family
+            yield labelled(family, {engine: counts[engine] for engine in engines})
 
     def _add(self, update: WeightUpdateReport) -> None:
         engine = update.engine_id

@@ -3,14 +3,14 @@
 A scrape asks the broker for its status, so nothing is counted on the way of a group.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from headway.metrics import labelled
 from queues.broker.status import BrokerStatus
 
 
@@ -46,21 +46,14 @@ class BrokerMetrics(Collector):
         text = "Batches that were trained again and gave other weights than before."
         yield Counter("headway_batches_diverged", text, status.diverged)
         text = "Train groups by state."
-        yield _labelled(Gauge("headway_groups", text, labels=["state"]), status.depth)
+        yield labelled(Gauge("headway_groups", text, labels=["state"]), status.depth)
         text = "Policy version that an engine serves."
-        yield _labelled(Gauge("headway_engine_version", text, labels=["engine"]), status.engines)
+        yield labelled(Gauge("headway_engine_version", text, labels=["engine"]), status.engines)
         text = "Train groups that were dropped or failed, by reason."
         ended = Counter("headway_groups_ended", text, labels=["state", "reason"])
-        yield _labelled(ended, status.ended)
+        yield labelled(ended, status.ended)
         text = "Leases without a result."
         given_back = Counter("headway_leases_given_back", text, labels=["reason"])
-        yield _labelled(given_back, status.given_back)
+        yield labelled(given_back, status.given_back)
         text = "Results of groups that have one (duplicate), or of lost leases (fenced)."
-        yield _labelled(Counter("headway_results_refused", text, labels=["reason"]), status.refused)
-
-
-def _labelled(metric: Counter | Gauge, values: Mapping[Any, float]) -> Metric:
-    """Add values to a metric, each under its label or tuple of labels."""
-    for key, value in values.items():
-        metric.add_metric([key] if isinstance(key, str) else key, value)
-    return metric
+        yield labelled(Counter("headway_results_refused", text, labels=["reason"]), status.refused)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest, assign, lacking, to_free
+from headway.roles import Role
 
 
 def gpu_nodes(*gpus, pools=()):
@@ -35,30 +36,30 @@ HERE = {NODE_LABEL: "n0"}
     [(2, 2, 4), (2, 4, 2), (3, 12, 1), (3, 16, 1), (4, 6, 4), (4, 12, 2), (4, 24, 1)],
 )
 def test_engines_go_to_whole_nodes_beside_a_learner_of_eight_ranks(nodes, engines, gpus_of_engine):
-    wanted = [want("actors", engines, gpus_of_engine), want("learner", 8, 1, **HERE)]
+    wanted = [want(Role.ACTOR, engines, gpus_of_engine), want(Role.LEARNER, 8, 1, **HERE)]
     chosen = assign(wanted, gpu_nodes(*[8] * nodes))
-    assert {chosen["learner", rank] for rank in range(8)} == {"n0"}
-    engines_of = Counter(node for (role, _), node in chosen.items() if role == "actors")
+    assert {chosen[Role.LEARNER, rank] for rank in range(8)} == {"n0"}
+    engines_of = Counter(node for (role, _), node in chosen.items() if role == Role.ACTOR)
     assert sum(engines_of.values()) == engines
     assert "n0" not in engines_of
     assert max(engines_of.values()) * gpus_of_engine <= 8
 
 
 def test_a_role_without_labels_leaves_their_nodes_to_those_with_labels():
-    wanted = [want("learner", 8, 1), want("actors", 2, 4, pool="generate")]
+    wanted = [want(Role.LEARNER, 8, 1), want(Role.ACTOR, 2, 4, pool="generate")]
     chosen = assign(wanted, gpu_nodes(8, 8, pools=("generate", "other")))
-    assert {chosen["actors", number] for number in range(2)} == {"n0"}
-    assert {chosen["learner", rank] for rank in range(8)} == {"n1"}
+    assert {chosen[Role.ACTOR, number] for number in range(2)} == {"n0"}
+    assert {chosen[Role.LEARNER, rank] for rank in range(8)} == {"n1"}
 
 
 def test_a_split_that_leaves_room_for_the_other_role_is_found():
-    wanted = [want("learner", 4, 3), want("actors", 4, 5)]
+    wanted = [want(Role.LEARNER, 4, 3), want(Role.ACTOR, 4, 5)]
     chosen = assign(wanted, gpu_nodes(8, 8, 8, 8))
     assert all(len(set(nodes)) == 4 for nodes in by_role(chosen).values())
 
 
 def test_processes_that_fit_one_by_one_but_not_together_are_refused_with_the_nodes():
-    wanted = [want("learner", 4, 1, **HERE), want("actors", 4, 3)]
+    wanted = [want(Role.LEARNER, 4, 1, **HERE), want(Role.ACTOR, 4, 3)]
     assert lacking(wanted, gpu_nodes(8, 8)) == [
         "no node holds part of a process, and 4 of learner with 1 GPU and 4 of actors with 3 GPU "
         "do not fit together on the nodes (n0: 8 GPU; n1: 8 GPU)"
@@ -103,14 +104,14 @@ def fit_on_cards(amounts, cards):
 @pytest.mark.parametrize(
     ("gpus", "shares", "fits"),
     [
-        (2, {"actors": (3, 0.6)}, False),
-        (3, {"actors": (3, 0.6)}, True),
-        (1, {"learner": (1, 0.5), "actors": (1, 0.5)}, True),
-        (2, {"learner": (2, 0.3), "actors": (2, 0.7)}, True),
-        (2, {"learner": (1, 0.5), "actors": (2, 0.6)}, False),
-        (2, {"learner": (1, 0.1), "actors": (1, 2)}, False),
-        (1, {"actors": (3, 0.3)}, True),
-        (1.5, {"learner": (1, 0.5), "actors": (1, 1)}, True),
+        (2, {Role.ACTOR: (3, 0.6)}, False),
+        (3, {Role.ACTOR: (3, 0.6)}, True),
+        (1, {Role.LEARNER: (1, 0.5), Role.ACTOR: (1, 0.5)}, True),
+        (2, {Role.LEARNER: (2, 0.3), Role.ACTOR: (2, 0.7)}, True),
+        (2, {Role.LEARNER: (1, 0.5), Role.ACTOR: (2, 0.6)}, False),
+        (2, {Role.LEARNER: (1, 0.1), Role.ACTOR: (1, 2)}, False),
+        (1, {Role.ACTOR: (3, 0.3)}, True),
+        (1.5, {Role.LEARNER: (1, 0.5), Role.ACTOR: (1, 1)}, True),
     ],
 )
 def test_a_share_of_a_gpu_lies_on_one_card(gpus, shares, fits):
@@ -122,7 +123,7 @@ def test_a_share_of_a_gpu_lies_on_one_card(gpus, shares, fits):
 def test_every_placement_that_exists_is_found_and_holds(requests, nodes):
     wanted = [
         ResourceRequest(role=role, count=count, resources={"GPU": gpus}, labels=labels)
-        for role, (count, gpus, labels) in zip("abc", requests, strict=False)
+        for role, (count, gpus, labels) in zip(Role, requests, strict=False)
     ]
     there = gpu_nodes(*(gpus for gpus, _ in nodes), pools=[pool for _, pool in nodes])
     processes = [(request, n) for request in wanted for n in range(request.count)]
@@ -153,13 +154,13 @@ def test_every_placement_that_exists_is_found_and_holds(requests, nodes):
 @pytest.mark.parametrize(
     ("wanted", "free", "expected"),
     [
-        ([want("learner", 1, 1)], (0, 0, 0), [7]),
-        ([want("learner", 1, 1)], (0, 1, 0), []),
-        ([want("learner", 1, 1), want("reward_model", 1, 1)], (0, 0, 0), [7, 5]),
-        ([want("learner", 1, 1), want("reward_model", 1, 1)], (1, 0, 0), [7]),
-        ([want("learner", 1, 2)], (0, 0, 0), [7, 5, 3]),
-        ([want("learner", 1, 3)], (0, 0, 0), []),
-        ([want("learner", 1, 1, pool="other")], (0, 0, 0), []),
+        ([want(Role.LEARNER, 1, 1)], (0, 0, 0), [7]),
+        ([want(Role.LEARNER, 1, 1)], (0, 1, 0), []),
+        ([want(Role.LEARNER, 1, 1), want(Role.REWARD_MODEL, 1, 1)], (0, 0, 0), [7, 5]),
+        ([want(Role.LEARNER, 1, 1), want(Role.REWARD_MODEL, 1, 1)], (1, 0, 0), [7]),
+        ([want(Role.LEARNER, 1, 2)], (0, 0, 0), [7, 5, 3]),
+        ([want(Role.LEARNER, 1, 3)], (0, 0, 0), []),
+        ([want(Role.LEARNER, 1, 1, pool="other")], (0, 0, 0), []),
         ([], (0, 0, 0), []),
     ],
 )

@@ -13,6 +13,7 @@ from deploy.cluster.placement import NODE_LABEL, ResourceRequest, lacking
 from deploy.cluster.placement_group import Reservation
 from deploy.cluster.ray_cluster import alive_nodes
 from deploy.runtime.console import Terminal
+from headway.roles import Role
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -41,9 +42,9 @@ def wanted(ranks, engines, gpus_of_engine, labels, nodes):
     if labels == "pools":
         learner, actors = {"pool": "train"}, {"pool": "generate"}
     return [
-        ResourceRequest(role="learner", count=ranks, resources={"GPU": 1.0}, labels=learner),
+        ResourceRequest(role=Role.LEARNER, count=ranks, resources={"GPU": 1.0}, labels=learner),
         ResourceRequest(
-            role="actors", count=engines, resources={"GPU": float(gpus_of_engine)}, labels=actors
+            role=Role.ACTOR, count=engines, resources={"GPU": float(gpus_of_engine)}, labels=actors
         ),
     ]
 

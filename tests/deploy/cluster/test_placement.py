@@ -13,6 +13,7 @@ from deploy.cluster.placement import (
 from deploy.config.deploy_config import Placement
 from deploy.config.loader import load_recipe
 from headway.errors import InputError
+from headway.roles import Role
 
 HERE = "head"
 
@@ -27,7 +28,7 @@ def on_node(name):
     return {NODE_LABEL: name}
 
 
-def want(role="actors", count=1, *, labels=None, **resources):
+def want(role=Role.ACTOR, count=1, *, labels=None, **resources):
     return ResourceRequest(role=role, count=count, resources=resources, labels=labels or {})
 
 
@@ -37,9 +38,9 @@ def want(role="actors", count=1, *, labels=None, **resources):
         ([want(count=4, CPU=1.0)], [node("a")]),
         ([want(count=4, CPU=3.0)], [node(name) for name in "abcd"]),
         ([want(CPU=1.0, labels={"pool": "x"})], [node("a"), node("b", labels={"pool": "x"})]),
-        ([want("learner", CPU=4.0, labels=on_node("a")), want(CPU=4.0)], [node("a"), node("b")]),
+        ([want(Role.LEARNER, CPU=4.0, labels=on_node("a")), want(CPU=4.0)], [node("a"), node("b")]),
         ([want(count=3, CPU=0.1)], [node("a", cpus=0.3)]),
-        ([want("reward_model")], [node("a", cpus=0.0)]),
+        ([want(Role.REWARD_MODEL)], [node("a", cpus=0.0)]),
         ([want(CPU=1.0, fast_disk=1.0)], [node("a", fast_disk=2.0)]),
     ],
 )
@@ -57,7 +58,7 @@ def test_what_fits_lacks_nothing(wanted, nodes):
             "; b: 2 CPU)",
         ),
         (
-            want("learner", CPU=1.0, GPU=1.0, labels=on_node("a")),
+            want(Role.LEARNER, CPU=1.0, GPU=1.0, labels=on_node("a")),
             [node("a"), node("b", gpus=8.0)],
             "learner: 1 process(es), each with 1 CPU and 1 GPU, on the driver's node; there is "
             "room for 0 (a: 4 CPU, 0 GPU)",
@@ -81,7 +82,7 @@ def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
 
 
 def test_roles_that_fit_alone_may_be_too_much_together():
-    wanted = [want("learner", CPU=3.0), want(count=2, CPU=1.0)]
+    wanted = [want(Role.LEARNER, CPU=3.0), want(count=2, CPU=1.0)]
     assert unmet(wanted, [node("a")]) == [
         "learner and actors together reserve 5 CPU, but there are 4 on the cluster"
     ]
@@ -89,13 +90,13 @@ def test_roles_that_fit_alone_may_be_too_much_together():
 
 def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has_more():
     tied = [
-        want("learner", CPU=3.0, labels=on_node("a")),
-        want("actors", 2, CPU=1.0, labels=on_node("a")),
+        want(Role.LEARNER, CPU=3.0, labels=on_node("a")),
+        want(Role.ACTOR, 2, CPU=1.0, labels=on_node("a")),
     ]
     assert unmet(tied, [node("a"), node("b", cpus=8.0)]) == [
         "learner and actors together reserve 5 CPU, but there are 4 on the driver's node"
     ]
-    labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in ("learner", "actors")]
+    labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in (Role.LEARNER, Role.ACTOR)]
     assert unmet(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
         "learner and actors together reserve 6 CPU, but there are 4 on nodes labelled pool=x"
     ]
@@ -103,20 +104,20 @@ def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has
 
 def test_a_node_hosts_the_roles_that_have_room_on_it():
     wanted = [
-        want("learner", CPU=1.0, labels=on_node("a")),
+        want(Role.LEARNER, CPU=1.0, labels=on_node("a")),
         want(GPU=1.0),
-        want("reward_model", labels={"pool": "scoring"}),
+        want(Role.REWARD_MODEL, labels={"pool": "scoring"}),
     ]
-    assert roles_of(node("a", gpus=1.0), wanted) == {"learner", "actors"}
-    assert roles_of(node("b", gpus=1.0), wanted) == {"actors"}
-    assert roles_of(node("c", labels={"pool": "scoring"}), wanted) == {"reward_model"}
+    assert roles_of(node("a", gpus=1.0), wanted) == {Role.LEARNER, Role.ACTOR}
+    assert roles_of(node("b", gpus=1.0), wanted) == {Role.ACTOR}
+    assert roles_of(node("c", labels={"pool": "scoring"}), wanted) == {Role.REWARD_MODEL}
 
 
 def test_a_recipe_without_placement_keeps_its_processes_at_the_driver():
     config = load_recipe("demo", ["actors.cpus=2", "learner.gpus=1"])
     learner, actors = resource_requests(config, driver_node=HERE)
-    assert (learner.role, learner.count, learner.resources["GPU"]) == ("learner", 1, 1.0)
-    assert (actors.role, actors.count, actors.resources) == ("actors", 1, {"CPU": 2.0})
+    assert (learner.role, learner.count, learner.resources["GPU"]) == (Role.LEARNER, 1, 1.0)
+    assert (actors.role, actors.count, actors.resources) == (Role.ACTOR, 1, {"CPU": 2.0})
     assert learner.labels == actors.labels == on_node(HERE)
 
 

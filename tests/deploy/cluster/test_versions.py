@@ -7,6 +7,7 @@ import pytest
 
 from deploy.cluster import versions as module
 from deploy.cluster.versions import OF_SUBMITTER, differences, installed, needed, of_submitter
+from headway.roles import Role
 
 
 def test_this_process_has_what_it_runs_with():
@@ -45,10 +46,10 @@ def test_vllm_is_one_package_with_and_without_gpus(monkeypatch, distribution):
 @pytest.mark.parametrize(
     ("roles", "packages"),
     [
-        ({"actors", "learner"}, ["ray", "vllm", "deepspeed"]),
-        ({"actors"}, ["ray", "vllm"]),
-        ({"learner"}, ["ray", "deepspeed"]),
-        ({"reward_model"}, ["ray"]),
+        ({Role.ACTOR, Role.LEARNER}, ["ray", "vllm", "deepspeed"]),
+        ({Role.ACTOR}, ["ray", "vllm"]),
+        ({Role.LEARNER}, ["ray", "deepspeed"]),
+        ({Role.REWARD_MODEL}, ["ray"]),
         (set(), ["ray"]),
     ],
 )

@@ -18,6 +18,7 @@ from deploy.storage import scaling
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_lock import RunLock
 from headway.errors import InputError
+from headway.roles import Role
 from queues.errors import QueueClosed
 from tests.deploy.conftest import RECIPE
 from tests.deploy.driver.contexts import make_context, output, until
@@ -297,7 +298,7 @@ async def test_actors_give_back_what_others_need_and_join_again(stage):
     played = stage(2, "actors.count=2", "actors.max_count=4", "deploy.ray_address=auto")
     async with played.play():
         await until(lambda: played.numbers() == [0, 1, 2, 3])
-        played.nodes.needed, played.nodes.awaited = 1, {"learner"}
+        played.nodes.needed, played.nodes.awaited = 1, {Role.LEARNER}
         await until(lambda: played.numbers() == [0, 1, 2])
         await played.look()
         assert played.numbers() == [0, 1, 2], "the others get time to take it"
@@ -324,7 +325,7 @@ async def test_as_many_actors_as_the_run_needs_give_nothing_back(
     played = stage(2, *settings)
     async with played.play():
         await until(lambda: played.numbers() == [0, 1, 2, 3])
-        played.nodes.needed, played.nodes.awaited = 4, {"learner"}
+        played.nodes.needed, played.nodes.awaited = 4, {Role.LEARNER}
         await until(lambda: played.numbers() == left)
         await played.look()
         assert played.numbers() == left
