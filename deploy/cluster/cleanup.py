@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -61,12 +61,19 @@ def ending_workers() -> Iterator[None]:
         files = mapped_files(process.pid for process in stopped)
         yield
     finally:
-        for process in stopped:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _await_none(_lives, stopped | trackers, END_SECONDS)
-        for path in files:
-            path.unlink(missing_ok=True)
+        _end(stopped, files, beside=trackers)
+
+
+def _end(
+    processes: Set[psutil.Process], files: Iterable[Path], beside: Set[psutil.Process] = frozenset()
+) -> None:
+    """Kill processes, wait for their end and that of others `beside` them, and remove files."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _await_none(_lives, processes | beside, END_SECONDS)
+    for path in files:
+        path.unlink(missing_ok=True)
 
 
 def _await_none(
@@ -104,12 +111,7 @@ def end_leftovers(run: Path) -> None:
     mark, deadline = f"{MARK}={run}".encode(), time.monotonic() + LEFT_SECONDS
     while left := {process for process in psutil.process_iter() if _is_left(process, mark)}:
         files = mapped_files((process.pid for process in left), since=0.0)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _await_none(_lives, left, END_SECONDS)
-        for path in files:
-            path.unlink(missing_ok=True)
+        _end(left, files)
         if time.monotonic() > deadline:
             return
     while is_open(run) and time.monotonic() < deadline:

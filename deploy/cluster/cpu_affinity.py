@@ -15,9 +15,9 @@ from learner.config.supervised import SupervisedConfig
 
 
 def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
-    """Return a recipe that names no cores with `learner.cores` filled in; engines get the others.
+    """Fill in `learner.cores`, of this machine's, where a recipe names none; engines get the rest.
 
-    `available` are the cores of this machine. A learner that gets some has as many threads.
+    A learner that gets some has as many threads.
     """
     actors, learner = config.actors, config.learner
     named = (actors.cores, learner.cores, learner.threads) != (None, None, None)
@@ -25,9 +25,7 @@ def learner_on_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
     if named or on_gpu or actors.engine != "vllm" or config.deploy.ray_address != "local":
         return config
     cores = learner_share(config, available)
-    if not cores:
-        return config
-    return config.updated(learner={"cores": ",".join(map(str, cores))})
+    return config.updated(learner={"cores": ",".join(map(str, cores))}) if cores else config
 
 
 def supervised_threads(
@@ -35,8 +33,8 @@ def supervised_threads(
 ) -> int:
     """Return the torch threads of a warm start or reward model: by default those of a learner.
 
-    All cores are not a good default: torch's threads wait for one another by spinning, so that a
-    small model trains several times slower on them where anything else runs.
+    Torch's threads wait for one another by spinning: on all cores a small model trains several
+    times slower where anything else runs.
     """
     return section.threads or learner_on_cores(config, available).learner.threads_of_rank
 
@@ -44,8 +42,8 @@ def supervised_threads(
 def learner_share(config: RunConfig, available: Iterable[int]) -> list[int]:
     """Return the cores that are left to a learner: as many for each rank, or none.
 
-    It takes the cores that actors and reward models do not name; where actors name none, the last
-    half of them, and no more than leaves the actors what they reserve.
+    They are those that actors and reward models do not name; where actors name none, the last half
+    of them, and no more than leaves the actors what they reserve.
     """
     actors = config.actors
     free = sorted(set(available) - named_cores(*(actors.cores or ()), reward_model_cores(actors)))
@@ -59,10 +57,7 @@ def learner_share(config: RunConfig, available: Iterable[int]) -> list[int]:
 def actors_on_cores(
     actors: ActorsConfig, available: Iterable[int], learner_cores: str | None
 ) -> ActorsConfig:
-    """Return the section `[actors]` with `cores` filled in where the recipe leaves it open.
-
-    `available` are the cores of the machine that all actors run on.
-    """
+    """Return `[actors]` with open `cores` filled in, of those of the machine of all actors."""
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors

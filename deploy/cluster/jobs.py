@@ -158,11 +158,7 @@ class Jobs:
     async def _echo_log(
         self, job: str, echo: Callable[[str], Any], written: int
     ) -> tuple[int, str]:
-        """Pass on a log, as it grows, without its first `written` characters.
-
-        Returns:
-            The number of characters passed on so far, and why the log ended.
-        """
+        """Pass on a log from a character on, as it grows; return where, and why, it ended."""
         seen, log = 0, self._client.tail_job_logs(job)
         while True:
             try:
@@ -250,11 +246,7 @@ class Jobs:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return True if another attempt may succeed: no answer, a broken connection, a busy server.
-
-    A refused token, a certificate that is not trusted or an address that is none stay what they
-    are.
-    """
+    """Return True if another attempt may succeed: no answer, a broken connection, a busy server."""
     from requests import exceptions as http
 
     if isinstance(error.__context__, http.SSLError):  # Ray's client names no cause

@@ -279,7 +279,7 @@ def _counts(
 def _splits(left: Counts, requests: Sequence[ResourceRequest], node: Node) -> Iterator[Counts]:
     """Yield the numbers of processes that may go to a node, those of the first role descending.
 
-    Of the last role there are as many as fit: fewer would help nobody.
+    Of the last role as many go as fit: fewer would help nobody.
     """
     if not left:
         yield ()

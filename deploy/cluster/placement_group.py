@@ -161,11 +161,7 @@ class Reservation:
                 del self._bundles[role, number]
 
     def to_give_back(self, role: Role, numbers: Sequence[int]) -> list[int]:
-        """Return whose resources would let all processes of `awaited` roles be placed.
-
-        The fewest of these processes of a role, the first ones, of those that hold resources which
-        they can give back; see `to_free`.
-        """
+        """Return which of these processes would let all of `awaited` roles be placed; `to_free`."""
         missing = {
             name: sum(not self.holds(name, n) for n in range(self._requests[name].count))
             for name in self._requests
@@ -209,11 +205,8 @@ class Reservation:
         return group
 
     def options(self, role: Role, number: int) -> dict[str, Any]:
-        """Return Ray's options of process `number` (from 0) of a role.
-
-        Custom resources are in them although a bundle has them, so that `ray status` counts them
-        as used.
-        """
+        """Return Ray's options of process `number` (from 0) of a role."""
+        # Custom resources are in them beside the bundle, so that `ray status` counts them as used.
         request = self._requests[role]
         custom = {kind: n for kind, n in request.resources.items() if kind not in ("CPU", "GPU")}
         bundle = self._bundles.get((role, number))

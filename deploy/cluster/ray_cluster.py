@@ -45,15 +45,9 @@ VERSIONS_SECONDS = 60.0
 def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterator[Path | None]:
     """Connect to Ray for the block; a cluster that was started on this machine ends with it.
 
-    Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile.
-
-    Yields the folder in which Ray keeps the output of the processes meanwhile; None if the cluster
-    was not started here.
-
-    Args:
-        config: The recipe, with the cluster's address (or `local`) and the resources of each role.
-        logs: Folder that the output of the processes is copied to at the end, named after them.
-        may_lack: Accept a joined cluster that lacks what the run needs: it may have lost nodes.
+    Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile,
+    which is yielded: Ray keeps the output of the processes there, until it is copied to `logs`.
+    A joined cluster yields None, and `may_lack` what the run needs: it may have lost nodes.
 
     Raises:
         InputError: No cluster answers at the address, or its nodes lack what the run needs.
@@ -121,13 +115,10 @@ def _connect(address: str, options: dict[str, Any]) -> Any:
 
 
 async def fail_with_raylet() -> None:
-    """Wait until the raylet of the cluster that this process has started dies, and fail then.
+    """Wait until the raylet of the cluster that this process has started dies; raise RayletDied.
 
     All other processes of the cluster end with it, but calls of them may not be answered for many
     minutes. One that a signal has stopped is killed: Ray would give up its node, the only one.
-
-    Raises:
-        RayletDied: It died.
     """
     for raylet in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -181,11 +172,8 @@ def _check_nodes(config: RunConfig, *, may_lack: bool) -> None:
 
 
 def status_command(address: str) -> str:
-    """Return the shell command that shows nodes and load of the connected cluster.
-
-    A cluster of this machine listens at 127.0.0.1, which Ray would replace by the machine's own
-    address, and asks for its token.
-    """
+    """Return the shell command that shows nodes and load of the connected cluster."""
+    # One of this machine listens at 127.0.0.1, which Ray would replace, and asks for its token.
     command = f"ray status --address {ray.get_runtime_context().gcs_address}"
     if address != "local":
         return command

@@ -43,10 +43,7 @@ def worker_logs(folder: Path) -> list[tuple[str, Path]]:
 
 
 def collect_worker_logs(source: Path, target: Path) -> None:
-    """Append the workers' output in `source` to `actor-0.out`, `actor-0.err` … in `target`.
-
-    Logs that cannot be written, on a full disk for example, decide about no run.
-    """
+    """Append the workers' output in `source` to `actor-0.out` … in `target`; report disk errors."""
     with _reported(target):
         for name, file in worker_logs(source):
             with (target / name).open("ab") as opened:
@@ -76,11 +73,17 @@ def _reported(folder: Path) -> Iterator[None]:
 
 def end_killed_session(directory: RunDirectory) -> None:
     """Collect the output of a run's last session if it was killed, and remove its Ray's folder."""
-    sessions = directory.rows(FILE)
-    source = sessions[-1].get("ray_logs") if sessions else None
-    if source is not None and (folder := private_folder_of(Path(source).parent)) is not None:
-        collect_worker_logs(Path(source), directory.logs)
+    source = _newest_ray_logs(directory)
+    if source is not None and (folder := private_folder_of(source.parent)) is not None:
+        collect_worker_logs(source, directory.logs)
         shutil.rmtree(folder)
+
+
+def _newest_ray_logs(directory: RunDirectory) -> Path | None:
+    """Return the folder where Ray kept the output of a run's last session, if it was started."""
+    sessions = directory.rows(FILE)
+    path = sessions[-1].get("ray_logs") if sessions else None
+    return Path(path) if path else None
 
 
 def logs_of(directory: RunDirectory) -> list[tuple[str, Path]]:
@@ -89,10 +92,9 @@ def logs_of(directory: RunDirectory) -> list[tuple[str, Path]]:
     While it goes on, and after a kill, those of its last session are still with Ray.
     """
     files = [(file.name, file) for file in sorted(directory.logs.glob("[!.]*"))]
-    sessions = directory.rows(FILE)
-    kept = sessions[-1].get("ray_logs") if sessions else None
+    kept = _newest_ray_logs(directory)
     if kept is not None and directory.status() in ("running", "killed"):
-        files += worker_logs(Path(kept))
+        files += worker_logs(kept)
     return files
 
 
@@ -120,12 +122,11 @@ def _role(file: Path) -> str:
 
 
 def _clean(line: bytes) -> bytes:
-    """Return a line without secrets and control characters."""
     text = without_secrets(line.decode(errors="replace").rstrip("\r\n"))
     return printable(text.replace("\r", "\n")).encode() + b"\n"
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file that are not Ray's own."""
+    """Yield the lines of a file but Ray's own."""
     with file.open("rb") as opened:
         yield from (line for line in opened if not line.startswith(MARKS))

@@ -58,7 +58,6 @@ class ActorSupervisor(Supervisor):
         self._earlier: list[dict[str, Any]] = []
         """The last statistics of each process that died."""
         self._statistics: dict[str, Any] | None = None
-        """The newest statistics of the present process."""
         self._finished = False
         """True if the last process that died had finished a rollout."""
 
@@ -87,27 +86,19 @@ class ActorSupervisor(Supervisor):
                     await self.handle.stop.remote(HAND_OVER_SHARE * seconds)
 
     async def leave(self, seconds: float) -> None:
-        """End `run`: the actor hands over what it samples, in time, and its process ends.
-
-        `run` may be called again after it has returned.
-        """
+        """End `run`: the actor hands over what it samples, in time, and its process ends."""
         self.left = True
         await self.stop(seconds)
         await self._ask()  # what it has sampled in the end
         self._kill()
 
     def join(self) -> None:
-        """Begin anew, as an actor that is added to a live run, after which `run` may be called."""
+        """Begin anew, as an actor that is added to a live run; `run` may be called then."""
         self.given_up, self.joins = False, True
         self._budget.in_a_row, self._died_at = 0, None
 
     async def run(self) -> None:
-        """Work until the run is over, or the actor leaves or is given up; see `Supervisor.run`.
-
-        Raises:
-            RayError: The actor raised something that a new actor would raise too.
-            HeadwayError: Broker or broadcaster is lost.
-        """
+        """Work until the run is over, or the actor leaves or is given up; see `Supervisor.run`."""
         await super().run()
         if self.left:
             self._since = None

@@ -95,16 +95,14 @@ class Finding:
 class DriftDetector:
     """Decides from batch to batch which engines drift, and what is to be done about each.
 
-    Args:
-        response: The most that may be done.
-        resends: Engines can be sent a version again; without, `restart` comes first.
+    `response` is the most that may be done; without `resends`, a restart comes first.
     """
 
     def __init__(self, response: Response, *, resends: bool) -> None:
         self._response, self._resends = response, resends
         self._suspicions: dict[str, Suspicion] = {}
         self._resent: set[str] = set()
-        """Engines that were sent a version again, and are not known to be well since."""
+        """Engines that were sent a version again, and are not yet known to be well."""
         self._ignored: dict[str, float] = {}
         """The batches of an engine that are ignored are those before this version."""
 

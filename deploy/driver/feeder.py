@@ -31,11 +31,7 @@ async def feed(
     """Issue prompts of a source, from the stored cursor on, until the broker's queue is closed.
 
     The source may be the user's and block. The broker keeps its cursor. `on_change` is that of
-    `go_on`.
-
-    Raises:
-        RunFailed: The source, which the message calls `name`, did not answer within `deadline`
-            seconds.
+    `go_on`. Raises RunFailed, with the source's `name`, if no answer comes in `deadline` seconds.
     """
 
     async def ask(question: Callable[[], T]) -> T:

@@ -75,10 +75,7 @@ class LearnerSupervisor(Supervisor):
         return {ProcessName(Role.LEARNER, n): rank for n, rank in enumerate(self._group.handles)}
 
     async def remain(self) -> None:
-        """Let actors take the last version after `run`, whose memory is the ranks'; never returns.
-
-        Ranks that die are made again, and publish it anew; errors are those of `run`.
-        """
+        """Let actors take the last version after `run`, also from new ranks; never returns."""
         await self._done.wait()
         while self.is_wanted:
             try:
@@ -102,8 +99,7 @@ class LearnerSupervisor(Supervisor):
         return await self._group.paused()
 
     async def announce_again(self) -> None:
-        """Have the newest version announced to a broadcaster that was made again."""
-        # In the background, since the broadcaster may die again before it has heard.
+        """Have the newest version announced to a new broadcaster, which may die again meanwhile."""
         if self._announcing is not None:
             self._announcing.cancel()
         self._announcing = asyncio.create_task(self._group.announce_again())

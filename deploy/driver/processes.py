@@ -157,17 +157,12 @@ class Processes:
 
     def _create_learner(self, spec: LearnerSpec) -> LearnerGroup | None:
         """Create the ranks of the learner, those of lost nodes on others; None without room."""
-        role = Role.LEARNER
-        if not self._reservation.restore(role):
+        if not self._reservation.restore(Role.LEARNER):
             return None
-        return create_learner(spec, partial(self._reservation.options, role))
+        return create_learner(spec, partial(self._reservation.options, Role.LEARNER))
 
     def _create_reward_models(self) -> Any:
-        """Create the process of the reward models, if need be on another node; None without room.
-
-        Raises:
-            ActorAlreadyExistsError: There is one already.
-        """
+        """Create the process of the reward models, maybe on another node; None without room."""
         role, config = Role.REWARD_MODEL, self._context.config
         waits = role in self._reservation.awaited
         if not self._reservation.restore(role):

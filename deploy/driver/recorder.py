@@ -60,9 +60,8 @@ class Recorder:
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
-        """Number of swap reports taken from the present process of the broadcaster."""
+        """Number of swap reports taken from the broadcaster since its last restart."""
         self._broadcaster = context.record.restarts[Role.BROADCASTER]
-        """Number of that process."""
         self._summarised_at = time.monotonic()
         self._tokenizer: Any = None
         self._sampling_failed = False

@@ -57,8 +57,8 @@ class RunMetrics(Collector):
     def _collect(self) -> Iterator[Metric]:
         record, bound = self._record, self._record.max_staleness
         text = "Name and staleness bound of the run, as labels; always 1."
-        labels = {"name": record.name, "max_staleness": str(bound)}
-        yield InfoMetricFamily("headway_run", text, value=labels)
+        value = {"name": record.name, "max_staleness": str(bound)}
+        yield InfoMetricFamily("headway_run", text, value=value)
         text = "Largest lag allowed, in versions."
         yield GaugeMetricFamily("headway_max_staleness", text, bound)
         yield from self._weight_updates()

@@ -74,12 +74,11 @@ class Supervisor(ABC):
         self._working = asyncio.Event()
         """Set while a process has started."""
         self._since: float | None = None
-        """Monotonic seconds since when the present process works; None before."""
+        """Monotonic seconds since when the process works; None before."""
         self._trained = context.record.version
         """Version at the last death, or at the begin."""
         self._ended: tuple[str, float] | None = None
-        """Why the present process was ended, if it did not die by itself, and for how many seconds
-        it had not answered then."""
+        """Why the process was ended, if it did not die by itself, and its seconds of silence."""
 
     @property
     @abstractmethod
@@ -129,10 +128,7 @@ class Supervisor(ABC):
         return self._since is None
 
     def restart(self, reason: str, silent: float = 0.0) -> None:
-        """End the process, so that another takes its place; nothing while there is none at work.
-
-        It has not answered for `silent` seconds, which count as lost.
-        """
+        """End the process, if it works, for another; its seconds of silence count as lost."""
         if not self.starts:
             self._ended = reason, silent
             self._kill()

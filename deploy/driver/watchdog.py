@@ -61,14 +61,7 @@ class Probes:
 
 
 class Watchdog:
-    """Watches one run.
-
-    Args:
-        context: The run.
-        processes: Its processes.
-        save: Has the learner save a checkpoint; returns in time, whether it did or not.
-        probes: Access to stacks and disk, and deadlines.
-    """
+    """Watches one run; `save` has the learner save a checkpoint, and returns in time."""
 
     def __init__(
         self,
@@ -83,23 +76,20 @@ class Watchdog:
         self._waits = Waits(self._config.deploy.watchdog_seconds)
         self._movement = Movement()
         self._paused: str | None = None
-        """The announced reason for which the run waits for space on a disk."""
+        """The announced reason for which the run waits for a disk."""
         self._newest: BrokerStatus | None = None
         """The broker's last answer; None if it did not give one in time."""
         self._learner_epoch = 0
         """Epoch of the learner by the newest answer that came in time."""
         self._disk_write: asyncio.Task[None] | None = None
-        """The last small file that is made durable."""
         self._writes_until = 0.0
         """Epoch seconds until which a checkpoint that is being written may take."""
         self._locations: dict[str, ProcessLocation] = {}
-        """The newest location of each process that has answered, by name."""
         self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
         """The handle and the last request to each process, by name."""
         self._silent: Sequence[str] = ()
         self._announced: set[tuple[str, str]] = set()
         self._reports: set[asyncio.Task[None]] = set()
-        """Reports with stacks that are being written while the next looks go on."""
         self.overdue: Sequence[Wait] = ()
         """Overdue waits of the last look; read by the thread of a scrape."""
 
@@ -260,10 +250,7 @@ class Watchdog:
             )
 
     async def _report(self, late: Sequence[Wait], at: float) -> None:
-        """Write overdue waits with stacks; show the file, or why there is none.
-
-        Then restart a learner that is among them and hangs still, unless the run ends.
-        """
+        """Write and show overdue waits with stacks; then restart a learner that hangs still."""
         epoch = self._learner_epoch
         names = concerned(late, list(self._locations))
         calls = [partial(self._probes.dump, self._locations[name]) for name in names]
@@ -329,10 +316,7 @@ def _dump_of(answer: ProcessDump | BaseException) -> ProcessDump:
 
 
 def writing_ends(checkpoints: Path) -> float:
-    """Return until when (epoch seconds) an unfinished checkpoint may take; 0 without one.
-
-    That is as long after the last write as its bytes take, on a disk that is just not stalled.
-    """
+    """Return until when (epoch seconds) the bytes of an unfinished checkpoint may take; 0: none."""
     files = [file.stat() for file in checkpoints.glob(".v*.tmp/**/*") if file.is_file()]
     newest = max((file.st_mtime for file in files), default=0.0)
     return newest + allowance(0.0, sum(file.st_size for file in files))

@@ -39,15 +39,10 @@ def open_standard_streams() -> None:
 
 def tolerant(stream: TextIO) -> TextIO:
     """Return a stream that writes to another one, and neither raises nor waits for long."""
-    return cast("TextIO", Output(stream))
+    return cast("TextIO", _Output(stream))
 
 
-class Output(io.TextIOBase):
-    """The stream that `tolerant` returns."""
-
-    # What the base class describes needs no description here.
-    # ruff: noqa: D102
-
+class _Output(io.TextIOBase):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._texts: list[str] = []

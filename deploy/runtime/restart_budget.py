@@ -17,9 +17,9 @@ class RestartBudget:
     in_a_row: int = 0
 
     def next_wait(self, *, settled: bool) -> float | None:
-        """Count a death, and return the seconds to wait before the restart; None for no more.
+        """Return the seconds to wait before a restart; None for no more.
 
-        `settled` says that the process had worked well before, so that it counts anew.
+        Deaths count anew after a process that had `settled`, having worked well.
         """
         if settled:
             self.in_a_row = 0

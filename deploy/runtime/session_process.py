@@ -125,16 +125,13 @@ class Session:
         self._send(Message(limit=max_restarts))
 
     def goes_on(self, folder: Path) -> None:
-        """Say that the run has its folder, so that it is resumed after a crash."""
+        """Say that the run has its folder, by which it is resumed after a crash."""
         self._again = ["resume", str(folder)]
         os.environ[MARK] = str(folder)
         self._send(Message(again=self._again))
 
     def works(self) -> float | None:
-        """Say that the loop of the run has begun; return the seconds lost since the last crash.
-
-        They are counted from the end of the last session that worked; None if there was no crash.
-        """
+        """Say that the loop of the run begins; return the seconds since a crash ended the last."""
         self.has_worked = True
         self._send(Message(worked=True))
         since, self._lost_since = self._lost_since, None
@@ -150,15 +147,9 @@ class Session:
         self._send(Message(code=code))
 
     def may_pass(self, error: Exception) -> bool:
-        """Return True if another session may have no such error.
-
-        That is so if this one was started after a crash and has not begun its loop, or if Ray was
-        lost; never after an interrupt.
-        """
-        if received.any():
-            return False
+        """Return True if another session may have no such error, and no interrupt has come."""
         is_early = self.is_again and not self.has_worked
-        return is_early or isinstance(error, RayletDied)
+        return (is_early or isinstance(error, RayletDied)) and not received.any()
 
     def fails(self, error: str) -> None:
         """Say that the session ends by an error which counts as a crash."""
@@ -303,11 +294,8 @@ class Parent:
         return sent
 
     def _await_end(self, pid: int) -> bool:
-        """Wait for the end of a session; return True if it was killed since it was stopped.
-
-        It has to be found stopped twice: Ctrl-Z stops the parent too, and they go on together.
-        """
-        stops = 0
+        """Wait for the end of a session; return True if it was killed since it was stopped."""
+        stops = 0  # has to be found twice: Ctrl-Z stops the parent too, and they go on together
         while self._pidfd is not None and stops < 2:
             if select.select([self._pidfd], [], [], STOPPED_SECONDS / 2)[0]:
                 return False
@@ -364,7 +352,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _open(pid: int) -> int | None:
-    """Return a descriptor of a process, which is readable when it has ended; None if it is gone."""
+    """Return a descriptor that is readable when a process has ended; None if it is gone."""
     with suppress(ProcessLookupError):
         return os.pidfd_open(pid)
     return None

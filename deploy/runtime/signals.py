@@ -33,7 +33,7 @@ class Received:
     def is_new(self, number: int) -> bool:
         """Count a signal; return False if it came before on the other way.
 
-        A handler may be interrupted by that of another signal anywhere: then one of them is new.
+        Handlers may interrupt one another anywhere: then one of them is new.
         """
         hangup, forwarded = number in HANGUPS, number in FORWARDED.values()
         self._counts[hangup, forwarded] += 1

@@ -31,6 +31,11 @@ CLUSTER = read(SHIPPED / "base" / "raycluster.yaml")
 HEAD = CLUSTER["spec"]["headGroupSpec"]
 GROUPS = [HEAD, *CLUSTER["spec"]["workerGroupSpecs"]]
 PODS = [group["template"]["spec"] for group in GROUPS]
+CONTAINERS = [container for pod in PODS for container in pod["containers"]]
+"""One a group, in its order."""
+ON_HEAD = CONTAINERS[0]
+PORTS = {port["name"]: port["containerPort"] for port in ON_HEAD["ports"]}
+MONITORING = SHIPPED / "monitoring"
 
 
 def name_of(path):
@@ -65,22 +70,20 @@ def test_the_cluster_asks_for_a_token_and_no_pod_runs_as_root():
 
 
 def test_every_container_has_shared_memory_of_its_own_and_probes():
-    for pod in PODS:
+    for pod, container in zip(PODS, CONTAINERS, strict=True):
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        for container in pod["containers"]:
-            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-            assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
-            assert set(mounts.values()) == set(volumes)
-            assert {"livenessProbe", "readinessProbe"} <= set(container)
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+        assert set(mounts.values()) == set(volumes)
+        assert {"livenessProbe", "readinessProbe"} <= set(container)
 
 
 def test_there_is_a_pool_with_and_one_without_gpus():
     gpus = {
-        group["groupName"]: "nvidia.com/gpu"
-        in group["template"]["spec"]["containers"][0]["resources"]["limits"]
-        for group in CLUSTER["spec"]["workerGroupSpecs"]
+        group.get("groupName", "head"): "nvidia.com/gpu" in container["resources"]["limits"]
+        for group, container in zip(GROUPS, CONTAINERS, strict=True)
     }
-    assert gpus == {"generate": True, "judge": False}
+    assert (gpus["generate"], gpus["judge"], len(gpus)) == (True, False, 3)
 
 
 def test_a_pod_that_ends_drains_its_node_and_leaves_actors_the_time_to_hand_over():
@@ -101,7 +104,7 @@ def test_a_pod_that_ends_drains_its_node_and_leaves_actors_the_time_to_hand_over
 def test_images_are_those_that_are_built_here_at_this_version():
     document = read(SHIPPED / "base" / "kustomization.yaml")
     tags = {image["name"]: image["newTag"] for image in document["images"]}
-    used = {container["image"] for pod in PODS for container in pod["containers"]}
+    used = {container["image"] for container in CONTAINERS}
     built = {f"headway-{path.suffix[1:]}" for path in DOCKERFILES}
     assert tags == dict.fromkeys(sorted(used), VERSION)
     assert used == built
@@ -109,13 +112,8 @@ def test_images_are_those_that_are_built_here_at_this_version():
         assert f"headway-{path.suffix[1:]}:{VERSION}" in path.read_text()
 
 
-STORES = ("runs", "models")
-
-
-def claimed(pod):
-    """Return the persistent volumes of a pod."""
-    claims = [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
-    return [claim["claimName"] for claim in claims if claim]
+def mounted(container):
+    return {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
 def settled(command):
@@ -125,46 +123,40 @@ def settled(command):
     return load_recipe(recipe, settings[1::2])
 
 
+JOB = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
+RUN = settled(JOB["entrypoint"].split(" && ")[-1])
+
+
 def test_the_job_makes_the_warm_start_that_its_run_begins_with():
-    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
-    known, rest = job["entrypoint"].split(" || ")
-    commands = [shlex.split(part) for part in rest.split(" && ")]
-    assert [command[1] for command in commands] == ["sft", "-sfn", "run"]
-    first, run = (settled(shlex.join(command)) for command in (commands[0], commands[-1]))
-    assert known == f"test -e {first.warm_start.parent}", "it is made once"
-    folder = first.warm_start.parent
-    assert commands[1] == ["ln", "-sfn", str(folder), str(run.warm_start.parent)]
-    for pod in PODS:
-        [container] = pod["containers"]
-        assert str(folder.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
-    claims = {read(SHIPPED / "base" / f"{name}.yaml")["metadata"]["name"] for name in STORES}
-    assert {name for pod in PODS for name in claimed(pod)} == claims
+    known, rest = JOB["entrypoint"].split(" || ")
+    first, link, run = (shlex.split(part) for part in rest.split(" && "))
+    assert [command[1] for command in (first, link, run)] == ["sft", "-sfn", "run"]
+    folder = settled(shlex.join(first)).warm_start.parent
+    assert known == f"test -e {folder}", "it is made once"
+    assert link == ["ln", "-sfn", str(folder), str(RUN.warm_start.parent)]
+    assert all(str(folder.parent) in mounted(container) for container in CONTAINERS)
+    stores = [read(SHIPPED / "base" / f"{name}.yaml") for name in ("runs", "models")]
+    claims = [v.get("persistentVolumeClaim") for pod in PODS for v in pod["volumes"]]
+    named = {claim["claimName"] for claim in claims if claim}
+    assert named == {store["metadata"]["name"] for store in stores}
 
 
 def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has():
-    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
-    assert job["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
-    config = settled(job["entrypoint"].split(" && ")[-1])
-    [container] = HEAD["template"]["spec"]["containers"]
-    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert str(config.deploy.runs_dir) in mounts
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert config.deploy.metrics_port == ports["headway"]
-    pools = [group["labels"] for group in GROUPS]
-    assert config.deploy.placement.actors.labels in pools
+    assert JOB["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
+    assert str(RUN.deploy.runs_dir) in mounted(ON_HEAD)
+    assert RUN.deploy.metrics_port == PORTS["headway"]
+    assert RUN.deploy.placement.actors.labels in [group["labels"] for group in GROUPS]
 
 
 def secrets_of(container):
-    return {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    return {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in container["env"]}
 
 
 def test_the_metrics_of_jobs_are_behind_the_token_that_prometheus_has():
-    [head] = HEAD["template"]["spec"]["containers"]
-    job = settled(read(SHIPPED / "job" / "rayjob.yaml")["spec"]["entrypoint"].split(" && ")[-1])
-    assert job.deploy.metrics_token
-    config = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]
+    assert RUN.deploy.metrics_token
+    config = read(MONITORING / "scrapeconfig.yaml")["spec"]
     [discovery] = config["httpSDConfigs"]
-    expected = {"credentials": secrets_of(head)[TOKEN_VARIABLE]}
+    expected = {"credentials": secrets_of(ON_HEAD)[TOKEN_VARIABLE]}
     assert config["authorization"] == discovery["authorization"] == expected
 
 
@@ -184,32 +176,26 @@ def test_the_run_of_one_machine_is_probed_where_it_answers():
     }
     expected = {"startupProbe": "/healthz", "livenessProbe": "/healthz"}
     assert paths == expected | {"readinessProbe": "/readyz"}
-    assert str(config.deploy.runs_dir) in {m["mountPath"] for m in container["volumeMounts"]}
+    assert str(config.deploy.runs_dir) in mounted(container)
 
 
 NODE = {"sourceLabels": ["__address__"], "regex": "(.*):[0-9]+", "targetLabel": "node"}
 
 
 def test_all_metrics_have_the_node_by_which_they_are_joined_and_workers_are_asked_too():
-    monitors = {
-        path.stem: read(path)["spec"]
-        for path in (SHIPPED / "monitoring").glob("*.yaml")
-        if path.stem in ("scrapeconfig", "servicemonitor", "podmonitor")
-    }
-    [service] = monitors["servicemonitor"]["endpoints"]
-    [pods] = monitors["podmonitor"]["podMetricsEndpoints"]
-    for monitor in (monitors["scrapeconfig"], service, pods):
-        assert monitor["relabelings"] == [NODE]
-    kinds = [monitors[name]["selector"]["matchLabels"] for name in ("servicemonitor", "podmonitor")]
-    assert [labels["ray.io/node-type"] for labels in kinds] == ["head", "worker"]
-    for group in GROUPS:
-        [container] = group["template"]["spec"]["containers"]
+    names = ("scrapeconfig", "servicemonitor", "podmonitor")
+    scrape, head, workers = (read(MONITORING / f"{name}.yaml")["spec"] for name in names)
+    [service], [pods] = head["endpoints"], workers["podMetricsEndpoints"]
+    assert all(monitor["relabelings"] == [NODE] for monitor in (scrape, service, pods))
+    kinds = [monitor["selector"]["matchLabels"]["ray.io/node-type"] for monitor in (head, workers)]
+    assert kinds == ["head", "worker"]
+    for container in CONTAINERS:
         assert pods["port"] in {port["name"] for port in container["ports"]}
 
 
 def test_the_rules_and_the_dashboard_that_ship_are_those_of_the_manifests():
     folder = ROOT / "deploy" / "monitoring"
-    document = read(SHIPPED / "monitoring" / "prometheusrule.yaml")
+    document = read(MONITORING / "prometheusrule.yaml")
     assert document["spec"] == read(folder / "rules.yml")
     document = read(folder / "kustomization.yaml")
     jsonschema.validate(document, KUSTOMIZATION)
@@ -219,9 +205,8 @@ def test_the_rules_and_the_dashboard_that_ship_are_those_of_the_manifests():
 
 
 def test_stacks_may_be_read_in_every_pod():
-    for pod in PODS:
-        for container in pod["containers"]:
-            assert container["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
+    for container in CONTAINERS:
+        assert container["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
     for path in DOCKERFILES:
         assert 'setcap cap_sys_ptrace+ep "$(command -v py-spy)"' in path.read_text()
 
@@ -235,12 +220,10 @@ def test_process_1_reaps_orphans_in_every_pod_and_image():
 
 def test_prometheus_asks_the_head_where_ray_and_runs_show_metrics():
     name = CLUSTER["metadata"]["name"]
-    [container] = HEAD["template"]["spec"]["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    [discovery] = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]["httpSDConfigs"]
-    assert discovery["url"] == f"http://{name}-head-svc:{ports['headway']}/targets"
-    [endpoint] = read(SHIPPED / "monitoring" / "servicemonitor.yaml")["spec"]["endpoints"]
-    assert endpoint["port"] in ports
+    [discovery] = read(MONITORING / "scrapeconfig.yaml")["spec"]["httpSDConfigs"]
+    assert discovery["url"] == f"http://{name}-head-svc:{PORTS['headway']}/targets"
+    [endpoint] = read(MONITORING / "servicemonitor.yaml")["spec"]["endpoints"]
+    assert endpoint["port"] in PORTS
 
 
 def instructions(path):
@@ -295,6 +278,6 @@ def test_pods_that_ask_for_a_gpu_may_run_on_nodes_that_are_kept_for_them():
     job = read(SHIPPED / "machine" / "job.yaml")["spec"]["template"]["spec"]
     for pod in [*PODS, job]:
         limits = [container["resources"]["limits"] for container in pod["containers"]]
-        asks = any("nvidia.com/gpu" in each for each in limits)
-        keys = [each["key"] for each in pod.get("tolerations", [])]
+        asks = any("nvidia.com/gpu" in limit for limit in limits)
+        keys = [toleration["key"] for toleration in pod.get("tolerations", [])]
         assert keys == ["nvidia.com/gpu"] * asks

@@ -41,31 +41,6 @@ def test_an_actor_that_dies_too_often_ends_the_run_with_one_message(headway):
     assert run.summary["accounting"]["balanced"]
 
 
-def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(headway):
-    """The reward imports in the driver, which checks it, and in one actor, but not in the other."""
-    (headway.folder / "third_time.py").write_text(
-        "from pathlib import Path\n"
-        "def claim():\n"
-        "    for name in ('driver', 'one-actor'):\n"
-        "        try:\n"
-        "            (Path(__file__).parents[1] / name).touch(exist_ok=False)\n"
-        "            return\n"
-        "        except FileExistsError:\n"
-        "            pass\n"
-        "    raise ValueError('a reward that does not import')\n"
-        "claim()\n"
-        "def score(prompt, completion, answer, metadata):\n"
-        "    return 1.0\n"
-    )
-    reward = "actors.reward=['third_time:score']"
-    with Running(headway, "third", *ENDLESS, reward, cores=TWO) as run:
-        output = run.ends(2)
-    assert "a reward that does not import" in output
-    assert "Traceback" not in output
-    assert "is restarted" not in output
-    assert not run.folder.exists(), "bad input leaves nothing behind"
-
-
 def narrowest_binding(process):
     """Return the smallest set of cores that a thread of a process is bound to."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()

@@ -211,18 +211,6 @@ def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again
 
 
 @pytest.mark.slow
-def test_of_two_runs_of_one_name_one_trains_and_the_other_touches_nothing(headway):
-    both = [headway.start("run", "name=twice") for _ in range(2)]
-    outputs = [process.communicate(timeout=500)[0] for process in both]
-    codes = [process.returncode for process in both]
-    assert sorted(codes) == [0, 2], outputs
-    assert "is going on" in outputs[codes.index(2)]
-    assert FinishedRun(headway.run_folder("twice"), "").summary["status"] == "done"
-    accounts = headway.accounting("twice")
-    assert (accounts["balanced"], accounts["trained"]) == (True, 8)
-
-
-@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(3000)
 def test_twenty_interrupts_at_random_moments_are_clean_and_lose_nothing(headway):

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import re
 import sqlite3
 
 import pytest
@@ -32,13 +31,12 @@ def test_a_run_trains_every_step_within_the_bound_and_scores_both_ends(finished)
     assert summary["weight_sync"]["failed"] == 0
 
 
-def test_a_run_ends_with_a_table_and_a_picture(finished):
+def test_a_run_prints_its_table_and_report_and_neither_lines_of_ray_nor_codes_of_a_terminal(
+    finished,
+):
     assert "small: done" in finished.output
     assert "report.html" in finished.output
     assert (finished.folder / "report.html").read_text().startswith("<!doctype html>")
-
-
-def test_a_healthy_run_prints_no_line_of_ray_and_no_codes_of_a_terminal_into_a_pipe(finished):
     assert "(raylet)" not in finished.output
     assert "\x1b" not in finished.output
 
@@ -51,13 +49,6 @@ def test_a_finished_run_is_read_from_python(finished):
     assert repr(read) == "<RunResults small: done>"
 
 
-def test_a_run_prints_how_ray_can_be_looked_at(finished):
-    [line] = [line for line in finished.output.splitlines() if "ray status" in line]
-    assert re.search(
-        r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line.rstrip()
-    )
-
-
 def test_top_shows_the_figures_of_a_run_that_has_ended(headway, finished):
     result = headway.call("top", "small")
     assert result.returncode == 0, result.stderr
@@ -65,10 +56,14 @@ def test_top_shows_the_figures_of_a_run_that_has_ended(headway, finished):
     assert "6 of 6" in result.stdout
 
 
-def test_every_batch_is_recorded_in_order_with_its_times(finished):
+def test_every_batch_is_recorded_in_order_with_times_learning_rate_and_parts_of_the_reward(
+    finished,
+):
     rows = finished.rows("metrics.jsonl")
     assert [row["version"] for row in rows] == [0, 1, 2, 3, 4, 5]
     for row in rows:
+        assert row["learning_rate"] == 1e-6
+        assert row["reward_parts"] == {"varied:score": pytest.approx(row["reward_mean"])}
         assert row["wait_finished_at"] <= row["step_started_at"] < row["step_finished_at"]
         assert row["step_finished_at"] <= row["published_at"]
 
@@ -80,8 +75,6 @@ def test_a_run_stores_its_recipe_its_program_and_its_machine(headway, finished):
     assert session["recipe"]["learner"]["learning_rate"] == 1e-6
     again = headway.call("try", "runs/small/recipe.toml", "--set", "name=again", "--prompts", "1")
     assert again.returncode == 0, again.stderr
-    taken = headway.call("run", "runs/small/recipe.toml")
-    assert (taken.returncode, "a run named 'small' exists" in taken.stderr) == (2, True)
 
 
 def test_checkpoints_are_committed_and_the_newest_one_is_exported(headway, finished):
@@ -104,8 +97,8 @@ def test_checkpoints_are_committed_and_the_newest_one_is_exported(headway, finis
 
 def test_accounts_balance_and_every_trained_rollout_is_exported(headway, finished):
     accounts = headway.accounting("small")
-    assert accounts["balanced"]
-    assert (accounts["trained"], accounts["trained_twice"]) == (12, 0)
+    counts = (accounts["balanced"], accounts["trained"], accounts["trained_twice"])
+    assert counts == (True, 12, 0)
     trained = [row for row in headway.rollouts("small") if row["state"] == "trained"]
     assert len(trained) == 24
     for row in trained:
@@ -171,12 +164,6 @@ def test_two_rollouts_of_every_batch_are_kept_as_text(finished):
     rows = finished.rows("samples.jsonl")
     assert [row["version"] for row in rows] == [n for n in range(6) for _ in range(2)]
     assert all(row["prompt"].endswith("=") and row["response"] for row in rows)
-
-
-def test_batches_have_the_learning_rate_and_the_parts_of_the_reward(finished):
-    for row in finished.rows("metrics.jsonl"):
-        assert row["learning_rate"] == 1e-6
-        assert row["reward_parts"] == {"varied:score": pytest.approx(row["reward_mean"])}
 
 
 def test_the_driver_and_the_learner_have_a_log(headway, finished):

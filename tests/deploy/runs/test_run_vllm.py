@@ -1,6 +1,7 @@
 """A whole run on real parts: vLLM generates while DeepSpeed trains."""
 
 import os
+import re
 import subprocess
 import time
 
@@ -19,7 +20,8 @@ def run(headway):
     """
     settings = ("steps=8", "heldout.every=8", "actors.engine=vllm", "actors.max_new_tokens=160")
     process = headway.start("run", "name=real", *settings)
-    line = next(line for line in process.stdout if "ray status" in line)
+    line = next(line for line in process.stdout if "ray status" in line).rstrip()
+    assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line)
     deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
     while "Total Usage" not in (shown := ray_status(line.partition(": ")[2])):
         assert time.monotonic() < deadline, shown

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.deploy.running import BROADCASTER, BROKER, ENDLESS, RANK, Running
+from tests.deploy.running import BROADCASTER, BROKER, RANK, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 
@@ -80,18 +80,6 @@ def test_a_run_outlives_a_rank_of_its_learner(headway, trained):
         again = run.check(40, learner=1 if trained else 2)
     assert again >= 2, "batches after the checkpoint are trained again"
     assert "the learner goes on from version 10" in run.output()
-
-
-def test_a_learner_that_dies_more_often_than_allowed_ends_the_run_with_its_name(headway):
-    with Running(headway, "mortal-learner", *ENDLESS, "deploy.max_restarts=0") as run:
-        run.trains(3)
-        run.first(RANK).kill()
-        run.ends(1)
-    words = run.words()
-    assert "Traceback" not in words
-    assert "learner died 1 times in a row, more than deploy.max_restarts = 0 makes up for" in words
-    assert "rank 0 died" in words
-    assert run.summary["status"] == "failed"
 
 
 @pytest.mark.parametrize("trained", [(), ("learner.lora.rank=4",)], ids=["weights", "adapter"])

@@ -63,17 +63,6 @@ def test_the_log_of_what_the_user_caused_ends_with_the_message_and_not_with_a_tr
     assert "Traceback" not in text
 
 
-def test_brackets_are_printed_and_logged_as_they_are(tmp_path):
-    printed = io.StringIO()
-    terminal = Terminal(Console(file=printed, force_terminal=False))
-    with log_to(tmp_path / "driver.log"), terminal.bar(1, "[/waiting]"):
-        terminal.say("cannot read runs/[bold]mine[/]")
-        terminal.advance(1, "[red]reward")
-    for text in (printed.getvalue(), (tmp_path / "driver.log").read_text()):
-        assert "cannot read runs/[bold]mine[/]\n" in text
-        assert "[red]reward\n" in text
-
-
 def test_a_second_command_goes_on_in_the_same_file(tmp_path):
     for text in ("first", "second"):
         with log_to(tmp_path / "driver.log"):
