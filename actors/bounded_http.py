@@ -40,9 +40,8 @@ async def ask(
 ) -> Answer:
     """Get an address, or post `json` to it, following no redirection.
 
-    Raises:
-        NoAnswer: There is no whole answer within `seconds`.
-        BadAnswer: It is longer than `most_bytes`, is compressed, or the request cannot be written.
+    Raises NoAnswer without a whole answer within `seconds`, and BadAnswer if it is longer than
+    `most_bytes` or compressed, or the request cannot be written.
     """
     method = "GET" if json is None else "POST"
     sent = {"Accept-Encoding": "identity", **(headers or {})}

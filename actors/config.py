@@ -211,9 +211,7 @@ class ActorsConfig(Section):
     """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
     others may use too; gpu_memory_utilization then is at most that share. A run on this machine
     whose recipe says nothing of GPUs takes those that are here, if there are enough."""
-    vllm_options: Resumable[Annotated[dict[str, Any], AfterValidator(check_vllm_options)]] = Field(
-        default={}
-    )
+    vllm_options: Resumable[VllmOptions] = Field(default={})
     """Options of vLLM by its own names, such as kv_cache_dtype, max_num_batched_tokens, load_format
     or enable_expert_parallel; `actors.vllm_options` lists those that are passed on."""
     scripted_options: Resumable[dict[str, Any]] = Field(default={})
@@ -255,14 +253,11 @@ class ActorsConfig(Section):
 
     @model_validator(mode="after")
     def _counts_are_ordered(self) -> Self:
+        count = f"actors.count = {self.count}"
         if self.max_count is not None and self.max_count < self.count:
-            raise ValueError(
-                f"actors.max_count = {self.max_count} must be at least actors.count = {self.count}"
-            )
+            raise ValueError(f"actors.max_count = {self.max_count} must be at least {count}")
         if self.min_count is not None and self.min_count > self.count:
-            raise ValueError(
-                f"actors.min_count = {self.min_count} must be at most actors.count = {self.count}"
-            )
+            raise ValueError(f"actors.min_count = {self.min_count} must be at most {count}")
         return self
 
     @model_validator(mode="after")
@@ -296,16 +291,12 @@ class ActorsConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_prompt_has_space(self) -> Self:
+    def _lengths_fit(self) -> Self:
         if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
             raise ValueError(
                 f"actors.max_model_len = {self.max_model_len} must exceed actors.max_new_tokens = "
                 f"{self.max_new_tokens}: the prompt needs space too"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _penalty_lies_within_the_length(self) -> Self:
         buffer = self.overlong.tokens(self.max_new_tokens) if self.overlong else 0
         if buffer > self.max_new_tokens:
             raise ValueError(
@@ -315,17 +306,13 @@ class ActorsConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _options_are_of_the_engine(self) -> Self:
+    def _settings_have_an_effect(self) -> Self:
         options = {"scripted": self.scripted_options, "vllm": self.vllm_options}
         for engine, given in options.items():
             if given and self.engine != engine:
                 raise ValueError(
                     f'actors.{engine}_options has no effect with actors.engine = "{self.engine}"'
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _stop_is_there_to_include(self) -> Self:
         if self.include_stop and not self.stop:
             raise ValueError("actors.include_stop = true has no effect without actors.stop")
         return self

@@ -122,9 +122,7 @@ class RolloutActor:
     async def start(self) -> None:
         """Build the parts and load the model; the engine is STALE until its first version.
 
-        Raises:
-            InputError: A setting, the model, or user code cannot be used.
-            EngineDied: The engine did not start.
+        Raises InputError for a setting, model or user code that cannot be used, and EngineDied.
         """
         keep_logs_small()
         allow_open_files()
@@ -141,8 +139,7 @@ class RolloutActor:
 
         Raises:
             EngineDied: The engine is gone.
-            HeadwayError: The broker is gone.
-            HeadwayError: The engine cannot take the weights, or was left in an unknown state.
+            HeadwayError: The broker is gone, or the engine cannot take the weights.
         """
         if self.parts is None:
             raise HeadwayError(f"{self._statistics.engine_id} must be started before it runs")
@@ -184,11 +181,7 @@ class RolloutActor:
         return receiver
 
     async def resend(self) -> None:
-        """Have the engine take the newest weights again, whole (`Receiver.resend`).
-
-        Raises:
-            HeadwayError: The actor does not fetch its weights itself, or has not started.
-        """
+        """Have the engine take the newest weights again, whole (`Receiver.resend`)."""
         receiver = self.parts and self.parts.receiver
         if not isinstance(receiver, Receiver):
             raise HeadwayError(f"{self._statistics.engine_id} cannot fetch weights again")

@@ -35,11 +35,8 @@ def create_reward_model(
 ) -> Any:
     """Start the process of the reward models on the cluster, and return its handle in Ray.
 
-    Its name in Ray is its role: no two of a run live at a time. `template_options` are
-    actors.chat_template_options, `options` are those of Ray.
-
-    Raises:
-        ActorAlreadyExistsError: There is one already.
+    Its name in Ray is its role, so that ActorAlreadyExistsError is raised for a second one.
+    `template_options` are actors.chat_template_options, `options` are those of Ray.
     """
     remote = ray.remote(RewardModelActor).options(
         **{
@@ -160,9 +157,7 @@ class RewardModelProcess(RayService):
     async def start(self, *, again: bool = False) -> None:
         """Create the process once there is a node for it, `again` if it is gone; load the models.
 
-        Raises:
-            InputError: A model cannot be used.
-            RayError: The process died.
+        Raises InputError for a model that cannot be used, RayError if the process died.
         """
         if again:
             self.stop()

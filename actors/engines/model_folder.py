@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.errors import InputError
+from headway.errors import InputError, first_line
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -30,13 +30,10 @@ ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention
 
 
 def check_model(model_path: str) -> None:
-    """Check the description of a model and the headers of its weights; imports no torch.
+    """Check the description of a model, and the headers of its weights if it is a folder.
 
-    For a hub name only the description is fetched.
-
-    Raises:
-        InputError: A file is missing or broken, the model does not predict the next token, or its
-            layers cannot be packed.
+    Raises InputError if a file is missing or broken, the model does not predict the next token, or
+    its layers cannot be packed.
     """
     description = describe(model_path)
     names = description.get("architectures") or []
@@ -93,12 +90,9 @@ def configuration(model_path: str) -> Any:
         return AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError, KeyError) as error:
         where = "" if Path(model_path).is_dir() else " is no folder here, and from the hub it"
-        raise InputError(f"model {model_path!r}{where} cannot be read: {_brief(error)}") from error
-
-
-def _brief(error: Exception) -> str:
-    """Return the first line of a library's message."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+        raise InputError(
+            f"model {model_path!r}{where} cannot be read: {first_line(error)}"
+        ) from error
 
 
 def load_tokenizer(model_path: str) -> Any:
@@ -113,7 +107,7 @@ def load_tokenizer(model_path: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path)
     except Exception as error:  # broken files raise whatever their reader raises
-        raise InputError(f"model {model_path!r} has no tokenizer: {_brief(error)}") from error
+        raise InputError(f"model {model_path!r} has no tokenizer: {first_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"the tokenizer of {model_path!r} has no end-of-sequence token, so no rollout could "
@@ -123,10 +117,7 @@ def load_tokenizer(model_path: str) -> Any:
 
 
 def end_ids(model_path: str, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a sequence: the tokenizer's and those of the generation settings.
-
-    Engines stop at all of them; a chat model often ends its turns with another one than eos.
-    """
+    """Return the tokens at which engines stop: eos, and those of the generation settings."""
     from transformers import GenerationConfig
 
     try:
@@ -153,15 +144,15 @@ def vocabulary_size(model_path: str) -> int | None:
 
 
 def served_dtype(model_path: str, dtype: str) -> str:
-    """Return the dtype that engines serve a model in with `actors.dtype` = `dtype`."""
-    return stated_dtype(model_path) if dtype == "auto" else dtype
+    """Return the dtype that engines serve a model in with `actors.dtype` = `dtype`.
 
-
-def stated_dtype(model_path: str) -> str:
-    """Return the type of the weights in the configuration, as "float32"; `auto` without one."""
+    With `auto` it is that of the configuration, as "float32", or `auto` where that names none.
+    """
+    if dtype != "auto":
+        return dtype
     config = configuration(model_path)
-    dtype = config.dtype or config.get_text_config().dtype
-    return "auto" if dtype is None else str(dtype).removeprefix("torch.")
+    stated = config.dtype or config.get_text_config().dtype
+    return "auto" if stated is None else str(stated).removeprefix("torch.")
 
 
 def attention_heads(model_path: str) -> tuple[int, int]:
@@ -186,16 +177,14 @@ def parallel_sizes(model_path: str) -> tuple[int, ...]:
 def kv_bytes_per_token(model_path: str, dtype: str) -> int:
     """Return the bytes of KV cache for one token in all layers, if each is full attention.
 
-    MLA keeps one compressed vector in place of the keys and values of all heads. `dtype` is that of
-    `actors.dtype`.
+    MLA keeps one compressed vector in place of all heads. `dtype` is that of `actors.dtype`.
     """
     config = configuration(model_path).get_text_config()
     itemsize = 4 if served_dtype(model_path, dtype) == "float32" else 2
     if compressed := getattr(config, "kv_lora_rank", None):
         return int(config.num_hidden_layers * (compressed + config.qk_rope_head_dim) * itemsize)
-    heads = config.num_attention_heads
+    heads, kv_heads = attention_heads(model_path)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return int(2 * config.num_hidden_layers * kv_heads * width * itemsize)
 
 

@@ -100,11 +100,7 @@ class RolloutEngine(UpdatableEngine, Protocol):
         """
 
     async def interrupt(self) -> None:
-        """End every request, running or to come, as ABORTED with its tokens; for good.
-
-        Raises:
-            EngineDied: The engine is gone, and with it every request.
-        """
+        """End every request, running or to come, as ABORTED with its tokens; raises EngineDied."""
 
     async def close(self) -> None:
         """End every process of the engine; running requests fail."""

@@ -6,10 +6,9 @@ any policy. The model folder and other packages can ask for more, which is refus
 """
 
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
-from actors.engines.model_folder import configuration, read_description
+from actors.engines.model_folder import configuration, describe
 from headway.errors import InputError
 
 LOGITS_PROCESSORS = "vllm.logits_processors"
@@ -22,11 +21,7 @@ OWN_SAMPLING = {
 
 
 def check_sampling(model_path: str) -> None:
-    """Refuse a model or a machine with which vLLM samples by other probabilities than the learner.
-
-    Raises:
-        InputError: Names what changes them, and where it is set.
-    """
+    """Raise InputError if vLLM would sample a model by other probabilities than the learner's."""
     if installed := sorted(entry_points(group=LOGITS_PROCESSORS), key=lambda entry: entry.name):
         packages = ", ".join(
             f"{entry.name} of {entry.dist.name}" if entry.dist else entry.name
@@ -37,10 +32,7 @@ def check_sampling(model_path: str) -> None:
             f"in the entry points {LOGITS_PROCESSORS}): the learner does not know the "
             "probabilities that they make; uninstall them"
         )
-    folder = Path(model_path)
-    description = (
-        read_description(folder) if folder.is_dir() else configuration(model_path).to_dict()
-    )
+    description = describe(model_path)
     for name in description.get("architectures") or ():
         if name in OWN_SAMPLING:
             raise InputError(
@@ -61,10 +53,9 @@ def check_sampling(model_path: str) -> None:
 
 
 def generation_settings(model_path: str) -> dict[str, Any]:
-    """Return the settings for generation that vLLM finds with a model, without those by default.
+    """Return the settings for generation that a model brings for vLLM, without those by default.
 
-    Raises:
-        InputError: The file has settings that contradict each other.
+    Raises InputError if they contradict each other.
     """
     from transformers import GenerationConfig
 

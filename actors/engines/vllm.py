@@ -68,10 +68,8 @@ class VllmEngine:
     async def start(self) -> None:
         """See `RolloutEngine.start`; takes half a minute, and generates a few tokens to warm up.
 
-        Raises:
-            InputError: vLLM cannot load the model with these settings.
-            EngineDied: A process of vLLM failed, or the system lacks something that it needs now;
-                names the cause.
+        Raises InputError if vLLM cannot load the model with these settings, and EngineDied if a
+        process of vLLM failed, or the system lacks something that it needs now; names the cause.
         """
         with captured(self._spec.log) as printed:
             arguments = engine_arguments(self._spec, self._max_model_len)
@@ -224,10 +222,7 @@ class VllmEngine:
             await self._engine.abort(recalled)
 
     async def prepare(self, weights: StagedWeights) -> None:
-        """See `UpdatableEngine.prepare`; the worker maps the staged memory.
-
-        Only for models that `weight_sync.vllm.shadow` supports.
-        """
+        """See `UpdatableEngine.prepare`; for models that `weight_sync.vllm.shadow` supports."""
         manifest = weights.manifest.to_json()
         self.prepared = None
         with typed_errors():
@@ -268,11 +263,7 @@ class VllmEngine:
         return all(await self._answered(calling))
 
     async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call of vLLM, which never answers those that are open when its engine dies.
-
-        Raises:
-            EngineDied: The engine died meanwhile.
-        """
+        """Await a call of vLLM; raise EngineDied if its engine dies, as it then never answers."""
         answer = asyncio.create_task(call)
         try:
             while not (await asyncio.wait({answer}, timeout=DEATH_POLL_SECONDS))[0]:
@@ -290,10 +281,8 @@ class VllmEngine:
 
         try:
             yield
-        except (EngineDeadError, EngineDied) as error:
-            raise EngineDied(f"vLLM died while loading {what}") from error
         except Exception as error:
-            if self._engine.errored:
+            if isinstance(error, (EngineDeadError, EngineDied)) or self._engine.errored:
                 raise EngineDied(f"vLLM died while loading {what}: {error}") from error
             raise LoadFailed(f"vLLM could not load {what}: {error}") from error
 

@@ -21,22 +21,25 @@ and at most where a single rollout needs more than that."""
 
 
 def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
-    """Prepare this process, and return the arguments of vLLM's engine.
+    """Set what vLLM reads of the environment, and return the arguments of its engine.
 
-    Raises:
-        InputError: The engine would sample with other probabilities than the learner's.
+    Raises InputError if it would sample with other probabilities than the learner's.
     """
     check_sampling(spec.model_path)
     cores = spec.config.cores[spec.index] if spec.config.cores else None
-    _set_environment(cores)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if cores is not None:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the recipe
     if spec.weight_sync.transport == "ipc":  # handles arrive pickled, in this process's own alone
         os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.platforms import current_platform
 
-    weight_sync = spec.weight_sync
-    backend = BACKEND if weight_sync.staged else weight_sync.transport
-    transfer = WeightTransferConfig(backend=backend)
+    transfer = WeightTransferConfig(
+        backend=BACKEND if spec.weight_sync.staged else spec.weight_sync.transport
+    )
     arguments = {**plain_arguments(spec, max_model_len), "weight_transfer_config": transfer}
     cpu = current_platform.is_cpu()
     if spec.config.enforce_eager == "auto":
@@ -83,18 +86,11 @@ def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
 
 
 def kv_cache_bytes(spec: EngineSpec, max_model_len: int, free: int) -> int:
-    """Return the size of the KV cache of an engine on a CPU.
+    """Return the size of the KV cache of one of `actors.count` engines on this machine's CPU.
 
-    Without `actors.kv_cache_gib` it holds all concurrent rollouts at their full length, or as many
-    as fit into an equal share of the memory.
-
-    Args:
-        spec: The engine, one of `actors.count` that start on this machine.
-        max_model_len: Longest rollout in tokens.
-        free: Bytes of memory that are free now.
-
-    Raises:
-        InputError: The share does not hold a single rollout.
+    Without `actors.kv_cache_gib` it holds all concurrent rollouts at their full length,
+    `max_model_len` tokens, or as many as fit into an equal share of the `free` bytes of memory.
+    Raises InputError if the share does not hold a single rollout.
     """
     config = spec.config
     if config.kv_cache_gib is not None:
@@ -112,15 +108,6 @@ def kv_cache_bytes(spec: EngineSpec, max_model_len: int, free: int) -> int:
         )
     share = int(KV_SHARE * free / config.count)
     return max(least, min(share, (config.max_concurrent_rollouts * blocks + 1) * block))
-
-
-def _set_environment(cores: str | None) -> None:
-    """Set what vLLM reads when it is imported and when it starts its processes."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if cores is not None:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the recipe
 
 
 def run_in_one_process(cores: list[int]) -> None:

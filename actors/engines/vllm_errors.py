@@ -11,12 +11,9 @@ _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permiss
 
 
 def start_error(model_path: str, error: Exception, printed: str) -> HeadwayError:
-    """Return the error of an engine that did not start.
+    """Return the error of an engine that did not start to serve a model.
 
-    Args:
-        model_path: The model that it should serve.
-        error: Raised by vLLM.
-        printed: Output of its processes.
+    `error` is what vLLM raised, `printed` the output of its processes.
     """
     from vllm.platforms import current_platform
 
@@ -30,10 +27,7 @@ def start_error(model_path: str, error: Exception, printed: str) -> HeadwayError
 
 
 def _is_of_system(error: Exception) -> bool:
-    """Return True if the system caused an error, such as a full disk; False for a wrong path.
-
-    Errors of a model hub are OSErrors too, without a number.
-    """
+    """Return True for an error of the system, such as a full disk; a model hub's have no number."""
     return (
         isinstance(error, OSError)
         and error.errno is not None

@@ -25,12 +25,10 @@ GIB = r"([\d.]+)"
 
 @contextmanager
 def captured(log: Path | None) -> Iterator[Callable[[], str]]:
-    """Send what this process and the processes that it starts in the block print to a file.
+    """Send what this process, and those that it starts in the block for good, print to a file.
 
-    The processes go on to write there after the block. Without `log` the output stays where it is.
-
-    Yields:
-        A function that returns what was printed in the block, as far as it went to files.
+    Without `log` the output stays where it is. Yields a function that returns what was printed in
+    the block, as far as it went to files.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -87,12 +85,8 @@ def log_to(log: Path) -> None:
 def memory_problem(text: str, *, cpu: bool) -> tuple[str, bool] | None:
     """Return what vLLM says about memory in the terms of a recipe; None if it says nothing.
 
-    Args:
-        text: The error of vLLM, or all that its processes printed.
-        cpu: The engine computes on a CPU.
-
-    Returns:
-        The message, and True if another try at the same settings cannot succeed either.
+    `text` is its error, or all that its processes printed. Beside the message stands True if
+    another try at the same settings cannot succeed either.
     """
     cache = "actors.kv_cache_gib" if cpu else "actors.gpu_memory_utilization"
     if match := re.search(rf"max seq len \((\d+)\), \({GIB} GiB.*?memory \({GIB} GiB\)", text):

@@ -237,11 +237,8 @@ def _schema(annotation: Any) -> dict[str, Any]:
 def python(program: str, *, seconds: float, folders: tuple[str, ...] = ()) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    `seconds` is its time limit; it may import from `folders` too.
-
-    Raises:
-        InputError: There is no sandbox on this machine.
-        EnvironmentFailed: It could not be started, by no fault of the program, as on a full disk.
+    `seconds` is its time limit; it may import from `folders` too. Raises EnvironmentFailed if it
+    could not be started, by no fault of the program, and InputError without a sandbox.
     """
     try:
         with _CONCURRENT:

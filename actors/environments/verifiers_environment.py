@@ -41,12 +41,9 @@ _RAISED: ContextVar[list[tuple[str, Exception]]] = ContextVar("raised by a rubri
 
 
 def load_verifiers(name: str, options: dict[str, Any], *, setting: str) -> Any:
-    """Load an environment of the library.
+    """Load an environment by its module ID, with - as _, and the options of its `load_environment`.
 
-    Its module ID, with - as _, has a function `load_environment`, which takes the options.
-
-    Raises:
-        InputError: The library is missing or too new, or it cannot load the environment.
+    Raises InputError if the library is missing or too new, or the environment cannot be played.
     """
     try:
         import verifiers
@@ -164,7 +161,11 @@ class VerifiersConversation:
         if not self._client.tools:
             return messages
         self._tools = True
-        tools = [{"type": "function", "function": _schema(tool)} for tool in self._client.tools]
+        fields = ("name", "description", "parameters")
+        tools = [
+            {"type": "function", "function": {field: getattr(tool, field) for field in fields}}
+            for tool in self._client.tools
+        ]
         return with_instruction(messages, instruction(tools, MARKERS))
 
     async def step(self, message: Message) -> Turn:
@@ -335,7 +336,3 @@ def _text(content: Any) -> str:
 
 def _message(plain: dict[str, Any]) -> Message:
     return Message(plain["role"], plain["content"])
-
-
-def _schema(tool: Any) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

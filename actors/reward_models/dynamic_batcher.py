@@ -39,13 +39,10 @@ class DynamicBatcher(Generic[Request, Result]):
         self._worker: asyncio.Task[None] | None = None
 
     async def submit(self, request: Request) -> Result:
-        """Return the result of one request.
+        """Return the result of one request, or raise what `compute` raised for its batch.
 
-        The caller sets the deadline. A request that is cancelled before its batch begins is left
-        out of the batch.
-
-        Raises:
-            Exception: The error that `compute` raised for its batch.
+        The caller sets the deadline; a request that is cancelled before its batch begins is left
+        out.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()

@@ -73,10 +73,7 @@ class TextReader:
         """Return token ids: by the chat template, or else concatenated, closed by the eos token.
 
         A completion that was cut off is closed too, as the model was trained, unless the closing
-        token exceeds the context.
-
-        Raises:
-            PromptRefused: A character that the tokenizer does not know, or more tokens than fit.
+        token exceeds the context. Raises PromptRefused for an unknown character or too many tokens.
         """
         messages = as_messages(prompt)
         ids = judged(self._renderer, messages, completion)
@@ -92,12 +89,8 @@ class TextReader:
     ) -> None:
         """Check that the longest rollout of a prompt, closed, fits the context.
 
-        Completions are assumed to have as many tokens as in the policy, which is true where both
-        have the same tokenizer.
-
-        Raises:
-            InputError: It does not fit.
-            PromptRefused: The prompt alone does not.
+        Completions are assumed to have as many tokens as in the policy. Raises InputError if it
+        does not fit, and PromptRefused if the prompt alone does not.
         """
         length = len(self(prompt, "")) - 1
         longest = min(length + max_new_tokens, max_model_len) + 1
@@ -152,9 +145,8 @@ def check_reward_model(
 ) -> None:
     """Check the description of a reward model, and that it can encode prompts.
 
-    Raises:
-        InputError: It has several outputs, no padding token or no scale, or it cannot encode a
-            prompt or its longest rollout.
+    Raises InputError if it has several outputs, no padding token or no scale, or cannot encode a
+    prompt or its longest rollout.
     """
     description = configuration(model_path)
     names = description.architectures or []

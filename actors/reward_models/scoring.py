@@ -27,8 +27,7 @@ def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
 
     Args:
         scores: [M, …], the scores of M models on one scale.
-        how: `min`: the smallest; `mean`; `uwo`: the mean less `uncertainty` times the population
-            variance over models.
+        how: `min`: the smallest; `mean`; `uwo`: the mean less λ times the population variance.
         uncertainty: λ, for `uwo`.
 
     Returns:
@@ -46,15 +45,12 @@ def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
 
 
 class Member:
-    """A sequence classifier with one label; `standardise` scales its scores as its folder says."""
+    """A sequence classifier with one label, used as the section of the reward models says."""
 
     def __init__(
         self,
         model_path: str,
-        *,
-        dtype: str,
-        device: str,
-        standardise: bool,
+        config: RewardModelConfig,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
         from transformers import AutoModelForSequenceClassification
@@ -63,11 +59,11 @@ class Member:
         logging.disable_progress_bar()
         self.read = load_reader(model_path, template_options)
         self._pad = padding_id(model_path)
-        self._scale = read_scale(model_path) if standardise else Scale()
-        self._device = device
+        self._scale = read_scale(model_path) if config.standardise else Scale()
+        self._device = "cuda" if config.gpus > 0 else "cpu"
         try:
             model = AutoModelForSequenceClassification.from_pretrained(
-                model_path, dtype=getattr(torch, dtype), use_safetensors=True
+                model_path, dtype=getattr(torch, config.dtype), use_safetensors=True
             )
         except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
             raise InputError(
@@ -81,7 +77,7 @@ class Member:
                 f"reward model {model_path!r} has longrope, whose factors follow the longest text "
                 "of a batch; the score of a text must not depend on others"
             )
-        self._model: Any = model.to(device).eval()
+        self._model: Any = model.to(self._device).eval()
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -104,8 +100,7 @@ class RewardModels:
     """Several reward models as one `TextScorer`."""
 
     def __init__(self, members: Sequence[Member], config: RewardModelConfig) -> None:
-        self._members = list(members)
-        self._config = config
+        self._members, self._config = members, config
         self._batches: DynamicBatcher[list[list[int]], float] = DynamicBatcher(
             self._compute, size=config.batch_size, wait=config.max_wait_ms / 1000
         )
@@ -120,10 +115,8 @@ class RewardModels:
             member.score([text[index] for text in texts])
             for index, member in enumerate(self._members)
         ]
-        config = self._config
-        combined: list[float] = combine(
-            torch.stack(scores), config.combine, uncertainty=config.uncertainty
-        ).tolist()
+        how, uncertainty = self._config.combine, self._config.uncertainty
+        combined: list[float] = combine(torch.stack(scores), how, uncertainty=uncertainty).tolist()
         return combined
 
 
@@ -140,15 +133,4 @@ def load_reward_models(
     if cores:
         bind_process(cores, "actors.reward_model.cores")
     torch.set_num_threads(max(len(cores), 1))
-    device = "cuda" if config.gpus > 0 else "cpu"
-    members = [
-        Member(
-            path,
-            dtype=config.dtype,
-            device=device,
-            standardise=config.standardise,
-            template_options=template_options,
-        )
-        for path in paths
-    ]
-    return RewardModels(members, config)
+    return RewardModels([Member(path, config, template_options) for path in paths], config)

@@ -48,9 +48,7 @@ async def numeric_match(
     """1 where the last number of the completion is the answer's; else 0.
 
     7, 7.0 and 14/2 are equal. `relative_tolerance` is a share of the answer; the larger one counts.
-
-    Raises:
-        ValueError: The prompt has no answer, or one that holds no number.
+    Raises ValueError for a prompt without an answer, or one that holds no number.
     """
     gold = _last_number(required_answer(answer))
     if gold is None:

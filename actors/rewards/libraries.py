@@ -20,8 +20,7 @@ WARM = (
 def math_verify(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
     """1 where the last expression of the completion equals the answer; else 0.
 
-    Raises:
-        ValueError: The prompt has no answer, or one that holds no expression.
+    Raises ValueError for a prompt without an answer, or one that holds no expression.
     """
     from math_verify import parse, verify
 
@@ -36,10 +35,8 @@ def math_verify(prompt: str, answer: str | None, metadata: Metadata) -> Verifier
 def reasoning_gym(prompt: str, answer: str | None, metadata: Metadata) -> Verifier:
     """Return the task's own score, in most tasks from 0 to 1.
 
-    The text in <answer>…</answer> counts, or without such tags the whole completion.
-
-    Raises:
-        ValueError: The prompt is not from a reasoning_gym source.
+    The text in <answer>…</answer> counts, or without such tags the whole completion. Raises
+    ValueError for a prompt of another source.
     """
     from reasoning_gym.utils import extract_answer
 
@@ -50,13 +47,7 @@ def reasoning_gym(prompt: str, answer: str | None, metadata: Metadata) -> Verifi
 
 
 def preload(name: str, metadata: Metadata) -> str:
-    """Import and open what a verifier needs that reads no completion; for a process that forks.
-
-    Returns a name of what is loaded.
-
-    Raises:
-        ValueError: The prompt is not from a reasoning_gym source.
-    """
+    """Import what a verifier needs before a completion; return a name of what is loaded."""
     if name == "reasoning_gym":
         _task_of(metadata)
         return f"{name}:{metadata['task']}:{json.dumps(metadata['options'])}"

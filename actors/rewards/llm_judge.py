@@ -118,9 +118,8 @@ class LlmJudge(Section):
     ) -> float:
         """Return the mark, from 0 to 1.
 
-        Raises:
-            RewardModelLost: The server cannot be reached, or is overloaded.
-            RewardFailed: It refuses the request or gives no mark, or the budget is used up.
+        Raises RewardModelLost if the server cannot be reached or is overloaded, and RewardFailed if
+        it refuses the request or gives no mark, or the budget is used up.
         """
         values = {
             "prompt": prompt,

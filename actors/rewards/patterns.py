@@ -17,10 +17,8 @@ def regex(prompt: str, answer: str | None, metadata: Metadata, *, pattern: str) 
     r"""1 where a regular expression is found in the completion; else 0.
 
     Of several matches of `pattern`, in Python's syntax, the last counts; "." matches new lines too.
-    If it has a group named `answer`, that must equal the answer, apart from white space.
-
-    Raises:
-        ValueError: The pattern has a group `answer` and the prompt has none.
+    If it has a group named `answer`, that must equal the answer, apart from white space; the prompt
+    then needs one (ValueError).
     """
     compiled = re.compile(pattern, re.DOTALL)
     compares = "answer" in compiled.groupindex
@@ -66,9 +64,7 @@ def json_schema(
     *,
     schema: Mapping[str, Any] | bool | None = None,
 ) -> Verifier:
-    """1 where the completion is JSON and valid; else 0.
-
-    The last fenced block of the completion counts, or without one the whole of it.
+    """1 where the completion, or its last fenced block if it has any, is JSON and valid; else 0.
 
     The schema is the option, or else that of the metadata: draft 2020-12 unless `$schema` names
     another, without references to other documents. NaN and infinities are not JSON.

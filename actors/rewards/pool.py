@@ -115,18 +115,14 @@ class RewardPool:
     async def _finish(self, work: Awaitable[Parts]) -> Parts:
         task = asyncio.ensure_future(work)
         self._calls.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._calls.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
         return await asyncio.shield(task)
 
     def close(self) -> None:
         """End all processes; running calls fail."""
         for process in list(self.alive):
             self._drop(process)
-
-    def _over(self, task: asyncio.Future[Parts]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved, even where the caller is gone
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[ExitStack]:

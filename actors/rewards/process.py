@@ -66,14 +66,11 @@ class Unanswered(Exception):
 
 
 class RewardProcess:
-    """A running `process_main` or `verifier_main`.
+    """A running `process_main` or `verifier_main`, which several event loops may ask at once.
 
-    Several event loops may call `ask` at once. It ends with this object and the thread of it.
-    Its private memory is limited to `memory_bytes` (RLIMIT_DATA). It runs on `cores`, with the
-    variables of `environment`, and prints to `output`.
-
-    Raises:
-        OSError, RuntimeError: The system has no memory, process, thread or descriptor left for it.
+    It ends with this object and the thread of it. Its private memory is limited to `memory_bytes`
+    (RLIMIT_DATA). It runs on `cores`, with the variables of `environment`, and prints to `output`.
+    Raises OSError or RuntimeError if the system has no memory, process, thread or descriptor left.
     """
 
     def __init__(

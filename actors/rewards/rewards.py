@@ -59,10 +59,8 @@ class Inline:
     async def parts(self, arguments: Arguments) -> dict[str, float]:
         """Score one completion.
 
-        Raises:
-            RewardFailed: It gave no finite numbers; the message continues a sentence that begins
-                with the reward's name.
-            RewardModelLost: The reward models did not answer, by no fault of the completion.
+        Raises RewardFailed, whose message continues a sentence that begins with the reward's name,
+        and RewardModelLost where reward models did not answer, by no fault of the completion.
         """
         try:
             async with asyncio.timeout(self.timeout) as deadline:
@@ -111,11 +109,9 @@ class Rewards:
     async def score(
         self, prompt: Prompt, completion: str, finish_reason: FinishReason = FinishReason.STOP
     ) -> Score:
-        """Score one completion with every reward.
+        """Score one completion with every reward; errors name the reward and the prompt.
 
-        Raises:
-            RewardFailed: One of them gave no finite number; names it and the prompt.
-            RewardModelLost: The reward models did not answer, by no fault of the completion.
+        Raises RewardFailed if one gave no finite number, RewardModelLost as `Inline.parts`.
         """
         metadata = {**prompt.metadata, "finish_reason": str(finish_reason)}
         arguments = (prompt.text, completion, prompt.answer, metadata)
@@ -154,8 +150,7 @@ def load_rewards(
         code_execution: As `actors.code_execution`.
 
     Raises:
-        InputError: No such reward, or options that it does not have, `code` is not allowed, or a
-            reward has no sandbox on this machine.
+        InputError: No such reward or option of it, or it may not run or has no sandbox here.
     """
     if verifiers := [name for name in names if is_verifier(name)]:
         check_compute_sandbox(f"actors.reward = {verifiers[0]!r}")

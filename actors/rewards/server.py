@@ -31,9 +31,8 @@ LONGEST_MESSAGE = 1 << 30
 class Server(ABC):
     """Answers messages concurrently, as far as calls wait.
 
-    Args:
-        memory_bytes: Limit of private memory, of this process or of what it forks.
-        out: Descriptor that answers are written to.
+    `memory_bytes` limits the private memory of this process or of what it forks; answers are
+    written to the descriptor `out`.
     """
 
     def __init__(self, memory_bytes: int, out: int) -> None:
@@ -94,9 +93,8 @@ def serve(
 ) -> None:
     """Run a server until its input ends.
 
-    Args:
-        make_server: Takes the limit of memory in bytes and the descriptor of answers.
-        isolate: Called first; may go on in a child.
+    `make_server` takes the limit of memory in bytes and the descriptor of answers. `isolate` is
+    called first, and may go on in a child.
     """
     memory, parent, cores = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     end_with_parent()

@@ -42,13 +42,8 @@ def shaping_parts(
 def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
     """Compute the soft overlong penalty of DAPO (arXiv 2503.14476 eq. 13), with its floor.
 
-    0 up to `limit − buffer` tokens, from there linear down to −factor at `limit`, and no lower.
-
-    Args:
-        length: Tokens that count.
-        limit: L_max.
-        buffer: L_cache, at least 1.
-        factor: Largest penalty; 1 in the paper.
+    0 up to `limit − buffer` tokens (L_max − L_cache), from there linear down to −factor at `limit`,
+    and no lower. `factor` is 1 in the paper.
 
     Example:
         >>> [overlong_penalty(n, limit=20480, buffer=4096) for n in (16384, 18432, 20480, 30000)]

@@ -54,10 +54,8 @@ class Outcome:
 class Child(asyncio.Protocol):
     """A process that reads completions, one at a time.
 
-    Args:
-        pid: Its process.
-        calls: Descriptor of the pipe to it.
-        generation: Number of the loads of its parent before it was forked.
+    `calls` is the descriptor of the pipe to it, `generation` the number of the loads of its parent
+    before it was forked.
     """
 
     def __init__(self, pid: int, calls: int, generation: int) -> None:

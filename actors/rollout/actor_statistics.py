@@ -101,12 +101,10 @@ class ActorStatistics:
 
 
 def merge(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the statistics of one actor over its lives.
+    """Merge the statistics of one actor over its lives, oldest first, at least one.
 
-    Seconds that a restarted actor waited for its first weights count as idle.
-
-    `lives` holds the result of `ActorStatistics.statistics` of each life, oldest first, at least
-    one. Momentary values, such as the version, are taken from the newest.
+    Momentary values, such as the version, are the newest. Seconds that a restarted actor waited for
+    its first weights count as idle.
     """
     newest, *earlier = reversed(lives)
     if not earlier:

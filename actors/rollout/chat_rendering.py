@@ -27,16 +27,8 @@ class Renderer:
 
     With a chat template, a text has the special tokens that the template writes and no others.
     Without one, the contents of the messages are concatenated, after the tokens that the tokenizer
-    itself puts before a text, such as BOS.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        chat_template: As actors.chat_template.
-        options: As actors.chat_template_options.
-
-    Raises:
-        InputError: `chat_template` is True and the tokenizer has none, or the template reads no
-            option of that name.
+    itself puts before a text, such as BOS. `chat_template` and `options` are actors.chat_template
+    and actors.chat_template_options; those that do not fit the tokenizer raise InputError.
     """
 
     def __init__(
@@ -76,13 +68,9 @@ class Renderer:
     def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
         """Return the ids to append after a message of the policy, whose last token is `last`.
 
-        That token is not repeated where the template ends messages with it.
-
-        Raises:
-            InputError: The chat template changes earlier messages once later ones follow, so that
-                nothing can be appended.
-            PromptRefused: A character that the tokenizer does not know, or a role that the template
-                refuses.
+        That token is not repeated where the template ends messages with it. Raises InputError if
+        the chat template changes earlier messages once later ones follow, so that nothing can be
+        appended, and PromptRefused for a role that it refuses or a character without a token.
         """
         if not self.templated:
             return self.following(_joined(messages))

@@ -18,10 +18,7 @@ from queues.records import Prompt
 class Conversation:
     """A conversation about a prompt; every method raises EnvironmentFailed, which names the prompt.
 
-    Args:
-        new_environment: Builds the environment, which may be user code.
-        config: Name and deadline of the environment.
-        prompt: What the conversation is about.
+    `new_environment` builds the environment, which may be user code.
     """
 
     def __init__(

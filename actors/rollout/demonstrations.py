@@ -23,13 +23,10 @@ Tokens = tuple[list[int], list[bool]]
 
 
 class DemonstrationRenderer:
-    """Renders demonstrations for one model.
+    """Renders demonstrations for one model, with the renderer and stops of its rollouts.
 
-    Args:
-        renderer: As for rollouts of the model.
-        stops: Likewise.
-        end_ids: Tokens that end a message of the policy: those that engines stop at by themselves.
-        eos: The one of them that ends a message where nothing else does.
+    `end_ids` are the tokens that engines stop at by themselves, `eos` is the one of them that ends
+    a message where nothing else does.
     """
 
     def __init__(
@@ -53,10 +50,8 @@ class DemonstrationRenderer:
     def conversation(self, messages: Sequence[Message], turns: Sequence[Message]) -> Tokens:
         """Return a conversation; `messages` begin it, `turns` go on with the first of the policy.
 
-        Raises:
-            InputError: The template cannot continue a conversation (`Renderer.continuation`).
-            PromptRefused: As `Renderer.prompt`; or the template does not write a message of the
-                assistant after its generation prompt and before the end of the turn.
+        Raises InputError as `Renderer.continuation`, and PromptRefused where the template does not
+        write a message of the assistant after its generation prompt and before the end of the turn.
         """
         renderer = self._renderer
         ids = renderer.prompt(messages)

@@ -58,11 +58,8 @@ class EpisodeRunner:
         """Sample and score one rollout of a group.
 
         `saved` is the rollout so far, interrupted in its first turn. The result is `aborted` and
-        without a reward where the engine was interrupted in the first turn.
-
-        Raises:
-            RolloutFailed: There is no result; the subclass gives the reason.
-            EngineDied: The engine is gone, and with it every other rollout.
+        without a reward where the engine was interrupted in the first turn. Raises RolloutFailed,
+        whose subclass gives the reason, and EngineDied.
         """
         try:
             async with asyncio.timeout(self.config.rollout_timeout_seconds) as deadline:

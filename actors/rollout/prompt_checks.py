@@ -18,10 +18,8 @@ from queues.records import Prompt
 def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) -> None:
     """Load the tokenizer and render prompts with it, where a shipped environment begins with them.
 
-    Raises:
-        InputError: The tokenizer is missing, has no end-of-sequence token or more tokens than the
-            model, it lacks a stop or an option of the chat template, or a prompt holds an unknown
-            character or is too long.
+    Raises InputError for a tokenizer that is missing or does not fit the model, a stop or an option
+    of the chat template that it lacks, and a prompt that is too long or has an unknown character.
     """
     tokenizer = load_tokenizer(model_path)
     size = vocabulary_size(model_path)

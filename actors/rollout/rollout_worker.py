@@ -114,9 +114,7 @@ class RolloutWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set or the run is over.
 
-        Raises:
-            EngineDied: The engine is gone.
-            HeadwayError: The broker is gone.
+        Raises EngineDied if the engine is gone, and HeadwayError if the broker is.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -255,10 +253,7 @@ class RolloutWorker:
             await self.work.save(self._engine_id, partial.encode())
 
     async def _sample(self, lease: Lease, partial: PartialGroup) -> list[Rollout]:
-        """Return all rollouts of a group; the first failure, the baseline's too, aborts the others.
-
-        If any rollout was interrupted, the baseline is included, as the last.
-        """
+        """Return all rollouts of a group, with the baseline last if any was interrupted."""
         greedy = replace(lease, temperature=0.0)
         try:
             async with asyncio.TaskGroup() as episodes:

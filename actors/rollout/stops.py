@@ -62,8 +62,7 @@ class Stops:
 def load_stops(renderer: Renderer, stop: Sequence[str | int], *, include: bool = False) -> Stops:
     """Return the stops of `actors.stop`; a string that is one special token stands for its id.
 
-    Raises:
-        InputError: An id that no token has, or a string that is a special token and more.
+    Raises InputError for an id that no token has, or a string that is a special token and more.
     """
     if not stop:
         return Stops(renderer)

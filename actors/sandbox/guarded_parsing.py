@@ -51,9 +51,7 @@ class Refused(ValueError):
 def evaluate(code: str | ast.AST, names: Mapping[str, Any] | None = None) -> Any:
     """Compute an expression, with the values that some names have; it is never executed.
 
-    Raises:
-        Refused: It is no expression, or has something else than the module allows.
-        Exception: Of the operators and functions in it.
+    Raises Refused if it has something else than the module allows, and the errors of its operators.
     """
     if isinstance(code, str):
         try:
@@ -100,10 +98,9 @@ def _call(
 
 
 def guard_sympy() -> None:
-    """Let sympy's parser interpret expressions with `evaluate`, in this process and for good.
+    """Let sympy's parser interpret expressions with `evaluate`, for good, where it is installed.
 
     It still reads text in its own way (`stringify_expr`); only what it would execute is replaced.
-    Where sympy is not installed, nothing is done.
     """
     try:
         from sympy.parsing import sympy_parser

@@ -128,12 +128,6 @@ def drop_rights(user: int | None) -> None:
     linux.end_with_parent()
 
 
-def limit(config: dict[str, Any]) -> None:
-    """Set the resource limits of the program."""
-    for name, most in config["limits"].items():
-        resource.setrlimit(getattr(resource, name), (most, most))
-
-
 def report(status: int, what: dict[str, Any]) -> None:
     """Write a status line; the clock is the same in all processes."""
     line = json.dumps({**what, "at": time.monotonic()})
@@ -144,7 +138,8 @@ def run_program(config: dict[str, Any], program_filter: bytes, status: int) -> N
     """Replace this process by the program."""
     try:
         os.setsid()
-        limit(config)
+        for name, most in config["limits"].items():
+            resource.setrlimit(getattr(resource, name), (most, most))
         os.closerange(3, status)
         os.closerange(status + 1, 1 << 16)  # status itself is closed by exec
         system_calls.install(program_filter)

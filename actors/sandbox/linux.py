@@ -45,10 +45,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 def unshare(flags: int) -> None:
     """Enter new namespaces, as CLONE_… flags say; without root, in a new user namespace too.
 
-    Users and groups keep their ids.
-
-    Raises:
-        OSError: The kernel does not allow it.
+    Users and groups keep their ids. Raises OSError where the kernel does not allow it.
     """
     user, group, root = os.getuid(), os.getgid(), os.geteuid() == 0
     check("unshare", libc.unshare(flags | (0 if root else CLONE_NEWUSER)))
@@ -60,12 +57,9 @@ def unshare(flags: int) -> None:
 
 
 def wait_as_init(child: int) -> int:
-    """Wait for the end of a child as the first process of a namespace, which all others fall to.
+    """Return the exit code of a child of a namespace's first process, or minus a signal's number.
 
     The standard streams are given up: their other ends have to see when the child closes them.
-
-    Returns:
-        The child's exit code; minus the number of the signal that ended it.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

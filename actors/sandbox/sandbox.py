@@ -56,11 +56,14 @@ print("walls stand" if not seen else f"the program had {seen}")
 """
 
 
+Ended = Literal["exit", "signal", "timeout", "output"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a program, and its output."""
 
-    ended: Literal["exit", "signal", "timeout", "output"]
+    ended: Ended
     """`timeout` and `output`: it was stopped at its limit."""
     code: int
     """Exit code, or the number of the signal."""
@@ -132,17 +135,17 @@ class Sandbox:
                     process.wait(self.start_seconds)
                 except subprocess.TimeoutExpired:
                     process.kill()
-        texts = [output.decode(errors="replace") for output in outputs]
+        stdout, stderr = (output.decode(errors="replace") for output in outputs)
         reported = status.reported
         if "started" not in reported:
-            raise InputError(unavailable(reported.get("error", texts[1])))
+            raise InputError(unavailable(reported.get("error", stderr)))
+        ended: Ended = "signal"
+        code = reported.get("signal", signal.SIGKILL)
         if stopped is not None:
-            return Outcome(stopped, 0, texts[0], texts[1], status.seconds())
-        if "signal" in reported:
-            return Outcome("signal", reported["signal"], texts[0], texts[1], status.seconds())
-        if "exit" in reported:
-            return Outcome("exit", reported["exit"], texts[0], texts[1], status.seconds())
-        return Outcome("signal", signal.SIGKILL, texts[0], texts[1], status.seconds())
+            ended, code = stopped, 0
+        elif "exit" in reported:
+            ended, code = "exit", reported["exit"]
+        return Outcome(ended, code, stdout, stderr, status.seconds())
 
     def launcher_config(self, program: str) -> dict[str, Any]:
         """Return the CONFIG that `launcher` reads."""

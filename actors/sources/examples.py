@@ -123,7 +123,7 @@ def load_examples(
     seed: int,
     heldout: frozenset[str],
 ) -> Iterator[Example]:
-    """Return endless examples.
+    """Return endless examples of a kind, in an order that `seed` decides.
 
     Args:
         kind: Kind of the examples.
@@ -133,9 +133,8 @@ def load_examples(
         seed: Decides the order.
         heldout: Texts of prompts; examples with one of them are left out.
 
-    Raises:
-        InputError: The file is missing or malformed, the source has no such examples or options, or
-            every prompt is held out; a source may raise it with a later example.
+    Raises InputError for a file or source that cannot be read or has no such examples or options,
+    and if every prompt is held out; a source may raise it with a later example.
     """
     subject = f"{kind.setting} = {name!r}"
     if (rows := _table(kind, name, options)) is not None:

@@ -43,12 +43,8 @@ def of_prompts(prompts: Sequence[Prompt]) -> str:
 
 def of_files(options: Any) -> dict[str, str]:
     """Return size and checksum of every file that options name, by its path."""
-    return {text: _of_file(text) for text in sorted(set(_files(options)))}
-
-
-def _of_file(text: str) -> str:
-    size, _, digest = checksum_of(Path(text).expanduser()).partition("-")
-    return f"{size} bytes, {digest}"
+    checksums = {text: checksum_of(Path(text).expanduser()) for text in sorted({*_files(options)})}
+    return {text: checksum.replace("-", " bytes, ", 1) for text, checksum in checksums.items()}
 
 
 def _files(options: Any) -> Iterator[str]:
@@ -135,8 +131,7 @@ def go_on(
 ) -> None:
     """Restore a source from a cursor of an earlier session, or restart it if it has changed.
 
-    Raises:
-        InputError: It has changed, and `on_change` does not allow that; names what has.
+    Raises InputError, which names what has changed, if `on_change` does not allow that.
     """
     try:
         source.restore(cursor)

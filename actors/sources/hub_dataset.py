@@ -34,15 +34,10 @@ class DatasetOptions(RowOptions, DatasetChoice):
 
 
 def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSource:
-    """Open a data set as a source.
+    """Open a data set as a source; `options` are `DatasetOptions`, `order` is as in `load_source`.
 
-    Args:
-        name: On the hub, as "openai/gsm8k", or a folder, written by `save_to_disk` or of files.
-        options: As `DatasetOptions`.
-        **order: As in `load_source`.
-
-    Raises:
-        InputError: The library is not installed, no such data set, or rows that are malformed.
+    `name` is one of the hub, as "openai/gsm8k", or a folder, written by `save_to_disk` or of files.
+    Raises InputError without the library or the data set, or for rows that are malformed.
     """
     chosen = parse_options(DatasetOptions, f"source 'datasets:{name}'", options)
     label = Path(name).name
@@ -59,8 +54,7 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
 def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a split with their numbers, or why one cannot be read.
 
-    Raises:
-        InputError: The split cannot be loaded.
+    Raises InputError if the split cannot be loaded.
     """
     rows = _split(name, part, options)
     for index in range(len(rows)):

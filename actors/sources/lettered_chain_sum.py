@@ -57,12 +57,10 @@ def _signed_terms(text: str) -> list[int]:
 
 
 def _worked(terms: list[int], *, slip: tuple[int, int] = (0, 0), left_out: int = 0) -> str:
-    """Write one addition or subtraction for each term after the first, with the result.
+    """Write one addition or subtraction for each signed term after the first, with the result.
 
-    Args:
-        terms: Signed.
-        slip: Position of a term, from 1, and by how much the result of its step is wrong.
-        left_out: Position of a term that has no step; 0 leaves out none.
+    `slip` is the position of a term, from 1, and by how much the result of its step is wrong;
+    `left_out` is that of a term without a step, 0 leaves out none.
     """
     total, steps = terms[0], []
     named = zip(string.ascii_lowercase[1:], terms[1:], strict=False)

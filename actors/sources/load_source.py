@@ -18,7 +18,7 @@ def load_source(
     heldout_size: int = 0,
     setting: str = "prompts.source",
 ) -> PromptSource:
-    """Build a prompt source.
+    """Build a prompt source; raise InputError for an unknown one, or one that refuses its options.
 
     Args:
         name: A name of `SOURCES`, or "module:Class".
@@ -27,9 +27,6 @@ def load_source(
         split: Problems to draw.
         heldout_size: Number of held-out problems; must be the same for both splits.
         setting: Key of the recipe that names the source, for messages.
-
-    Raises:
-        InputError: No such source, or one that refuses its options.
     """
     build = SOURCES.load(name, setting=setting).function
     if SOURCES.get(name) is not None and ":" in name:

@@ -15,10 +15,9 @@ from pydantic import Field, field_validator
 
 from actors.errors import SourceChanged
 from actors.sources.filters import without_heldout
-from actors.sources.fingerprints import Fingerprints, watched
+from actors.sources.fingerprints import watched
 from actors.sources.load_source import load_source
-from actors.sources.protocol import PromptSource, Split
-from actors.sources.resumable import ResumableSource
+from actors.sources.protocol import PromptSource, RestartableSource, Split
 from headway.errors import InputError
 from headway.options import parse_options
 from headway.recipe_section import Section
@@ -72,8 +71,8 @@ class MixtureOptions(Section):
         return parts
 
 
-class Mixture(ResumableSource):
-    """Several sources as one (a `PromptSource`); options as `MixtureOptions`."""
+class Mixture:
+    """Several sources as one (a `RestartableSource`); options as `MixtureOptions`."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Mixture(ResumableSource):
         split: Split = "train",
         heldout_size: int = 0,
     ) -> None:
-        super().__init__()
+        self.position = 0
         parts = parse_options(MixtureOptions, "source 'mixture'", options).parts
         share, more = divmod(heldout_size, len(parts))
         sizes = [share + 1 if number < more else share for number in range(len(parts))]
@@ -110,7 +109,10 @@ class Mixture(ResumableSource):
         ]
         self._seed = seed
 
-    def draw(self) -> Prompt:
+    def next(self, count: int) -> list[Prompt]:
+        return [self._draw() for _ in range(count)]
+
+    def _draw(self) -> Prompt:
         position, self.position = self.position, self.position + 1
         if not self._train:
             return self._held_out[position % len(self._held_out)]
@@ -132,24 +134,22 @@ class Mixture(ResumableSource):
         )
 
     def restore(self, cursor: str) -> None:
-        state = json.loads(cursor)
-        self.position = state["position"]
-        for source, part_cursor in zip(self._sources, state["parts"], strict=True):
+        for source, part_cursor in self._at(cursor):
             source.restore(part_cursor)
 
     def restart(self, cursor: str) -> None:
         """See `RestartableSource.restart`; parts that did not change go on."""
-        state = json.loads(cursor)
-        self.position = state["position"]
-        for source, part_cursor in zip(self._sources, state["parts"], strict=True):
+        for source, part_cursor in self._at(cursor):
             try:
                 source.restore(part_cursor)
             except SourceChanged:
                 source.restart(part_cursor)
 
-    def fingerprints(self) -> Fingerprints:
-        """See `ResumableSource.fingerprints`; the cursors of the parts have theirs."""
-        return {}
+    def _at(self, cursor: str) -> Iterator[tuple[RestartableSource, str]]:
+        """Go to a position, and yield the sources with their cursors there."""
+        state = json.loads(cursor)
+        self.position = state["position"]
+        yield from zip(self._sources, state["parts"], strict=True)
 
     def demonstrations(self, **options: Any) -> Iterator[Any]:
         """Yield demonstrations of all parts, by first weights; raise InputError if one has none."""

@@ -19,17 +19,11 @@ SPACING = 10**8
 
 
 class ReasoningGymSource(ProceduralSource):
-    """Problems of one task (a `PromptSource`).
+    """Problems of one task by its name in reasoning-gym (a `PromptSource`).
 
-    Args:
-        task: Name in reasoning-gym, as "chain_sum".
-        options: Keywords of the task's configuration, without size and seed, and `level`, the level
-            of its curriculum.
-        seed: As in `load_source`.
-        **split: As in `load_source`.
-
-    Raises:
-        InputError: No such task, options that it refuses, or fewer problems than are asked for.
+    `options` are keywords of the task's configuration, without size and seed, and `level`, the
+    level of its curriculum; `seed` and `split` are as in `load_source`. Raises InputError for an
+    unknown task, options that it refuses, or fewer problems than are asked for.
     """
 
     EPOCH = 10_000

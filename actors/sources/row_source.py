@@ -35,9 +35,8 @@ class RowSource(ResumableSource):
     """Rows of a table; held out from `heldout`, or from `table` if it is None.
 
     A `RestartableSource`: the ids of changed rows have the number of changes so far after their
-    label, as in `prompts~1/0/7`, so that no row is taken for another of that number.
-
-    Raises InputError for a table that cannot be read, or too few rows.
+    label, as in `prompts~1/0/7`. Raises InputError for a table that cannot be read, or too few
+    rows.
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class RowSource(ResumableSource):
     ) -> None:
         super().__init__()
         rows, notes = read_rows(table.name, table.rows(), options)
-        others = read_rows(heldout.name, heldout.rows(), options).prompts if heldout else rows
+        others = read_rows(heldout.name, heldout.rows(), options)[0] if heldout else rows
         held_out = _hold_out(others, heldout_size)
         self._split = split
-        self._fingerprints = {table.name: of_prompts(rows)}
-        if heldout is not None:
-            self._fingerprints[heldout.name] = of_prompts(others)
+        read = [(table, rows), *([(heldout, others)] if heldout else [])]
+        self._fingerprints = {part.name: of_prompts(prompts) for part, prompts in read}
         if split == "heldout":
             self._rows = held_out
             self._label = f"{(heldout or table).label}_heldout"
@@ -74,8 +72,9 @@ class RowSource(ResumableSource):
                 f"{heldout_size} held out, shard {list(options.shard)}"
             )
         self._seed = seed
-        self._order: tuple[int, list[int]] | None = None
         self._changes = 0
+        self._order: tuple[str, list[int]] = ("", [])
+        """Name of the last epoch, and the order of its rows."""
 
     def fingerprints(self) -> Fingerprints:
         return self._fingerprints
@@ -85,14 +84,11 @@ class RowSource(ResumableSource):
 
     def restore(self, cursor: str) -> None:
         super().restore(cursor)
-        self._begin_edition(json.loads(cursor)["changes"])
+        self._changes = json.loads(cursor)["changes"]
 
     def restart(self, cursor: str) -> None:
         self.position = 0
-        self._begin_edition(json.loads(cursor)["changes"] + 1)
-
-    def _begin_edition(self, changes: int) -> None:
-        self._changes, self._order = changes, None
+        self._changes = json.loads(cursor)["changes"] + 1
 
     def draw(self) -> Prompt:
         epoch, index = divmod(self.position, len(self._rows))
@@ -106,11 +102,12 @@ class RowSource(ResumableSource):
 
     def _shuffled(self, epoch: int) -> list[int]:
         """Return the order of an epoch; held-out rows keep their order."""
-        if self._order is None or self._order[0] != epoch:
+        name = f"{self._seed}{self._edition}/{epoch}"
+        if self._order[0] != name:
             order = list(range(len(self._rows)))
             if self._split == "train":
-                random.Random(f"{self._seed}{self._edition}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
+                random.Random(name).shuffle(order)
+            self._order = (name, order)
         return self._order[1]
 
 

@@ -7,7 +7,7 @@ everything that is wrong, by the numbers of the rows.
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -54,24 +54,17 @@ class RowOptions(Section):
         return value
 
 
-class ParsedRows(NamedTuple):
-    """The prompts of a table."""
-
-    prompts: list[Prompt]
-    """The id of each is the number of its row, from 1."""
-    notes: list[str]
-    """Descriptions of the rows that were left out, for the log."""
-
-
 Row = Mapping[str, Any] | ValueError
 """A row, or why it cannot be read."""
 
 
-def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) -> ParsedRows:
-    """Parse the numbered rows of a table; its name is for messages.
+def read_rows(
+    table: str, rows: Iterable[tuple[int, Row]], options: RowOptions
+) -> tuple[list[Prompt], list[str]]:
+    """Return the prompts of a table's numbered rows, and notes on the rows that were left out.
 
-    Raises:
-        InputError: No prompt, or rows that cannot be read or repeat others where that is refused.
+    The id of a prompt is the number of its row, from 1. `table` is its name in messages. Raises
+    InputError without any prompt, and for rows that are refused.
     """
     prompts: list[Prompt] = []
     bad: list[str] = []
@@ -98,19 +91,16 @@ def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) 
     if repeated and options.duplicates == "refuse":
         raise InputError(f'rows that duplicates = "drop" would leave out:{_lines(repeated)}')
     dropped = "left out" if options.duplicates == "drop" else "kept"
-    notes = [
-        *([f"{len(bad)} rows were left out: {'; '.join(_some(bad))}"] if bad else []),
-        *(
-            [f"{len(repeated)} rows were {dropped}: {'; '.join(_some(repeated))}"]
-            if repeated
-            else []
-        ),
-        *([f"{table}: {short} prompts shorter than min_characters left out"] if short else []),
-        *([f"{table}: {long} prompts longer than max_characters left out"] if long else []),
-    ]
+    counted = (
+        (len(bad), f"{len(bad)} rows were left out: {'; '.join(_some(bad))}"),
+        (len(repeated), f"{len(repeated)} rows were {dropped}: {'; '.join(_some(repeated))}"),
+        (short, f"{table}: {short} prompts shorter than min_characters left out"),
+        (long, f"{table}: {long} prompts longer than max_characters left out"),
+    )
+    notes = [note for count, note in counted if count]
     if not prompts:
         raise InputError("; ".join([f"{table}: no prompts", *notes]))
-    return ParsedRows(prompts, notes)
+    return prompts, notes
 
 
 def _some(problems: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from actors.engines.model_folder import stated_dtype
+from actors.engines.model_folder import served_dtype
 from headway.errors import InputError
 
 ASK = """
@@ -30,12 +30,12 @@ print(bool(allowed.value & 1 << 18))
 )
 def test_the_folder_says_what_its_weights_are(tmp_path, description, expected):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **description}))
-    assert stated_dtype(str(tmp_path)) == expected
+    assert served_dtype(str(tmp_path), "auto") == expected
 
 
 def test_a_folder_without_a_description_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"cannot be read"):
-        stated_dtype(str(tmp_path))
+        served_dtype(str(tmp_path), "auto")
 
 
 @pytest.mark.vllm

@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
 
 
 def member(folder, **options):
-    return Member(folder, **{"dtype": "float32", "device": "cpu", "standardise": False, **options})
+    return Member(folder, RewardModelConfig(**{"standardise": False, **options}))
 
 
 def scores(models, texts):
