@@ -6,8 +6,9 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.load_environment import load_environment
-from actors.rewards import RewardPool, Rewards, load_rewards
 from actors.rewards.learned import TextScorer
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import Rewards, load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from headway.errors import InputError
@@ -48,10 +49,7 @@ def build_episodes(
     max_model_len: int,
     rewards: tuple[Rewards, Rewards],
 ) -> EpisodeRunner:
-    """Build the episode runner of one engine.
-
-    `tokenizer` is one of transformers, `rewards` are those that `build_rewards` returns.
-    """
+    """Build the episode runner of one engine; `rewards` are those that `build_rewards` returns."""
     training, heldout = rewards
     return EpisodeRunner(
         engine_id=engine_id,

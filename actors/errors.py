@@ -61,10 +61,7 @@ class RolloutTimeout(RolloutFailed):
 
 
 def root_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error that is neither a failed rollout nor the end of the run.
-
-    Where there is none, return the first error.
-    """
+    """Return the first error besides failed rollouts and the end of the run; else the first."""
     others = (RolloutFailed, QueueClosed, BaseExceptionGroup)
     error: BaseException = errors.subgroup(lambda leaf: not isinstance(leaf, others)) or errors
     while isinstance(error, BaseExceptionGroup):

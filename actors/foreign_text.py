@@ -9,10 +9,7 @@ DEEPEST = 100
 
 
 def surrogate(text: str) -> str | None:
-    """Return the first lone surrogate of a text, as "a lone surrogate, U+D800, at 3".
-
-    UTF-8 encodes none; they come from escapes in JSON, and from names of files.
-    """
+    """Return a text's first lone surrogate, as "a lone surrogate, U+D800, at 3"; UTF-8 has none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -21,10 +18,7 @@ def surrogate(text: str) -> str | None:
 
 
 def unencodable(value: Any) -> str | None:
-    """Return what a text, or a text in a value of JSON's types, has that cannot be kept.
-
-    That is a lone surrogate or a NUL character, at which C libraries end a text.
-    """
+    """Return the lone surrogate or NUL, at which texts in C end, in a value of JSON's types."""
     values = [value]
     while values:  # no recursion: a value may be nested as deeply as its parser allows
         value = values.pop()

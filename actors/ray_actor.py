@@ -50,25 +50,18 @@ class ActorSpec(EngineSpec):
     heartbeat_seconds: float
     """Interval between renewals of the leases."""
     broker: WorkQueue
-    """A client that can be sent to other processes."""
+    """A client that can be sent to other processes, as the next two."""
     broadcaster: BroadcasterClient
-    """A client that can be sent to other processes."""
     reward_model_client: TextScorer | None = None
-    """The reward models of the reward `reward_model`; can be sent to other processes."""
     metrics: MetricsAccess | None = None
     """Where it serves its metrics, and to whom; None serves none."""
     purpose: Purpose | None = None
-    """Purpose of its leases; None leases for either. An actor that only evaluates takes no new
-    version while there is anything left to evaluate at its own."""
+    """As `RolloutWorker.purpose`."""
     pinned_seconds: float = 600.0
-    """Longest time that such an actor makes a new version wait."""
 
 
 def create_actor(spec: ActorSpec, actor: "type[RolloutActor] | None" = None, **options: Any) -> Any:
-    """Start the process of a rollout actor; `options` are those of Ray. Returns its handle.
-
-    `actor` is a subclass of `RolloutActor` to take instead.
-    """
+    """Start the process of an `actor`, by default `RolloutActor`; `options` are those of Ray."""
     remote = ray.remote(concurrency_groups={PINGS: 1})(actor or RolloutActor).options(
         **{
             "num_cpus": spec.config.cpus,
@@ -196,10 +189,7 @@ class RolloutActor:
         """Return at once, in a thread of its own, so that user code which blocks is no hang."""
 
     async def stop(self, seconds: float) -> None:
-        """End `run`, even if it has not begun, and save running rollouts, for at most `seconds`.
-
-        Returns when they are saved; the engine may still be running.
-        """
+        """End `run`, begun or not, and wait until rollouts are saved, for at most `seconds`."""
         if self.parts is not None:
             self.parts.worker.hand_over_seconds = seconds
         self._stop.set()

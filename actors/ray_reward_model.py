@@ -51,10 +51,7 @@ def create_reward_model(
 
 
 class RewardModelActor(ServiceProcess):
-    """The Ray actor; arguments as in `load_reward_models`, which the first call runs.
-
-    Models are loaded, and score, in threads of their own.
-    """
+    """The Ray actor; the first call runs `load_reward_models`, in a thread, with its arguments."""
 
     def __init__(
         self,
@@ -86,10 +83,7 @@ class RewardModelActor(ServiceProcess):
 
 
 class RewardModelClient(RayService):
-    """A client of the reward models (a `TextScorer`), which finds their process by its name.
-
-    `timeout` is the deadline of one score in seconds.
-    """
+    """A `TextScorer` that finds the process by its name; `timeout` is the deadline of one score."""
 
     role, lost = Role.REWARD_MODEL, RewardModelLost
 
@@ -143,10 +137,7 @@ class RewardModelClient(RayService):
 
 
 class RewardModelProcess(RayService):
-    """The process of the reward models, as the driver creates and ends it.
-
-    `create` makes it in Ray, or returns None while there is no node for it.
-    """
+    """The process for its driver; `create` makes it, or returns None while no node has space."""
 
     role, lost = Role.REWARD_MODEL, RewardModelLost
 

@@ -99,5 +99,4 @@ REWARDS = Registry(
     Entry("reward_model", "actors.rewards.learned:LearnedReward", RewardTraits()),
     Entry("llm_judge", "actors.rewards.llm_judge:LlmJudge", RewardTraits()),
 )
-"""Functions are called with prompt, completion, answer and metadata, except verifiers; the two
-classes ask others."""
+"""Functions are called with prompt, completion, answer and metadata, except verifiers."""

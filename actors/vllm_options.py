@@ -25,28 +25,19 @@ SET_BY = {
 }
 """Options that a key of the recipe sets."""
 
-_BY_SUBJECT = {
-    "batches": (
-        "max_num_batched_tokens max_num_scheduled_tokens long_prefill_token_threshold"
-        " enable_chunked_prefill async_scheduling scheduler_reserve_full_isl"
-    ),
-    "KV cache": (
-        "kv_cache_dtype kv_cache_dtype_skip_layers enable_prefix_caching prefix_caching_hash_algo"
-        " num_gpu_blocks_override disable_hybrid_kv_cache_manager kv_offloading_size"
-        " kv_offloading_backend"
-    ),
-    "kernels": (
-        "attention_backend attention_config compilation_config optimization_level performance_mode"
-        " cudagraph_capture_sizes max_cudagraph_capture_size disable_cascade_attn"
-        " disable_custom_all_reduce kernel_config enable_flashinfer_autotune linear_backend"
-    ),
-    "mixtures of experts": (
-        "enable_expert_parallel moe_backend all2all_backend expert_placement_strategy"
-    ),
-    "loading": "load_format safetensors_load_strategy max_parallel_loading_workers",
-}
-PASSED_ON = frozenset(name for names in _BY_SUBJECT.values() for name in names.split())
-"""Options that vLLM gets as they are given."""
+_PASSED_ON = """
+    max_num_batched_tokens max_num_scheduled_tokens long_prefill_token_threshold
+    enable_chunked_prefill async_scheduling scheduler_reserve_full_isl
+    kv_cache_dtype kv_cache_dtype_skip_layers enable_prefix_caching prefix_caching_hash_algo
+    num_gpu_blocks_override disable_hybrid_kv_cache_manager kv_offloading_size kv_offloading_backend
+    attention_backend attention_config compilation_config optimization_level performance_mode
+    cudagraph_capture_sizes max_cudagraph_capture_size disable_cascade_attn linear_backend
+    disable_custom_all_reduce kernel_config enable_flashinfer_autotune
+    enable_expert_parallel moe_backend all2all_backend expert_placement_strategy
+    load_format safetensors_load_strategy max_parallel_loading_workers
+"""
+PASSED_ON = frozenset(_PASSED_ON.split())
+"""Options that vLLM gets as they are given: of batches, KV cache, kernels, experts and loading."""
 _BY_REASON = {
     "an engine is one group of actors.tensor_parallel_size workers; set actors.count for more": (
         "pipeline_parallel_size data_parallel_size prefill_context_parallel_size"

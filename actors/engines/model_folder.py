@@ -144,10 +144,7 @@ def vocabulary_size(model_path: str) -> int | None:
 
 
 def served_dtype(model_path: str, dtype: str) -> str:
-    """Return the dtype that engines serve a model in with `actors.dtype` = `dtype`.
-
-    With `auto` it is that of the configuration, as "float32", or `auto` where that names none.
-    """
+    """Return the dtype that engines serve with `actors.dtype`; `auto` takes the model's own."""
     if dtype != "auto":
         return dtype
     config = configuration(model_path)

@@ -23,7 +23,6 @@ class EngineSpec:
     model_path: str
     """Local folder or hub name."""
     seed: int
-    """Seed of the run."""
     initial_version: int | None = None
     """Version of the weights in the model folder; None waits for the first update."""
     log: Path | None = None

@@ -53,10 +53,7 @@ def check_sampling(model_path: str) -> None:
 
 
 def generation_settings(model_path: str) -> dict[str, Any]:
-    """Return the settings for generation that a model brings for vLLM, without those by default.
-
-    Raises InputError if they contradict each other.
-    """
+    """Return a model's settings for generation; raise InputError for contradictory ones."""
     from transformers import GenerationConfig
 
     try:

@@ -40,7 +40,6 @@ class ScriptedEngine:
     length_sigma: float = 0.0
     """Standard deviation of the logarithm of the length; 0 makes all lengths equal."""
     load_seconds: float = 0.0
-    """Duration of a load."""
     initial_version: int | None = None
     """Version before any update; None starts STALE."""
 

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
-from actors.engines.vllm_errors import start_error, typed_errors
-from actors.engines.vllm_output import captured, died, log_to
+from actors.engines.vllm_output import captured, died, log_to, start_error, typed_errors
 from actors.errors import EngineDied, EngineStale
 from headway.errors import HeadwayError
 from queues.records import FinishReason
@@ -58,7 +57,6 @@ class VllmEngine:
         self._recalled: set[str] = set()
         """Requests without a token that a pause took back; they are admitted again after it."""
         self._requests: set[str] = set()
-        """Requests that vLLM has."""
         self._interrupted = False
         self._load_failed = False
         """True if vLLM's workers may believe that an update has not ended."""

@@ -21,10 +21,7 @@ and at most where a single rollout needs more than that."""
 
 
 def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
-    """Set what vLLM reads of the environment, and return the arguments of its engine.
-
-    Raises InputError if it would sample with other probabilities than the learner's.
-    """
+    """Set vLLM's variables of the environment, and return its arguments; see `check_sampling`."""
     check_sampling(spec.model_path)
     cores = spec.config.cores[spec.index] if spec.config.cores else None
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -114,7 +111,6 @@ def run_in_one_process(cores: list[int]) -> None:
     """Bind this process and the engine's to cores, and let vLLM run its model in the latter.
 
     On a CPU vLLM would start a third process for the model, ten seconds later, and bind that alone.
-    OpenMP reads these variables when a process begins.
     """
     bind_process(cores, "actors.cores")
     os.environ.update(

@@ -1,4 +1,4 @@
-"""Output of vLLM's processes: kept out of the user's terminal, and searched for why one failed.
+"""Output and errors of vLLM: kept out of the user's terminal, and told in the terms of a recipe.
 
 vLLM starts its model in processes of its own, whose errors reach this one only as text.
 """
@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from actors.errors import EngineDied
+from headway.errors import HeadwayError, InputError
+
 STREAMS = (1, 2)
 """Descriptors of standard output and standard error."""
 CAUSE = re.compile(r"\b((?:[\w.]*Error|[\w.]*Exception): \S.*)$", re.MULTILINE)
@@ -21,6 +24,7 @@ FATAL = "EngineCore encountered a fatal error"
 LAST_BYTES = 2**20
 """End of the output that is searched for it."""
 GIB = r"([\d.]+)"
+_WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 @contextmanager
@@ -132,3 +136,34 @@ def cause_in(text: str) -> str | None:
     """Return the first error whose traceback a process printed, on one line; None without any."""
     match = CAUSE.search(text)
     return match.group(1).strip() if match else None
+
+
+def start_error(model_path: str, error: Exception, printed: str) -> HeadwayError:
+    """Return the error of an engine that raised `error` as it started, and printed a text."""
+    from vllm.platforms import current_platform
+
+    problem = memory_problem(f"{printed}\n{error}", cpu=current_platform.is_cpu())
+    if problem is not None:
+        message, permanent = problem
+        return (InputError if permanent else EngineDied)(f"model {model_path!r}: {message}")
+    numbered = isinstance(error, OSError) and error.errno is not None  # a model hub's have none
+    of_system = numbered and not isinstance(error, _WRONG_PATH)
+    if not (isinstance(error, RuntimeError) or of_system):
+        return InputError(f"vLLM cannot serve {model_path!r}: {error}")
+    return EngineDied(f"vLLM did not start for {model_path!r}: {cause_in(printed) or error}")
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Translate vLLM's errors into those of `actors.errors`."""
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDied(died()) from error
+    except (VLLMClientError, ValueError) as error:
+        raise InputError(f"vLLM refused a request: {error}") from error
+    except EngineGenerateError as error:
+        raise HeadwayError(f"vLLM failed a request: {error.__cause__ or error}") from error

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from actors.config import ActorsConfig
 from actors.environments.protocol import Environment, Message
 from actors.environments.single_turn import opening
 from actors.shipped import ENVIRONMENTS
@@ -33,15 +34,10 @@ def load_environment(
     return partial(loaded, **options)
 
 
-def shipped_opening(
-    name: str, options: dict[str, Any], *, code_execution: str = "off"
-) -> Callable[[Prompt], list[Message]] | None:
-    """Return a function of the messages that begin a conversation, where a prompt decides them.
+def shipped_opening(config: ActorsConfig) -> Callable[[Prompt], list[Message]] | None:
+    """Return a function of the messages that a prompt begins; None where `reset` decides."""
+    if config.environment == "tools":
+        from actors.environments.tools import Tools
 
-    It is None for other environments, whose `reset` may do and answer anything.
-    """
-    if name == "tools":
-        from actors.environments.tools import ToolBox
-
-        return ToolBox(options, code_execution).opening
-    return opening if name == "single_turn" else None
+        return Tools(config.environment_options, config.code_execution).opening
+    return opening if config.environment == "single_turn" else None

@@ -19,7 +19,7 @@ from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
-from actors.sandbox import Sandbox, check_code_execution
+from actors.sandbox.sandbox import Sandbox, check_code_execution
 from actors.shipped import TOOLS
 from headway.errors import InputError
 from headway.options import parse_options
@@ -60,8 +60,7 @@ class ToolOptions(Section):
     python_seconds: float = Field(default=10.0, gt=0)
     """Time limit of a program."""
     python_folders: tuple[str, ...] = ()
-    """Folders of the machine that programs may read and import from, beside the standard library.
-    """
+    """Folders of the machine that programs may read and import from."""
 
     @model_validator(mode="after")
     def _plain_has_one_tool(self) -> Self:
@@ -80,15 +79,15 @@ class Tool(NamedTuple):
     """As JSON schema; a call may have only the arguments in it."""
 
 
-class ToolBox:
-    """The tools of all conversations of an actor, by name."""
+class Tools:
+    """The environment of every conversation of an actor (an `Environment`); it has no state."""
 
     def __init__(self, options: dict[str, Any], code_execution: str = "off") -> None:
         setting = "actors.environment_options of 'tools'"
-        self.options = parse_options(ToolOptions, setting, options)
+        self._options = parse_options(ToolOptions, setting, options)
         self._tools: dict[str, Tool] = {}
-        for path in self.options.tools:
-            name, tool = _load(path, self.options, code_execution)
+        for path in self._options.tools:
+            name, tool = _load(path, self._options, code_execution)
             if name in self._tools:
                 raise InputError(f"actors.environment_options.tools: two are named {name!r}")
             self._tools[name] = tool
@@ -96,15 +95,28 @@ class ToolBox:
     def opening(self, prompt: Prompt) -> list[Message]:
         """Return the messages of a prompt, with a description of the tools where it is wanted."""
         messages = opening(prompt)
-        instruct = self.options.instruct
-        if not (self.options.style == "json" if instruct is None else instruct):
+        instruct = self._options.instruct
+        if not (self._options.style == "json" if instruct is None else instruct):
             return messages
         description = instruction(
-            [tool.description for tool in self._tools.values()], self.options.markers
+            [tool.description for tool in self._tools.values()], self._options.markers
         )
         return with_instruction(messages, description)
 
-    async def reply(self, written: Call | Unreadable) -> tuple[str, bool]:
+    async def reset(self, prompt: Prompt) -> list[Message]:
+        return self.opening(prompt)
+
+    async def step(self, message: Message) -> Turn:
+        """See `Environment.step`; tools are called one after the other, as written."""
+        options = self._options
+        calls = find_calls(message.content, options.style, options.markers)
+        replies = [await self._reply(written) for written in calls]
+        succeeded = bool(replies) and all(success for _, success in replies)
+        messages = [Message(options.reply_role, text) for text, _ in replies]
+        reward = (options.call_reward if succeeded else 0.0) if options.call_reward else None
+        return Turn(messages, reward, done=not replies)
+
+    async def _reply(self, written: Call | Unreadable) -> tuple[str, bool]:
         """Run a call; return the reply, and True if it succeeded."""
         try:
             text, succeeded = str(await self._run(written)), True
@@ -112,9 +124,9 @@ class ToolBox:
             raise
         except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
             text, succeeded = f"error: {_said(error)}", False
-            if self.options.error_reply is not None:
-                text = self.options.error_reply
-        return text[: self.options.reply_characters], succeeded
+            if self._options.error_reply is not None:
+                text = self._options.error_reply
+        return text[: self._options.reply_characters], succeeded
 
     async def _run(self, written: Call | Unreadable) -> Any:
         if isinstance(written, Unreadable):
@@ -142,29 +154,10 @@ def _said(error: Exception) -> str:
         return shown(error)
 
 
-class Tools:
-    """One conversation with tools (an `Environment`)."""
-
-    def __init__(self, box: ToolBox) -> None:
-        self._box = box
-
-    async def reset(self, prompt: Prompt) -> list[Message]:
-        return self._box.opening(prompt)
-
-    async def step(self, message: Message) -> Turn:
-        """See `Environment.step`; tools are called one after the other, as written."""
-        options = self._box.options
-        calls = find_calls(message.content, options.style, options.markers)
-        replies = [await self._box.reply(written) for written in calls]
-        succeeded = bool(replies) and all(success for _, success in replies)
-        messages = [Message(options.reply_role, text) for text, _ in replies]
-        reward = (options.call_reward if succeeded else 0.0) if options.call_reward else None
-        return Turn(messages, reward, done=not replies)
-
-
 def load_tools(name: str, options: dict[str, Any], code_execution: str) -> Callable[[], Tools]:
-    """Return a function that makes conversations with tools; arguments as `load_environment`."""
-    return partial(Tools, ToolBox(options, code_execution))
+    """Return a function that begins conversations with tools; arguments as `load_environment`."""
+    tools = Tools(options, code_execution)
+    return lambda: tools
 
 
 def with_instruction(messages: list[Message], text: str) -> list[Message]:

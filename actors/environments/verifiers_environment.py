@@ -251,7 +251,6 @@ def _client() -> Any:
             self.requests: asyncio.Queue[bool] = asyncio.Queue()
             """True when the environment wants a message, False when it has ended."""
             self.answers: asyncio.Queue[Any] = asyncio.Queue()
-            """Messages of the policy."""
             self.state: Any = None
             """State of the rollout; None before the first request."""
             self.prompt: Sequence[Any] = ()

@@ -7,19 +7,10 @@ another batch is computed counts as waiting.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request(Generic[Request, Result]):
-    request: Request
-    answer: "asyncio.Future[Result]"
-    since: float
-    """In seconds of the event loop's clock."""
 
 
 class DynamicBatcher(Generic[Request, Result]):
@@ -34,7 +25,8 @@ class DynamicBatcher(Generic[Request, Result]):
     ) -> None:
         self._compute = compute
         self._size, self._wait = size, wait
-        self._waiting: list[_Request[Request, Result]] = []
+        self._waiting: list[tuple[Request, asyncio.Future[Result], float]] = []
+        """Requests, their answers, and since when they wait, by the event loop's clock."""
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
@@ -46,7 +38,7 @@ class DynamicBatcher(Generic[Request, Result]):
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append(_Request(request, answer, loop.time()))
+        self._waiting.append((request, answer, loop.time()))
         self._arrived.set()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
@@ -56,7 +48,7 @@ class DynamicBatcher(Generic[Request, Result]):
         """Compute batches until no request waits."""
         while self._waiting:
             await self._gather()
-            batch = [w for w in self._waiting[: self._size] if not w.answer.done()]
+            batch = {a: r for r, a, _ in self._waiting[: self._size] if not a.done()}
             del self._waiting[: self._size]
             if batch:
                 await self._answer(batch)
@@ -64,19 +56,19 @@ class DynamicBatcher(Generic[Request, Result]):
     async def _gather(self) -> None:
         """Wait for a full batch, or for the deadline of the oldest request."""
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(self._waiting[0].since + self._wait):
+            async with asyncio.timeout_at(self._waiting[0][2] + self._wait):
                 while len(self._waiting) < self._size:
                     self._arrived.clear()
                     await self._arrived.wait()
 
-    async def _answer(self, batch: list[_Request[Request, Result]]) -> None:
+    async def _answer(self, batch: dict[asyncio.Future[Result], Request]) -> None:
         try:
-            results = await asyncio.to_thread(self._compute, [w.request for w in batch])
+            results = await asyncio.to_thread(self._compute, [*batch.values()])
         except Exception as error:  # noqa: BLE001  (raised again by every caller)
-            for waiting in batch:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
+            for answer in batch:
+                if not answer.done():
+                    answer.set_exception(error)
             return
-        for waiting, result in zip(batch, results, strict=True):
-            if not waiting.answer.done():
-                waiting.answer.set_result(result)
+        for answer, result in zip(batch, results, strict=True):
+            if not answer.done():
+                answer.set_result(result)

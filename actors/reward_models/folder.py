@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.config import ActorsConfig
 from actors.engines.model_folder import configuration, context_length, load_tokenizer, weight_shapes
 from actors.environments.protocol import Message
 from actors.environments.single_turn import as_messages
@@ -85,12 +86,11 @@ class TextReader:
         return ids[: self.context]
 
     def check_free_space(
-        self, prompt: str | Sequence[Message], *, max_new_tokens: int, max_model_len: int
+        self, prompt: str | Sequence[Message], max_new_tokens: int, max_model_len: int
     ) -> None:
-        """Check that the longest rollout of a prompt, closed, fits the context.
+        """Check that the longest rollout of a prompt, of the policy's tokens and closed, fits.
 
-        Completions are assumed to have as many tokens as in the policy. Raises InputError if it
-        does not fit, and PromptRefused if the prompt alone does not.
+        Raises InputError if it does not, and PromptRefused if the prompt alone does not.
         """
         length = len(self(prompt, "")) - 1
         longest = min(length + max_new_tokens, max_model_len) + 1
@@ -111,10 +111,7 @@ def load_reader(
     *,
     templated: bool = True,
 ) -> TextReader:
-    """Load the tokenizer and context of a reward model; raise InputError if that fails.
-
-    `template_options` are as in `TextReader`; `templated` = False leaves its chat template out.
-    """
+    """Load the reader of a reward model, perhaps without its chat template; raise InputError."""
     tokenizer = load_tokenizer(model_path)
     if not templated:
         tokenizer.chat_template = None
@@ -136,12 +133,9 @@ def padding_id(model_path: str) -> int:
 
 def check_reward_model(
     model_path: str,
-    *,
-    standardise: bool,
-    max_new_tokens: int,
+    config: ActorsConfig,
     max_model_len: int,
     prompts: Iterable[str | Sequence[Message]] = (),
-    template_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Check the description of a reward model, and that it can encode prompts.
 
@@ -157,15 +151,13 @@ def check_reward_model(
             "`headway reward-model` makes one"
         )
     padding_id(model_path)
-    if standardise:
+    if config.reward_model.standardise:
         read_scale(model_path)
     if Path(model_path).is_dir() and "score.weight" not in weight_shapes(model_path):
         raise InputError(f"reward model {model_path!r} has no head of the name score.weight")
-    reader = load_reader(model_path, template_options)
+    reader = load_reader(model_path, config.chat_template_options)
     for prompt in prompts:
         try:
-            reader.check_free_space(
-                prompt, max_new_tokens=max_new_tokens, max_model_len=max_model_len
-            )
+            reader.check_free_space(prompt, config.max_new_tokens, max_model_len)
         except (InputError, PromptRefused) as error:
             raise InputError(f"reward model {model_path!r}: {error}") from None

@@ -18,7 +18,6 @@ NUMBER = re.compile(
 """A number as people and programs write it: -3, 1,234.5, .5, 6.02e23, 3/4."""
 
 LONGEST = 1000
-"""Most characters of a number."""
 
 
 async def exact_match(

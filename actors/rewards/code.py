@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from actors.rewards.find_reward import Metadata
-from actors.sandbox import Sandbox
+from actors.sandbox.sandbox import Sandbox
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 CALLER = """

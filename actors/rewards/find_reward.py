@@ -17,16 +17,13 @@ Metadata = Mapping[str, Any]
 """The prompt's, with `finish_reason` added: "stop" where the policy ended the completion itself,
 "length" where it was cut off."""
 Verifier = Callable[[str], float]
-"""Scores a completion."""
+
 MOST_PARTS, LONGEST_KEY = 64, 200
 """Numbers of one score, and characters of their names."""
 
 
 def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
-    """Return the function of a name, bound to its options; raise InputError if either is wrong.
-
-    That of a verifier takes no completion, and returns a `Verifier`.
-    """
+    """Return a function bound to its options, a verifier's without completion; raise InputError."""
     function = REWARDS.load(name, setting="actors.reward").function
     arguments = ["prompt", "completion", "answer", "metadata"]
     if is_verifier(name):

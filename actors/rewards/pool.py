@@ -104,11 +104,7 @@ class RewardPool:
     async def verify(
         self, reward: tuple[str, dict[str, Any]], arguments: Sequence[Any], *, timeout: float
     ) -> Parts:
-        """Call one verifier as `call` does, in the sandbox; a completion that breaks it scores 0.
-
-        Raises:
-            RewardFailed: It failed before it read the completion, or by no fault of that.
-        """
+        """Call a verifier as `call` does, in the sandbox; a completion that breaks it scores 0."""
         message = {"call": reward, "arguments": list(arguments), "seconds": timeout}
         return await self._finish(self._verify(message, timeout))
 

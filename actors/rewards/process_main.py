@@ -16,22 +16,11 @@ from typing import Any
 
 from actors.rewards.find_reward import parts_of
 from actors.rewards.server import Server, serve
-from actors.sandbox.linux import (
-    CLONE_NEWNS,
-    CLONE_NEWPID,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_PRIVATE,
-    MS_REC,
-    end_with_parent,
-    mount,
-    unshare,
-    wait_as_init,
-)
+from actors.sandbox import linux
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the server, in the exit code of init."""
+NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID
 
 
 class RewardServer(Server):
@@ -53,26 +42,27 @@ def enter_namespace() -> None:
     trial = os.fork()
     if trial == 0:
         with suppress(OSError):
-            unshare(CLONE_NEWNS | CLONE_NEWPID)
+            linux.unshare(NAMESPACES)
             os._exit(0)
         os._exit(1)
     if os.waitpid(trial, 0)[1]:
         return
-    unshare(CLONE_NEWNS | CLONE_NEWPID)
+    linux.unshare(NAMESPACES)
     init = os.fork()
     if init:
-        code = wait_as_init(init)
+        code = linux.wait_as_init(init)
         if code > SIGNALLED:
             signal.signal(code - SIGNALLED, signal.SIG_DFL)
             os.kill(os.getpid(), code - SIGNALLED)
         os._exit(code)
-    end_with_parent()
+    linux.end_with_parent()
     with suppress(OSError):
-        mount("none", "/", None, MS_REC | MS_PRIVATE)
-        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+        linux.mount("proc", "/proc", "proc", flags)
     server = os.fork()
     if server:
-        code = wait_as_init(server)
+        code = linux.wait_as_init(server)
         os._exit(code if code >= 0 else SIGNALLED - code)
 
 

@@ -9,7 +9,6 @@ another process would cost many times their own work.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +24,7 @@ from actors.rewards.find_reward import (
 )
 from actors.rewards.learned import LearnedReward, TextScorer
 from actors.rewards.pool import RewardPool
-from actors.sandbox import check_code_execution, check_compute_sandbox
+from actors.sandbox.sandbox import check_code_execution, check_compute_sandbox
 from actors.shipped import REWARDS
 from headway.errors import InputError
 from headway.options import parse_options
@@ -33,6 +32,8 @@ from headway.user_code import describe_error, is_coroutine, where_raised
 from queues.records import FinishReason, Prompt
 
 Arguments = tuple[str, str, str | None, Metadata]
+Reward = Callable[[Arguments], Awaitable[dict[str, float]]]
+"""Returns the parts of a score, or raises as `call_here`."""
 
 
 class Score(NamedTuple):
@@ -41,59 +42,35 @@ class Score(NamedTuple):
     total: float
     """The sum of `parts`, each times the weight of its reward."""
     parts: dict[str, float]
-    """By the reward's name, or "name/key" for each key of a reward that returns several; without
-    weights."""
+    """Without weights; see `parts_of`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
-    """A coroutine function that never blocks, called in this process."""
+async def call_here(
+    name: str,
+    function: RewardFunction,
+    arguments: Arguments,
+    *,
+    timeout: float,
+    late: type[RewardFailed | RewardModelLost] = RewardFailed,
+) -> dict[str, float]:
+    """Return the parts of a coroutine function that never blocks; `late` is raised past `timeout`.
 
-    name: str
-    function: RewardFunction
-    timeout: float
-    """Deadline in seconds."""
-    late: type[RewardFailed | RewardModelLost] = RewardFailed
-    """Error of a call that takes longer."""
-
-    async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """Score one completion.
-
-        Raises RewardFailed, whose message continues a sentence that begins with the reward's name,
-        and RewardModelLost where reward models did not answer, by no fault of the completion.
-        """
-        try:
-            async with asyncio.timeout(self.timeout) as deadline:
-                return parts_of(self.name, await self.function(*arguments))
-        except RewardModelLost as error:
-            raise RewardModelLost(f"has no score: {error}") from error
-        except NoNumber as error:
-            raise RewardFailed(str(error)) from None
-        except RewardFailed:
-            raise
-        except Exception as error:
-            if deadline.expired():
-                raise self.late(f"took longer than {self.timeout:g} s") from None
-            raise RewardFailed(describe_error(error) + where_raised(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Isolated:
-    """A reward that is called in a process of its own, or a verifier in a sandboxed one."""
-
-    reward: tuple[str, dict[str, Any]]
-    """Its name and keyword-only arguments."""
-    call: Callable[..., Awaitable[dict[str, float]]]
-    """`RewardPool.call` or `RewardPool.verify`."""
-    timeout: float
-    """Deadline in seconds."""
-
-    async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """See `Inline.parts`."""
-        return await self.call(self.reward, arguments, timeout=self.timeout)
-
-
-Reward = Inline | Isolated
+    Raises RewardFailed, whose message continues a sentence that begins with the reward's name, and
+    RewardModelLost where reward models did not answer, by no fault of the completion.
+    """
+    try:
+        async with asyncio.timeout(timeout) as deadline:
+            return parts_of(name, await function(*arguments))
+    except RewardModelLost as error:
+        raise RewardModelLost(f"has no score: {error}") from error
+    except NoNumber as error:
+        raise RewardFailed(str(error)) from None
+    except RewardFailed:
+        raise
+    except Exception as error:
+        if deadline.expired():
+            raise late(f"took longer than {timeout:g} s") from None
+        raise RewardFailed(describe_error(error) + where_raised(error)) from error
 
 
 class Rewards:
@@ -111,7 +88,7 @@ class Rewards:
     ) -> Score:
         """Score one completion with every reward; errors name the reward and the prompt.
 
-        Raises RewardFailed if one gave no finite number, RewardModelLost as `Inline.parts`.
+        Raises RewardFailed if one gave no finite number, RewardModelLost as `call_here`.
         """
         metadata = {**prompt.metadata, "finish_reason": str(finish_reason)}
         arguments = (prompt.text, completion, prompt.answer, metadata)
@@ -119,7 +96,7 @@ class Rewards:
         parts: dict[str, float] = {}
         for name, reward in self._rewards.items():
             try:
-                own_parts = await reward.parts(arguments)
+                own_parts = await reward(arguments)
             except (RewardFailed, RewardModelLost) as error:
                 subject = f"reward {name!r} of prompt {prompt.prompt_id!r}"
                 raise type(error)(f"{subject} {error}") from error.__cause__
@@ -160,18 +137,21 @@ def load_rewards(
 
     def load(name: str) -> Reward:
         if name == "reward_model":
-            return Inline(name, LearnedReward(reward_model_client), timeout, RewardModelLost)
+            learned = LearnedReward(reward_model_client)
+            return partial(call_here, name, learned, timeout=timeout, late=RewardModelLost)
         chosen = options.get(name, {})
         if name == "llm_judge":
             from actors.rewards.llm_judge import LlmJudge
 
             judge = parse_options(LlmJudge, "actors.reward_options.llm_judge", chosen)
-            return Inline(name, judge, timeout, RewardModelLost)
+            return partial(call_here, name, judge, timeout=timeout, late=RewardModelLost)
         function, traits = find_reward(name, chosen), REWARDS.load(name).traits
         if traits.inline:
-            return Inline(name, function, timeout)
-        call = partial(pool.call, coroutine=is_coroutine(function))
-        return Isolated((name, dict(chosen)), pool.verify if traits.verifier else call, timeout)
+            return partial(call_here, name, function, timeout=timeout)
+        reward = (name, dict(chosen))
+        if traits.verifier:
+            return partial(pool.verify, reward, timeout=timeout)
+        return partial(pool.call, reward, timeout=timeout, coroutine=is_coroutine(function))
 
     return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
 

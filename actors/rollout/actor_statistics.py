@@ -19,7 +19,6 @@ class Occupancy:
         self._serving = False
         self._frozen = False
         self.running = 0
-        """Rollouts running now."""
         self.idle_seconds = {"first_weights": 0.0, "leases": 0.0}
         """Seconds without any running rollout, by the reason of the wait."""
         self.serving_seconds = 0.0

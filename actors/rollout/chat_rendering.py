@@ -94,10 +94,7 @@ class Renderer:
         return text
 
     def written(self, messages: Sequence[Message], *, reply: bool) -> str:
-        """Return messages as the chat template writes them; `reply`: up to a message of the policy.
-
-        Raises PromptRefused where the template refuses them.
-        """
+        """Return messages as the template writes them, `reply` up to one of the policy's."""
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text: str = self.tokenizer.apply_chat_template(

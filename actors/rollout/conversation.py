@@ -16,10 +16,7 @@ from queues.records import Prompt
 
 
 class Conversation:
-    """A conversation about a prompt; every method raises EnvironmentFailed, which names the prompt.
-
-    `new_environment` builds the environment, which may be user code.
-    """
+    """A conversation about a prompt; its errors, EnvironmentFailed, name the prompt."""
 
     def __init__(
         self, new_environment: Callable[[], Environment], config: ActorsConfig, prompt: Prompt

@@ -18,7 +18,8 @@ from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message
 from actors.errors import EngineDied, EngineStale, PromptRefused, RolloutFailed, RolloutTimeout
-from actors.rewards import Rewards, shaping_parts
+from actors.rewards.rewards import Rewards
+from actors.rewards.shaping import shaping_parts
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.conversation import Conversation
 from actors.rollout.stops import Stops, load_stops
@@ -43,13 +44,10 @@ class EpisodeRunner:
     """Sampling, limits and penalties; a lease may give another temperature."""
     new_environment: Callable[[], Environment]
     rewards: Rewards
-    """Rewards of training rollouts."""
     heldout_rewards: Rewards
-    """Rewards of evaluations."""
     max_model_len: int
     """Longest rollout in tokens."""
     stops: Stops = field(init=False)
-    """Stops of the recipe."""
 
     def __post_init__(self) -> None:
         self.stops = load_stops(self.renderer, self.config.stop, include=self.config.include_stop)
@@ -140,10 +138,7 @@ class Episode:
         return None if self._goes_on(turn.messages) else FinishReason.LENGTH
 
     def _goes_on(self, messages: Sequence[Message]) -> bool:
-        """Append messages of the environment; False where they leave the policy no turn or space.
-
-        A text that is too long in any case is not tokenised.
-        """
+        """Append messages; return False where they leave the policy no turn or space."""
         characters = sum(str.__len__(message.content) + 1 for message in messages)
         if characters > LONGEST_TOKEN * self._runner.max_model_len:
             self._left_out = self._runner.max_model_len

@@ -37,9 +37,7 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
         )
     renderer = Renderer(tokenizer, config.chat_template, config.chat_template_options)
     load_stops(renderer, config.stop)
-    begin = shipped_opening(
-        config.environment, config.environment_options, code_execution=config.code_execution
-    )
+    begin = shipped_opening(config)
     if begin is None:
         return
     for prompt in prompts:

@@ -24,14 +24,7 @@ from headway.errors import HeadwayError, InputError
 from headway.user_code import cut
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
-from queues.records import (
-    FinishReason,
-    Lease,
-    Purpose,
-    PutStatus,
-    Rollout,
-    RolloutGroup,
-)
+from queues.records import FinishReason, Lease, Purpose, PutStatus, Rollout, RolloutGroup
 from queues.schema import encode
 
 logger = logging.getLogger(__name__)
@@ -49,10 +42,8 @@ class RolloutWorker:
     statistics: ActorStatistics
     """Counts what is done; its engine holds the leases."""
     work: WorkQueue
-    """The broker."""
     run_episode: Callable[[Lease, int, Rollout | None], Awaitable[Rollout]]
-    """Makes one rollout of a lease, given the sample's index and the tokens that an earlier attempt
-    sampled of it."""
+    """Makes one rollout of a lease, given its index and what an earlier attempt sampled of it."""
     _: KW_ONLY
     interrupt: Callable[[], Awaitable[None]]
     """Ends every rollout as it is (`RolloutEngine.interrupt`)."""
@@ -61,11 +52,11 @@ class RolloutWorker:
     largest_group: int
     """Most rollouts of a lease, a baseline included."""
     heartbeat_seconds: float
-    """Interval between renewals of the leases."""
     purpose: Purpose | None = None
-    """Purpose of its leases; None leases for either."""
+    """Purpose of its leases; None leases for either. A worker that only evaluates takes no new
+    version while anything is left to evaluate at its own."""
     pinned_seconds: float = 600.0
-    """Longest time that a worker that only evaluates makes a new version wait."""
+    """Longest time that such a worker makes a new version wait."""
     hand_over_seconds: float = 5.0
     """Time for interrupted rollouts to be saved, and for rollouts that just end to be put."""
 
@@ -91,10 +82,7 @@ class RolloutWorker:
         """Set when `run` has ended."""
 
     async def on_version(self, version: int) -> None:
-        """Take note that the engine serves this version from now on.
-
-        For a worker that only evaluates, return when the engine may take another version.
-        """
+        """Take note of the version served; if it only evaluates, return when another may come."""
         await self.work.serving(self._engine_id, version)
         self.statistics.version = version
         self._occupancy.serve()

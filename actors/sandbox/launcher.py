@@ -151,10 +151,7 @@ def run_program(config: dict[str, Any], program_filter: bytes, status: int) -> N
 
 
 def run_init(config: dict[str, Any], program_filter: bytes, status: int) -> NoReturn:
-    """Run pid 1 of the sandbox: build it, start the program, and end everything with it.
-
-    It handles no signal: the kernel keeps those that the program sends from it.
-    """
+    """Run pid 1 of the sandbox, which the program cannot signal: build it, start the program."""
     try:
         linux.end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler

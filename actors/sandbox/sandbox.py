@@ -32,22 +32,18 @@ START_SECONDS = 30.0
 
 PROBE = """
 import os, socket
+attempts = {
+    "a socket": (socket.socket, PermissionError),
+    "a second process": (os.fork, PermissionError),
+    "a file in /": (lambda: open("/mark", "w"), OSError),
+}
 seen = []
-try:
-    socket.socket()
-    seen.append("a socket")
-except PermissionError:
-    pass
-try:
-    os.fork()
-    seen.append("a second process")
-except PermissionError:
-    pass
-try:
-    open("/mark", "w")
-    seen.append("a file in /")
-except OSError:
-    pass
+for name, (attempt, refusal) in attempts.items():
+    try:
+        attempt()
+        seen.append(name)
+    except refusal:
+        pass
 seen += [path for path in ("/etc", "/proc", "/home", "/root/.ssh", "/sys") if os.path.exists(path)]
 for path in (os.path.join(os.path.dirname(os.__file__), "site-packages"), "/usr/share", "/opt"):
     seen += [path] if os.path.exists(path) and os.listdir(path) not in ([], ["recipe.pth"]) else []

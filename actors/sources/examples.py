@@ -171,10 +171,7 @@ def load_examples(
 def without(
     examples: Iterator[Example], texts: frozenset[str], origin: str, *, advice: str = ""
 ) -> Iterator[Example]:
-    """Yield examples whose prompt is none of some texts; `origin` and `advice` are messages.
-
-    Raises InputError if `PATIENCE` prompts in a row were left out.
-    """
+    """Yield examples of other prompts; raise InputError if `PATIENCE` in a row were left out."""
     in_a_row = 0
     for example in examples:
         in_a_row = in_a_row + 1 if plain_text(example[0]) in texts else 0

@@ -43,10 +43,7 @@ def _table(name: str) -> Table:
 
 
 def read_table(path: Path, subject: str) -> Iterable[tuple[int, Row]]:
-    """Yield the numbered rows of a file, or why one is broken; `subject` is for messages.
-
-    Raises InputError if the file as a whole cannot be read.
-    """
+    """Yield numbered rows, or why one is broken; raise InputError for an unreadable file."""
     if path.suffix in (".jsonl", ".json", ".ndjson", ""):
         return _json_lines(path, subject)
     if path.suffix not in SUFFIXES:

@@ -34,7 +34,6 @@ class FilteredSource:
     exhausted: str
     """Message for `patience` skipped prompts in a row; {} is the id of the last."""
     patience: int = PATIENCE
-    """Prompts in a row that may be left out."""
 
     def next(self, count: int) -> list[Prompt]:
         """See `PromptSource.next`; raise InputError where `patience` prompts were left out."""

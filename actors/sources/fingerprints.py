@@ -129,10 +129,7 @@ def watched(source: PromptSource, options: Any = None) -> RestartableSource:
 def go_on(
     source: RestartableSource, cursor: str, *, on_change: Literal["refuse", "new_epoch"]
 ) -> None:
-    """Restore a source from a cursor of an earlier session, or restart it if it has changed.
-
-    Raises InputError, which names what has changed, if `on_change` does not allow that.
-    """
+    """Restore a source, or restart a changed one; raise InputError if `on_change` forbids it."""
     try:
         source.restore(cursor)
     except SourceChanged as change:

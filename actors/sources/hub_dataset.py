@@ -52,10 +52,7 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
 
 
 def dataset_rows(name: str, part: str, options: DatasetChoice) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a split with their numbers, or why one cannot be read.
-
-    Raises InputError if the split cannot be loaded.
-    """
+    """Yield numbered rows, or why one cannot be read; raise InputError without such a split."""
     rows = _split(name, part, options)
     for index in range(len(rows)):
         try:

@@ -51,11 +51,6 @@ def _problem(seed: int, index: int) -> Problem:
     return Problem(text, str(sum(terms)), _worked(terms))
 
 
-def _signed_terms(text: str) -> list[int]:
-    """Return the numbers of a prompt such as "a3b+5c-7=": 3, 5 and -7."""
-    return [int(term) for term in re.findall(r"[a-z]([+-]?\d)", text)]
-
-
 def _worked(terms: list[int], *, slip: tuple[int, int] = (0, 0), left_out: int = 0) -> str:
     """Write one addition or subtraction for each signed term after the first, with the result.
 
@@ -114,5 +109,5 @@ class LetteredChainSum(ProceduralSource):
         """
         choice = random.Random(self._seed + 1)
         for _, problem in self.unseen(3 * _SPACING // 4):
-            terms = _signed_terms(problem.text)
+            terms = [int(term) for term in re.findall(r"[a-z]([+-]?\d)", problem.text)]
             yield problem.text, problem.worked, _worse(terms, choice, guess_share)

@@ -29,13 +29,7 @@ class PromptSource(Protocol):
 
 @runtime_checkable
 class RestartableSource(PromptSource, Protocol):
-    """A prompt source with fingerprints in its cursor (`actors.sources.fingerprints`).
-
-    Its `restore` raises SourceChanged where its prompts are not those of the cursor any more.
-    """
+    """A source with fingerprints in its cursor; `restore` raises SourceChanged by them."""
 
     def restart(self, cursor: str) -> None:
-        """Go on from a cursor although prompts changed: with those of a new epoch, if it has any.
-
-        May be called again for the same cursor.
-        """
+        """Go on from a cursor, again perhaps, though prompts changed: with a new epoch of them."""

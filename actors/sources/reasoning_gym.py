@@ -100,10 +100,7 @@ def _at_level(task: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert to Python's own types, so that `ast.literal_eval` reads the repr back.
-
-    JSON would turn the tuples that verifiers compare into lists.
-    """
+    """Convert to Python's own types, tuples included, so that `ast.literal_eval` reads the repr."""
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

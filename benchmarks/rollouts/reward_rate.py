@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
-from actors.rewards import RewardPool, Rewards, load_rewards
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import Rewards, load_rewards
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study
 from queues.records import Prompt

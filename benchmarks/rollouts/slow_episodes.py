@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, SamplingParameters
 from actors.environments.protocol import Message, Turn
-from actors.rewards import load_rewards
+from actors.rewards.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from benchmarks.harness.record import Record

@@ -102,7 +102,7 @@ class Demonstrations:
         self._environment = actors.environment
         arguments = actors.environment, actors.environment_options
         self._new_environment = load_environment(*arguments, code_execution=actors.code_execution)
-        self._shipped = shipped_opening(*arguments, code_execution=actors.code_execution)
+        self._shipped = shipped_opening(actors)
 
     def render(self, example: Example) -> Tokens:
         """Return the tokens of a demonstration.

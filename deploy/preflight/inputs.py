@@ -11,7 +11,7 @@ from actors.engines.sampling_rules import check_sampling
 from actors.environments.load_environment import load_environment
 from actors.environments.single_turn import opening
 from actors.reward_models.folder import check_reward_model
-from actors.rewards import check_scorable, load_rewards
+from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
 from actors.sources.protocol import RestartableSource
@@ -127,15 +127,9 @@ def _check_scores(loaded: Loaded) -> None:
 
 def _check_reward_models(loaded: Loaded) -> None:
     actors = loaded.config.actors
-    for reward_model in loaded.inputs.reward_models:
-        check_reward_model(
-            reward_model,
-            standardise=actors.reward_model.standardise,
-            max_new_tokens=actors.max_new_tokens,
-            max_model_len=actors.max_model_len or context_length(loaded.inputs.model_path),
-            prompts=map(opening, loaded.prompts.sample),
-            template_options=actors.chat_template_options,
-        )
+    for path in loaded.inputs.reward_models:
+        longest = actors.max_model_len or context_length(loaded.inputs.model_path)
+        check_reward_model(path, actors, longest, map(opening, loaded.prompts.sample))
 
 
 def _check_new(loaded: Loaded) -> None:

@@ -156,10 +156,7 @@ def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt])
 def _within(actors: ActorsConfig, path: str, max_tokens: int) -> Callable[[Prompt], bool]:
     """Return a predicate: a rollout begins with at most `max_tokens` tokens."""
     renderer = Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options)
-    begin = shipped_opening(
-        actors.environment, actors.environment_options, code_execution=actors.code_execution
-    )
-    return shorter(renderer, max_tokens, begin or opening)
+    return shorter(renderer, max_tokens, shipped_opening(actors) or opening)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from characters import character_tokenizer
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.environments.load_environment import load_environment
-from actors.rewards import RewardPool, load_rewards
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout

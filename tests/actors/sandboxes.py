@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.sandbox import check_sandbox
+from actors.sandbox.sandbox import check_sandbox
 from headway.errors import InputError
 
 try:

@@ -10,7 +10,7 @@ import pytest
 
 from actors.config import ActorsConfig
 from actors.environments.protocol import Message
-from actors.rewards import load_rewards
+from actors.rewards.rewards import load_rewards
 from actors.shipped import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.sources.examples import DEMONSTRATIONS, load_examples
 from deploy.config.loader import load_recipe

@@ -9,7 +9,8 @@ import pytest
 from actors.config import ActorsConfig
 from actors.environments.load_environment import load_environment
 from actors.errors import EnvironmentFailed, RewardFailed, SourceFailed
-from actors.rewards import RewardPool, load_rewards
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import load_rewards
 from actors.rollout.episode import EpisodeRunner
 from actors.sources.filters import without_heldout
 from actors.sources.load_source import load_source

@@ -21,6 +21,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -28,7 +29,7 @@ import torch
 from actors.config import ActorsConfig
 from actors.engines.scripted import ScriptedEngine
 from actors.environments.load_environment import load_environment
-from actors.rewards.rewards import Inline, Rewards
+from actors.rewards.rewards import Rewards, call_here
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
@@ -289,7 +290,7 @@ class World:
             {"w": (1,)}, vocabulary=len(TOKENIZER), tokens_per_second=50.0 * (index + 1),
             median_length=12.0, length_sigma=0.6,
         )  # fmt: skip
-        rewards = Rewards({"parity": Inline("parity", score, 9.0)}, {})
+        rewards = Rewards({"parity": partial(call_here, "parity", score, timeout=9.0)}, {})
         episodes = EpisodeRunner(
             engine_id=f"engine-{index}", engine=engine, renderer=Renderer(TOKENIZER),
             config=ActorsConfig(max_new_tokens=40),

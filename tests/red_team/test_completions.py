@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from actors.errors import RewardFailed
-from actors.rewards import RewardPool, load_rewards
-from actors.sandbox import check_sandbox
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import load_rewards
+from actors.sandbox.sandbox import check_sandbox
 from actors.sources.load_source import load_source
 from queues.records import Prompt
 from tests.red_team.cases import COMPLETIONS, EVALUATED, MARK, SECRET

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from actors.errors import RewardFailed, RewardModelLost
-from actors.rewards import load_rewards
+from actors.rewards.rewards import load_rewards
 from deploy.config.loader import load_recipe
 from deploy.observability import run_client
 from deploy.observability.exporter import Exporter

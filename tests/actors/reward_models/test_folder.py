@@ -5,13 +5,15 @@ import json
 import pytest
 from reward_model_folders import CONTEXT, build_classifier
 
+from actors.config import ActorsConfig, RewardModelConfig
 from actors.reward_models.folder import SCALE_FILE, Scale, load_reader, read_scale
 from actors.reward_models.folder import check_reward_model as check
 from headway.errors import InputError
 
 
 def check_reward_model(path, *, standardise=True, new=8, longest=CONTEXT, prompts=()):
-    check(path, standardise=standardise, max_new_tokens=new, max_model_len=longest, prompts=prompts)
+    section = RewardModelConfig(standardise=standardise)
+    check(path, ActorsConfig(max_new_tokens=new, reward_model=section), longest, prompts)
 
 
 def edit(folder, name, **keys):

@@ -8,8 +8,9 @@ import pytest
 from sandboxes import needs_sandbox
 
 from actors.errors import RewardFailed
-from actors.rewards import RewardPool, check_scorable, load_rewards
 from actors.rewards.code import code, read_tests
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import check_scorable, load_rewards
 from actors.sandbox import sandbox
 from headway.errors import InputError
 from queues.records import Prompt

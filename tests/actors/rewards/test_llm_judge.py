@@ -18,7 +18,8 @@ import pytest
 from actors.assembly import build_rewards
 from actors.config import ActorsConfig
 from actors.errors import RewardFailed, RewardModelLost
-from actors.rewards import RewardPool, load_rewards
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import load_rewards
 from headway.errors import InputError
 from queues.records import Prompt
 

@@ -11,7 +11,8 @@ import pytest
 from fakes import POOL
 
 from actors.errors import RewardFailed
-from actors.rewards import RewardPool, load_rewards
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import load_rewards
 from headway.errors import InputError
 from queues.records import Prompt
 

@@ -6,7 +6,7 @@ import pytest
 from fakes import POOL
 
 from actors.errors import RewardFailed
-from actors.rewards import load_rewards
+from actors.rewards.rewards import load_rewards
 from actors.sources.load_source import load_source
 from queues.records import FinishReason, Prompt
 

@@ -17,7 +17,7 @@ from actors.environments.single_turn import conversation
 from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
 from actors.ray_reward_model import RewardModelClient, RewardModelProcess, create_reward_model
 from actors.reward_models.scoring import load_reward_models
-from actors.rewards import load_rewards
+from actors.rewards.rewards import load_rewards
 from queues.records import REWARD_MODEL_LOST, Prompt
 
 CONFIG = RewardModelConfig(batch_size=4, max_wait_ms=2.0)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from actors.errors import RewardFailed
-from actors.rewards import RewardPool
+from actors.rewards.pool import RewardPool
 
 ATTACKS = {
     "a shell": "__import__('os').system('touch {mark}') == 0",

@@ -6,8 +6,9 @@ import random
 import pytest
 
 from actors.errors import RewardFailed
-from actors.rewards import RewardPool, load_rewards
 from actors.rewards.answers import edits
+from actors.rewards.pool import RewardPool
+from actors.rewards.rewards import load_rewards
 from actors.shipped import REWARDS
 from actors.sources.load_source import load_source
 from queues.records import FinishReason, Prompt

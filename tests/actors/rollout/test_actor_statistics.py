@@ -23,34 +23,22 @@ def life(**changes):
     }
 
 
-def test_one_life_is_told_as_it_is():
-    assert merge([life()]) == life()
-
-
 def test_lives_add_up_and_the_moment_is_the_newest_ones():
-    merged = merge(
-        [
-            life(),
-            life(
-                pid=2,
-                version=7,
-                groups={"accepted": 1, "failed": 2},
-                running_rollouts=6,
-                mean_running_rollouts=5.0,
-                serving_seconds=10.0,
-                idle_seconds={"first_weights": 20.0, "leases": 1.0},
-            ),
-        ]
+    assert merge([life()]) == life()
+    newest = life(
+        pid=2,
+        version=7,
+        groups={"accepted": 1, "failed": 2},
+        running_rollouts=6,
+        mean_running_rollouts=5.0,
+        serving_seconds=10.0,
+        idle_seconds={"first_weights": 20.0, "leases": 1.0},
     )
-    assert merged == {
-        "engine_id": "engine-0",
-        "pid": 2,
-        "metrics": None,
-        "version": 7,
+    assert merge([life(), newest]) == {
+        **newest,
         "tokens_generated": 200,
         "rollouts": 20,
         "groups": {"accepted": 5, "aborted": 1, "failed": 2},
-        "running_rollouts": 6,
         "mean_running_rollouts": (30 * 2 + 10 * 5) / 40,
         "serving_seconds": 40.0,
         "idle_seconds": {"first_weights": 25.0, "leases": 4.0},
@@ -59,14 +47,10 @@ def test_lives_add_up_and_the_moment_is_the_newest_ones():
 
 
 def test_lives_that_never_served_have_no_share_of_idle_time():
-    never = life(
-        serving_seconds=0.0,
-        mean_running_rollouts=None,
-        idle_seconds={"first_weights": 5.0, "leases": 0.0},
-    )
+    idle = {"first_weights": 5.0, "leases": 0.0}
+    never = life(serving_seconds=0.0, mean_running_rollouts=None, idle_seconds=idle)
     merged = merge([never, never])
-    assert merged["idle_fraction"] is None
-    assert merged["mean_running_rollouts"] is None
+    assert (merged["idle_fraction"], merged["mean_running_rollouts"]) == (None, None)
 
 
 def test_what_is_merged_is_what_a_tally_says():

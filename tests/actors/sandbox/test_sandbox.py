@@ -16,8 +16,8 @@ import psutil
 import pytest
 from sandboxes import needs_sandbox
 
-from actors.sandbox import Sandbox, check_sandbox
 from actors.sandbox import sandbox as module
+from actors.sandbox.sandbox import Sandbox, check_sandbox
 from headway.errors import InputError
 
 PRELUDE = """
@@ -261,7 +261,7 @@ def test_large_inputs_and_programs_that_do_not_read_them_are_no_deadlock():
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as other users")
 def test_a_sandbox_ends_with_whoever_started_it():
     starter = (
-        "from actors.sandbox import Sandbox\n"
+        "from actors.sandbox.sandbox import Sandbox\n"
         "print('go', flush=True)\n"
         "Sandbox(seconds=600).run('import time\\ntime.sleep(600)')\n"
     )
@@ -370,7 +370,7 @@ def test_it_leaves_no_zombie_of_init_to_process_1(end):
     program = "while True: print('x' * 10_000)" if end == "too much output" else "while True: pass"
     seconds = 600 if end == "its caller is killed" else 1
     starter = (
-        "from actors.sandbox import Sandbox\n"
+        "from actors.sandbox.sandbox import Sandbox\n"
         f"Sandbox(seconds={seconds}, output_kib=1).run({program!r})\n"
     )
     adopter = (

@@ -14,7 +14,7 @@ from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import Generation
 from actors.environments.single_turn import opening
 from actors.reward_models.folder import load_reader
-from actors.rewards import RewardPool
+from actors.rewards.pool import RewardPool
 from actors.rollout.chat_rendering import Renderer
 from actors.sources.filters import shorter
 from actors.sources.load_source import load_source
