@@ -3,16 +3,22 @@
 import asyncio
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 from characters import character_tokenizer
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
+from actors.engines.scripted import ScriptedEngine
 from actors.environments.load_environment import load_environment
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import load_rewards
+from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
+from actors.rollout.rollout_worker import RolloutWorker
+from queues.broker.broker import Broker
+from queues.config import QueuesConfig, RunSpec
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
 from weight_sync.config import WeightSyncConfig
 
@@ -146,6 +152,41 @@ def play(engine, *, of=None, sampling=SAMPLING, **settings) -> Rollout:
 def ids(text):
     """Return the ids of a text's characters."""
     return character_tokenizer().encode(text, add_special_tokens=False)
+
+
+def sums(count, name="sums"):
+    return [
+        Prompt(prompt_id=f"{name}/0/{i}", text=f"{i}+1=", answer=str(i + 1)) for i in range(count)
+    ]
+
+
+def open_broker(folder, *, batch=1, size=2, steps=3, staleness=2, **spec) -> Broker:
+    return Broker(
+        folder,
+        config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
+        spec=RunSpec(groups_per_batch=batch, group_size=size, steps=steps, **spec),
+    )
+
+
+async def scripted_worker(
+    broker, name="engine-0", *, run=None, version=0, slots=4, size=2, purpose=None, **engine
+):
+    """Return a scripted engine that has started, and its worker, whose episodes `run` may wrap."""
+    options = {"median_length": 12, "initial_version": version, **engine}
+    scripted = ScriptedEngine({}, vocabulary=40, **options)
+    await scripted.start()
+    runner = episodes(scripted, SamplingParameters(temperature=1.0, max_new_tokens=30))
+    worker = RolloutWorker(
+        ActorStatistics(name),
+        broker,
+        partial(run, runner.run) if run else runner.run,
+        interrupt=scripted.interrupt,
+        max_concurrent_rollouts=slots,
+        largest_group=size,
+        heartbeat_seconds=1.0,
+        purpose=purpose,
+    )
+    return scripted, worker
 
 
 class Desk:

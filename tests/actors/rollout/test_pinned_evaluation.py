@@ -5,17 +5,13 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from fakes import Desk, episodes, lease, rollout, working
+from fakes import Desk, lease, open_broker, rollout, scripted_worker, sums, working
 
-from actors.engines.protocol import SamplingParameters
-from actors.engines.scripted import ScriptedEngine
 from actors.errors import RolloutFailed
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
-from queues.broker.broker import Broker
-from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.records import Prompt, Purpose
+from queues.records import Purpose
 
 BATCH, SIZE, STEPS, PROBLEMS = 2, 2, 9, 7
 
@@ -44,35 +40,6 @@ class Published:
             await worker.on_version(served)
 
 
-def prompts(count, name):
-    return [Prompt(prompt_id=f"{name}/0/{i}", text=f"{i}+1=", answer="1") for i in range(count)]
-
-
-async def actor(index, broker, purpose, done, *, rate, failures=0):
-    """Make an engine and its worker; `done` is called with the lease and rollout of every end.
-
-    So many first attempts of every evaluated group fail.
-    """
-    engine = ScriptedEngine(
-        {}, vocabulary=40, median_length=12, tokens_per_second=rate, initial_version=0
-    )
-    await engine.start()
-    runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
-
-    async def episode(of, sample, saved):
-        if of.purpose is Purpose.EVALUATE and of.attempt <= failures:
-            raise RolloutFailed("not yet")
-        made = await runner.run(of, sample, saved)
-        done(of, made)
-        return made
-
-    worker = RolloutWorker(
-        ActorStatistics(f"engine-{index}"), broker, episode, interrupt=engine.interrupt,
-        max_concurrent_rollouts=4, largest_group=SIZE, heartbeat_seconds=1.0, purpose=purpose,
-    )  # fmt: skip
-    return engine, worker
-
-
 @pytest.mark.parametrize("failures", [0, 2])
 async def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(
     tmp_path, failures
@@ -81,23 +48,25 @@ async def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_g
     of_evaluation = {name: [] for name in planned}
     behind = []
 
-    broker = Broker(
-        tmp_path,
-        config=QueuesConfig(max_staleness=2, synchronous="normal"),
-        spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
-    )  # fmt: skip
+    broker = open_broker(tmp_path, batch=BATCH, size=SIZE, steps=STEPS)
     published = Published()
 
-    def done(of, made):
-        versions = {version for version in made.versions if version >= 0}
+    async def episode(run, of, sample, saved):
         if of.purpose is Purpose.TRAIN:
-            return
+            return await run(of, sample, saved)
+        if of.attempt <= failures:
+            raise RolloutFailed("not yet")
+        made = await run(of, sample, saved)
+        versions = {version for version in made.versions if version >= 0}
         behind.append(published.version - max(versions))
         of_evaluation[of.prompt.prompt_id.split("/")[0]].append(versions)
+        return made
 
     actors = [
-        await actor(0, broker, Purpose.TRAIN, done, rate=None),
-        await actor(1, broker, Purpose.EVALUATE, done, rate=120.0, failures=failures),
+        await scripted_worker(broker, f"engine-{i}", run=episode, purpose=purpose, **speed)
+        for i, (purpose, speed) in enumerate(
+            ((Purpose.TRAIN, {}), (Purpose.EVALUATE, {"tokens_per_second": 120.0}))
+        )
     ]
 
     async def learn():
@@ -106,9 +75,9 @@ async def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_g
             await broker.ack(version, {})
             await published.publish(version + 1)
 
-    await broker.issue(prompts(BATCH * STEPS, "train"), cursor="{}")
+    await broker.issue(sums(BATCH * STEPS, "train"), cursor="{}")
     for name, version in planned.items():
-        await broker.evaluate(name, prompts(PROBLEMS, name), temperature=0.0, min_version=version)
+        await broker.evaluate(name, sums(PROBLEMS, name), temperature=0.0, min_version=version)
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(learn())
         for engine, worker in actors:
@@ -160,12 +129,9 @@ async def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_nex
 
 
 async def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
-    broker = Broker(
-        tmp_path, config=QueuesConfig(synchronous="normal"),
-        spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
-    )  # fmt: skip
-    await broker.issue(prompts(2, "train"), cursor="{}")
-    await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)
+    broker = open_broker(tmp_path, batch=BATCH, size=SIZE, steps=STEPS)
+    await broker.issue(sums(2, "train"), cursor="{}")
+    await broker.evaluate("held", sums(2, "held"), temperature=0.0, min_version=0)
     await broker.serving("engine-0", 0)
     purposes = [
         [lease.purpose for lease in await broker.lease("engine-0", limit, 0.0, purpose)]
@@ -218,10 +184,7 @@ async def test_the_end_of_the_run_lets_whoever_waits_go(method):
     desk = Desk(lease("one", size=1))
     desk.errors[method] = QueueClosed("the run is over")
 
-    async def episode(of, sample, saved):
-        return rollout(of, sample)
-
-    worker = evaluator(desk, episode)
+    worker = evaluator(desk, lambda of, sample, saved: asyncio.sleep(0, rollout(of, sample)))
     async with working(worker):
         await worker.on_version(0)
     assert worker.left.is_set()

@@ -5,18 +5,14 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from fakes import Desk, episodes, lease, rollout, working
+from fakes import Desk, lease, open_broker, rollout, scripted_worker, sums, working
 
-from actors.engines.protocol import SamplingParameters
-from actors.engines.scripted import ScriptedEngine
 from actors.errors import EngineDied, RewardFailed, RolloutFailed
 from actors.rollout.actor_statistics import ActorStatistics, Occupancy
 from actors.rollout.rollout_worker import RolloutWorker
 from headway.errors import InputError
-from queues.broker.broker import Broker
-from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueueClosed
-from queues.records import FinishReason, Prompt, Purpose, RolloutGroup
+from queues.records import FinishReason, Purpose, RolloutGroup
 from queues.schema import decode, encode
 
 
@@ -330,24 +326,21 @@ async def test_the_end_of_the_run_ends_the_worker_without_an_error(method):
     assert not desk.of("fail")
 
 
-@pytest.mark.parametrize("error", [EngineDied("gone"), ZeroDivisionError("a bug")])
-async def test_a_dead_engine_or_a_bug_ends_the_worker_with_that_error(error):
-    stage = Stage()
-    stage.errors = {("g1", 0): RewardFailed("less grave"), ("g1", 1): error}
-    worker = build(Desk(lease("g1"), lease("g2")), stage)
+@pytest.mark.parametrize(
+    "error", [EngineDied("gone"), ZeroDivisionError("a bug"), BrokerLostError("gone too")]
+)
+async def test_a_dead_engine_a_bug_or_a_lost_broker_ends_the_worker_with_that_error(error):
+    desk, stage = Desk(lease("g1"), lease("g2")), Stage()
+    stage.errors["g1", 0] = RewardFailed("less grave")
+    if isinstance(error, BrokerLostError):
+        desk.errors["lease"] = error
+    else:
+        stage.errors["g1", 1] = error
+    worker = build(desk, stage)
     await worker.on_version(0)
     with pytest.raises(type(error), match=str(error)):
         async with asyncio.timeout(10):
             await worker.run(asyncio.Event())
-
-
-async def test_a_lost_broker_ends_the_worker_with_that_error():
-    desk = Desk()
-    desk.errors["lease"] = BrokerLostError("gone")
-    worker = build(desk, Stage())
-    await worker.on_version(0)
-    with pytest.raises(BrokerLostError):
-        await worker.run(asyncio.Event())
 
 
 def test_a_worker_without_room_for_one_group_is_refused():
@@ -396,59 +389,42 @@ async def test_workers_broker_and_learner_train_every_group_within_the_bound(
     batch, size, steps = 3, 2, 4
     trained, greedy = [], []
 
-    broker = Broker(
-        tmp_path,
-        config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
-        spec=RunSpec(
-            groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
-        ),
-    )
-    engine = ScriptedEngine(
-        {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
-    )
-    await engine.start()
-    runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
-
-    async def episode(of, index, saved):
-        rollout = await runner.run(of, index, saved)
+    async def episode(run, of, index, saved):
+        rollout = await run(of, index, saved)
         if of.purpose is Purpose.TRAIN and of.temperature == 0.0:
             greedy.append(rollout)
         return rollout
 
-    worker = RolloutWorker(
-        ActorStatistics("engine-0"),
-        broker,
-        episode,
-        interrupt=engine.interrupt,
-        max_concurrent_rollouts=6,
-        largest_group=size + baseline,
-        heartbeat_seconds=1.0,
+    broker = open_broker(
+        tmp_path,
+        batch=batch,
+        size=size,
+        steps=steps,
+        staleness=staleness,
+        greedy_baseline=baseline,
     )
-    prompts = [
-        Prompt(prompt_id=f"sums/0/{i}", text=f"{i}+1=", answer=str(i + 1)) for i in range(12)
-    ]
+    engine, worker = await scripted_worker(
+        broker, run=episode, slots=6, size=size + baseline, length_sigma=0.7
+    )
 
     async def learn():
         for version in range(steps):
             taken = await broker.take(version, 10.0)
-            groups = [decode(payload) for payload in taken.payloads]
-            trained.extend((version, group) for group in groups)
+            trained.extend((version, decode(payload)) for payload in taken.payloads)
             engine.version = version + 1
             await worker.on_version(version + 1)
             await broker.ack(version, {})
 
-    await broker.issue(prompts, cursor="{}")
-    await broker.evaluate("greedy", prompts[:5], temperature=0.0, min_version=0)
+    await broker.issue(sums(12), cursor="{}")
+    await broker.evaluate("greedy", sums(5), temperature=0.0, min_version=0)
     await worker.on_version(0)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(learn())
         tasks.create_task(worker.run(asyncio.Event()))
-    accounts = await broker.accounting()
-    evaluation = await broker.evaluation("greedy", 1.0)
+    accounts, evaluation = await broker.accounting(), await broker.evaluation("greedy", 1.0)
     await broker.close()
-    accounts, evaluation, statistics = accounts, evaluation, worker.statistics.statistics()
-    assert accounts.trained == batch * steps
-    assert accounts.balanced
+    statistics = worker.statistics.statistics()
+    assert (accounts.trained, accounts.balanced) == (batch * steps, True)
     assert (evaluation.count, evaluation.failed) == (5, 0)
     assert statistics["groups"] == {"accepted": batch * steps + 5}
     assert sorted(g.prompt_id for _, g in trained) == sorted(f"sums/0/{i}" for i in range(12))
@@ -456,73 +432,44 @@ async def test_workers_broker_and_learner_train_every_group_within_the_bound(
         assert [r.sample_index for r in group.rollouts] == [0, 1]
         sampled = [v for r in group.rollouts for v in r.versions if v >= 0]
         assert version - min(sampled) <= staleness
-    tokens = sum(sum(r.loss_mask) for _, g in trained for r in g.rollouts)
-    tokens += sum(sum(r.loss_mask) for r in greedy)
+    rollouts = [r for _, group in trained for r in group.rollouts]
     assert [rollout.sample_index for rollout in greedy] == [size] * batch * steps * baseline
-    assert {r.baseline_reward for _, g in trained for r in g.rollouts} == (
+    assert {r.baseline_reward for r in rollouts} == (
         {rollout.reward for rollout in greedy} if baseline else {None}
     )
+    tokens = sum(sum(r.loss_mask) for r in (*rollouts, *greedy))
     assert statistics["tokens_generated"] == tokens + evaluation.tokens
 
 
-def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another(tmp_path):
+async def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another(tmp_path):
     """Tokens, log-probabilities and versions stay; the group starts at the oldest of them."""
-
-    def work(broker, name, *, version, rate):
-        engine = ScriptedEngine(
-            {}, vocabulary=40, median_length=50, tokens_per_second=rate, initial_version=version
-        )
-        runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
-        worker = RolloutWorker(
-            ActorStatistics(name), broker, runner.run, interrupt=engine.interrupt,
-            max_concurrent_rollouts=2, largest_group=2, heartbeat_seconds=60.0,
-        )  # fmt: skip
-        return engine, worker
-
-    async def begin():
-        broker = open_broker()
-        await broker.issue([Prompt(prompt_id="sums/0/0", text="1+1=", answer="2")], cursor="1")
-        engine, worker = work(broker, "first", version=0, rate=100.0)
-        await engine.start()
-        async with working(worker):
-            await worker.on_version(0)
-            await asyncio.sleep(0.15)
-        tokens = worker.statistics.statistics()["tokens_generated"]
-        await broker.close()
-        return tokens
-
-    async def go_on():
-        broker = open_broker()
-        [group] = broker.commits.state.groups.in_flight.values()
-        assert group.saved == 0
-        engine, worker = work(broker, "second", version=1, rate=None)
-        await engine.start()
-        async with working(worker):
-            await worker.on_version(1)
-            batch = await broker.take(0, 10.0)
-        await broker.close()
-        return decode(batch.payloads[0]), group, worker.statistics.statistics()["tokens_generated"]
-
-    def open_broker():
-        return Broker(
-            tmp_path, config=QueuesConfig(max_staleness=2, synchronous="normal"),
-            spec=RunSpec(groups_per_batch=1, group_size=2, steps=3),
-        )  # fmt: skip
-
-    saved = asyncio.run(begin())
-    group, held, sampled = asyncio.run(go_on())
+    broker = open_broker(tmp_path)
+    await broker.issue(sums(1), cursor="1")
+    speed = {"median_length": 50, "tokens_per_second": 100.0}
+    _, first = await scripted_worker(broker, "first", slots=2, **speed)
+    async with working(first):
+        await first.on_version(0)
+        await asyncio.sleep(0.15)
+    saved = first.statistics.statistics()["tokens_generated"]
+    await broker.close()
+    broker = open_broker(tmp_path)
+    [held] = broker.commits.state.groups.in_flight.values()
+    assert held.saved == 0
+    _, second = await scripted_worker(broker, "second", version=1, slots=2, median_length=50)
+    async with working(second):
+        await second.on_version(1)
+        batch = await broker.take(0, 10.0)
+    await broker.close()
+    group = decode(batch.payloads[0])
     assert group.attempt == 2
     assert (held.start_version, held.due) == (0, 0), "taken into batch 0"
     assert 2 <= saved < 60
-    assert saved + sampled == 60
-    for rollout_ in group.rollouts:
-        own = [v for v in rollout_.versions if v >= 0]
+    assert saved + second.statistics.statistics()["tokens_generated"] == 60
+    for continued in group.rollouts:
+        own = [v for v in continued.versions if v >= 0]
         assert len(own) == 30
         assert own == sorted(own)
         assert set(own) == {0, 1}
-        assert rollout_.finish_reason is FinishReason.LENGTH
-        assert all(
-            lp < 0
-            for lp, m in zip(rollout_.behavior_logprobs, rollout_.loss_mask, strict=True)
-            if m
-        )
+        assert continued.finish_reason is FinishReason.LENGTH
+        pairs = zip(continued.behavior_logprobs, continued.loss_mask, strict=True)
+        assert all(logprob < 0 for logprob, sampled in pairs if sampled)
