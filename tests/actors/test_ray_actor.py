@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-import user_module
 from characters import character_tokenizer
 from fakes import Desk, lease
 from safetensors.torch import save_file
@@ -16,17 +15,13 @@ from actors.engines.model_folder import context_length, load_tokenizer, weight_s
 from actors.errors import EngineDied
 from actors.ray_actor import ActorSpec, RolloutActor, create_actor
 from headway.errors import HeadwayError, InputError
-from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.records import Prompt
-from queues.schema import decode
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.config import WeightSyncConfig
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 CONTEXT = 64
-PAD, EOS = 0, 1
 
 
 @pytest.fixture
@@ -174,59 +169,3 @@ async def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
         await actor.stop.remote(5.0)
     after = await actor.statistics.remote()
     assert before["engine_id"] == after["engine_id"] == "engine-0"
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-async def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
-    tmp_path, folder
-):
-    from queues.ray_broker import create_broker
-    from weight_sync.ray_broadcaster import create_broadcaster
-
-    steps, batch, size = 2, 2, 3
-    broker = create_broker(
-        tmp_path / "run",
-        config=QueuesConfig(max_staleness=1, synchronous="normal"),
-        spec=RunSpec(groups_per_batch=batch, group_size=size, steps=steps),
-    )
-    broadcaster = create_broadcaster(1.0, 1)
-    actor = create_actor(
-        spec(
-            folder, broker, broadcaster, size=size, heartbeat=1.0, max_new_tokens=20,
-            scripted_options={"median_length": 8.0, "vocabulary": 30},
-        ),
-        runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
-    )  # fmt: skip
-    transport = SharedMemoryTransport()
-    publisher = StagedPublisher(transport, broadcaster.announce)
-
-    async with asyncio.timeout(120):
-        await actor.start.remote()
-        before = await actor.statistics.remote()
-        running = asyncio.ensure_future(actor.run.remote())
-        prompts = [Prompt(prompt_id=f"sums/0/{i}", text=f"{i}+1=") for i in range(4)]
-        await broker.issue(prompts, cursor="{}")
-        groups = []
-        for version in range(steps):
-            publisher.publish(version, [("layer.weight", torch.full((3, 2), float(version)))])
-            taken = await broker.take(version, 60.0)
-            groups += [decode(payload) for payload in taken.payloads]
-            await broker.ack(version, {})
-        await running
-    after, accounts = await actor.statistics.remote(), await broker.accounting()
-    publisher.close()
-    assert before["version"] is None
-    assert before["tokens_generated"] == 0
-    assert sorted(group.prompt_id for group in groups) == [f"sums/0/{i}" for i in range(4)]
-    for group in groups:
-        for rollout in group.rollouts:
-            assert set(rollout.versions[rollout.prompt_length :]) <= {0, 1}
-            sampled = rollout.token_ids[rollout.prompt_length :]
-            assert rollout.reward == sum(token not in (PAD, EOS) for token in sampled)
-            assert rollout.engine_id == "engine-0"
-    tokens = sum(sum(rollout.loss_mask) for group in groups for rollout in group.rollouts)
-    assert after["tokens_generated"] == tokens
-    assert after["groups"] == {"accepted": batch * steps}
-    assert 0 <= after["idle_fraction"] <= 1
-    assert (accounts.trained, accounts.balanced) == (batch * steps, True)

@@ -81,20 +81,24 @@ class Countdown:
         return Turn([Message("user", f"left {self.left}")], 0.5, done=self.left == 0)
 
 
-class Seesaw(Countdown):
-    """Gives a point and takes it back, or nothing at all."""
+def answering(change):
+    """Return an environment that answers with what a function makes of Countdown's turn."""
 
-    points = (1.0, -1.0)
+    class Answering(Countdown):
+        def step(self, message):
+            return change(super().step(message))
 
-    def step(self, message):
-        turn = super().step(message)
-        return replace(turn, reward=self.points[turn.done])
+    return Answering
 
 
-class Flat(Seesaw):
-    """Gives nothing."""
-
-    points = (0.0, 0.0)
+Seesaw = answering(lambda turn: replace(turn, reward=-1.0 if turn.done else 1.0))
+Flat = answering(lambda turn: replace(turn, reward=0.0))
+Unpaid = answering(lambda turn: replace(turn, reward=None) if turn.done else turn)
+Verbose = answering(lambda turn: replace(turn, messages=[Message("user", "a" * 200_000)]))
+Blocked = answering(lambda turn: BLOCKED.wait())
+Mute = answering(lambda turn: "done")
+Priceless = answering(lambda turn: Turn([], float("inf"), done=True))
+Boundless = answering(lambda turn: Turn([], 10**400, done=True))
 
 
 class Listener(Countdown):
@@ -107,25 +111,11 @@ class Listener(Countdown):
         return replace(super().step(message), messages=[], reward=float(news))
 
 
-class Verbose(Countdown):
-    """Answers with more than any context holds."""
-
-    def step(self, message):
-        return replace(super().step(message), messages=[Message("user", "a" * 200_000)])
-
-
 class Painted(Countdown):
     """Has an option."""
 
     def __init__(self, *, colour):
         self.colour = colour
-
-
-class Blocked(Countdown):
-    """Never answers."""
-
-    def step(self, message):
-        BLOCKED.wait()
 
 
 MEETING = threading.Barrier(1)
@@ -164,50 +154,18 @@ class Unbuildable(Countdown):
         raise OSError("no such world")
 
 
-class Broken:
+class Broken(Countdown):
     """Cannot begin."""
 
     def reset(self, prompt):
         raise OSError("no such world")
 
-    def step(self, message):
-        return None
 
-
-class Mute(Countdown):
-    """Answers with something else than a Turn."""
-
-    def step(self, message):
-        return "done"
-
-
-class Wordy(Mute):
+class Wordy(Countdown):
     """Begins with text in place of messages."""
 
     def reset(self, prompt):
         return prompt.text
-
-
-class Priceless(Countdown):
-    """Pays what is no number."""
-
-    def step(self, message):
-        return Turn([], float("inf"), done=True)
-
-
-class Unpaid(Countdown):
-    """Pays for every message but the last, which has no reward."""
-
-    def step(self, message):
-        turn = super().step(message)
-        return replace(turn, reward=None) if turn.done else turn
-
-
-class Boundless(Countdown):
-    """Pays more than a float can hold."""
-
-    def step(self, message):
-        return Turn([], 10**400, done=True)
 
 
 class Wordless(Countdown):
@@ -257,15 +215,11 @@ class Judged(Threes):
     """A source with preferences of every wrong kind."""
 
     def preferences(self, *, gives):
-        kinds = {
-            "pair": [("p", "a")],
-            "numbers": [("p", 1, 2)],
-            "equal": [("p", "a", "a")],
-            "nothing": [],
-        }
         if gives == "error":
             raise KeyError("lost")
-        yield from kinds[gives]
+        yield from {"pair": [("p", "a")], "numbers": [("p", 1, 2)], "equal": [("p", "a", "a")]}.get(
+            gives, []
+        )
 
 
 def shout(text: str, times: int = 1) -> str:

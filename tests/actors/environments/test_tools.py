@@ -7,29 +7,18 @@ import os
 import re
 
 import pytest
-from characters import TEMPLATE, character_tokenizer
-from fakes import EOS, Recited, episodes, ids, lease
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import SamplingParameters
 from actors.environments.calculator import calculator
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
 from actors.environments.tool_calls import Call, Unreadable, find_calls
 from actors.errors import EnvironmentFailed
-from actors.rollout.chat_rendering import Renderer
 from headway.errors import InputError
-from queues.records import FinishReason, Prompt
+from queues.records import Prompt
 
 PLAIN = {"style": "plain", "markers": [":", ";"]}
-SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=60)
 JSON = ("<tool_call>", "</tool_call>")
-
-
-def play(*lines, options=PLAIN, **settings):
-    engine = Recited(*lines)
-    runner = episodes(engine, SAMPLING, environment="tools", options=options, **settings)
-    return asyncio.run(runner.run(lease(answer="7"), 0)), engine
 
 
 def converse(options, *messages, code_execution="off"):
@@ -97,29 +86,17 @@ def test_a_call_with_a_lone_surrogate_is_unreadable_so_that_no_tool_repeats_it(t
     assert find_calls("no call", "json", JSON) == []
 
 
-def test_a_tool_answers_in_the_context_and_out_of_the_loss():
-    rollout, engine = play(":3+4;", "=7")
-    first, reply, second = [*ids(":3+4;"), EOS], ids("7"), [*ids("=7"), EOS]
-    assert rollout.token_ids == ids("3+4=") + first + reply + second
-    assert rollout.loss_mask == [False] * 4 + [True] * 6 + [False] + [True] * 3
-    assert engine.requests[1][1] == ids("3+4=") + first + reply
-    assert (rollout.turns, rollout.reward) == (2, 1.0)
-    assert rollout.finish_reason is FinishReason.STOP
-
-
-def test_each_turn_that_calls_well_is_credited_where_it_ended():
-    rollout, _ = play(":3+4;", ":3+;", "=7", options={**PLAIN, "call_reward": 0.25,
-                                                      "error_reply": ","})  # fmt: skip
-    assert rollout.turn_rewards == ((9, 0.25), (15, 0.0), (19, 0.0))
-    assert rollout.reward_parts == {"environment": 0.25, "last_answer": 1.0}
-    assert rollout.reward == 1.25
-
-
-def test_with_a_chat_template_replies_are_its_messages():
-    tokenizer = character_tokenizer(TEMPLATE)
-    rollout, _ = play(":3+4;", "=7", renderer=Renderer(tokenizer))
-    text = tokenizer.decode(rollout.token_ids, skip_special_tokens=False)
-    assert text == "user:3+4=<eos>\nassistant::3+4;<eos>\ntool:7<eos>\nassistant:=7<eos>"
+def test_a_plain_call_is_answered_and_each_turn_that_calls_well_is_paid():
+    options = {**PLAIN, "call_reward": 0.25, "error_reply": ","}
+    _, turns = converse(options, ":3+4;", ":3+;", "=7")
+    replies = [[message.content for message in turn.messages] for turn in turns]
+    assert replies == [["7"], [","], []]
+    assert [(turn.reward, turn.done) for turn in turns] == [
+        (0.25, False),
+        (0.0, False),
+        (0.0, True),
+    ]
+    assert [turn.reward for turn in converse(PLAIN, ":3+4;")[1]] == [None]
 
 
 def test_several_calls_of_a_message_are_answered_one_by_one():

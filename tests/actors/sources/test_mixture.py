@@ -7,7 +7,6 @@ from row_files import write_rows
 
 from actors.sources.load_source import load_source
 from actors.sources.mixture import weight_at
-from headway.errors import InputError
 
 
 def rows(path, letter, count=50):
@@ -28,23 +27,24 @@ def test_shares_follow_the_weights(tmp_path):
     assert drawn["a"] / 4000 == pytest.approx(0.75, abs=0.03)
 
 
-def test_a_schedule_goes_over_from_easy_to_hard(tmp_path):
-    parts = [
+@pytest.fixture
+def schedule(tmp_path):
+    """Provide an easy and a hard part, whose weights cross."""
+    return [
         {**rows(tmp_path / "e.jsonl", "e"), "weight": [[100, 1.0], [300, 0.0]]},
         {**rows(tmp_path / "h.jsonl", "h"), "weight": [[100, 0.0], [300, 1.0]]},
     ]
-    texts = [prompt.text[0] for prompt in mixture(parts).next(400)]
+
+
+def test_a_schedule_goes_over_from_easy_to_hard(schedule):
+    texts = [prompt.text[0] for prompt in mixture(schedule).next(400)]
     assert set(texts[:100]) == {"e"}
     assert set(texts[301:]) == {"h"}
     assert 0.3 < texts[100:300].count("h") / 200 < 0.7
 
 
-def test_one_of_each_part_can_be_looked_at_without_moving_on(tmp_path):
-    parts = [
-        {**rows(tmp_path / "e.jsonl", "e"), "weight": [[100, 1.0], [300, 0.0]]},
-        {**rows(tmp_path / "h.jsonl", "h"), "weight": [[100, 0.0], [300, 1.0]]},
-    ]
-    looked, fresh = mixture(parts), mixture(parts)
+def test_one_of_each_part_can_be_looked_at_without_moving_on(schedule):
+    looked, fresh = mixture(schedule), mixture(schedule)
     looked.next(5), fresh.next(5)
     prompts = looked.one_of_each()
     assert [prompt.metadata["part"] for prompt in prompts] == ["0", "1"]
@@ -82,33 +82,3 @@ def test_the_held_out_problems_come_from_every_part_and_no_part_trains_them(tmp_
     trained = {prompt.text for prompt in mixture(parts, heldout_size=7).next(500)}
     assert not trained & {prompt.text for prompt in held_out}
     assert len(trained) == 40 - len({prompt.text for prompt in held_out})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "requires the option parts"),
-        ({"parts": []}, "at least 1 item"),
-        ({"parts": [{"source": "a"}], "seed": 1}, "no option seed; its options: parts"),
-        ({"parts": [{"weight": 1}]}, "source"),
-        ({"parts": [{"source": "lettered_chain_sum", "weight": -1}]}, "0 or more"),
-        ({"parts": [{"source": "lettered_chain_sum", "weight": [[5, 1], [5, 2]]}]}, "rising"),
-        ({"parts": [{"source": "lettered_chain_sum", "weight": 0}]}, "are 0 at prompt 0"),
-        ({"parts": [{"source": "lettered_chain_sum", "weight": [[0, 1], [9, 0]]}]}, "prompt 9"),
-        ({"parts": [{"source": "lettered_chain_sum", "name": "a/b"}]}, "no '/'"),
-        ({"parts": [{"source": "nothing"}]}, "expected one of files"),
-        ({"parts": ["lettered_chain_sum"]}, "parts"),
-    ],
-)  # fmt: skip
-def test_a_mix_that_cannot_be_drawn_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        load_source("mixture", options=options, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("task", "level", "message"),
-    [("chain_sum", -1, "from 0"), ("chain_sum", 99, "from 0 to 10"), ("chain_sum", "x", "whole")],
-)
-def test_a_level_that_a_curriculum_lacks_is_refused(task, level, message):
-    with pytest.raises(InputError, match=message):
-        load_source(f"reasoning_gym:{task}", options={"level": level}, seed=0)

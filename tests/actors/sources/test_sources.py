@@ -140,7 +140,27 @@ def test_a_gym_epoch_goes_over_into_the_next_without_repeating():
         ("files", {"path": "x", "shuffle": True}, "no option shuffle"),
         ("files", {"pth": "x"}, "no option pth; its options: .*; did you mean 'path'"),
         ("files", {"path": "/nonexistent.jsonl"}, "cannot be read"),
+        ("files", {"path": "x.csv"}, r"must end in \.jsonl, \.parquet"),
+        ("files", {"path": "x", "shard": [3, 3]}, r"must be \[i, n\]"),
+        ("files", {"path": "x", "duplicates": "maybe"}, "duplicates = 'maybe'"),
+        ("files", {"path": "x", "min_characters": -1}, "min_characters = -1"),
+        ("files", {"path": "x", "colour": 1}, "no option colour; its options: .*prompt_field"),
+        ("reasoning_gym:chain_sum", {"level": -1}, "from 0"),
+        ("reasoning_gym:chain_sum", {"level": 99}, "from 0 to 10"),
+        ("reasoning_gym:chain_sum", {"level": "x"}, "whole"),
+        ("tiny:sum", {}, "the tasks are product, distance, twice"),
         ("user_module:Countdown", {}, "Countdown"),
+        ("mixture", {}, "requires the option parts"),
+        ("mixture", {"parts": []}, "at least 1 item"),
+        ("mixture", {"parts": [{"source": "a"}], "seed": 1}, "no option seed; its options: parts"),
+        ("mixture", {"parts": [{"weight": 1}]}, "source"),
+        ("mixture", {"parts": [{"source": "nothing"}]}, "expected one of files"),
+        ("mixture", {"parts": ["lettered_chain_sum"]}, "parts"),
+        ("mixture", {"parts": [{"source": "tiny:twice", "weight": -1}]}, "0 or more"),
+        ("mixture", {"parts": [{"source": "tiny:twice", "weight": [[5, 1], [5, 2]]}]}, "rising"),
+        ("mixture", {"parts": [{"source": "tiny:twice", "weight": 0}]}, "are 0 at prompt 0"),
+        ("mixture", {"parts": [{"source": "tiny:twice", "weight": [[0, 1], [9, 0]]}]}, "prompt 9"),
+        ("mixture", {"parts": [{"source": "tiny:twice", "name": "a/b"}]}, "no '/'"),
     ],
 )
 def test_a_wrong_source_or_option_is_one_clear_input_error(name, options, message):
@@ -214,27 +234,6 @@ def test_a_second_file_holds_out_and_its_texts_are_not_trained(tmp_path):
     trained = load_source("files", options=options, seed=0, heldout_size=3)
     assert {prompt.text for prompt in held_out.next(3)} == {"0+0=", "1+1=", "2+2="}
     assert {prompt.text for prompt in trained.next(7)} == {f"{i}+{i}=" for i in range(3, 10)}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "found list"),
-        ({"prompt": ""}, "not empty"),
-        ({"prompt": 3}, "prompt is 3"),
-        ({"answer": "3"}, "there is no field prompt"),
-        ({"prompt": "a", "answer": ["b"]}, "answer is"),
-        ({"prompt": "a", "metadata": 1}, "metadata is 1"),
-        ({"prompt": "a", "anwser": "b"}, "unknown fields anwser.* did you mean 'answer'"),
-    ],
-)
-def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, row, message):
-    path = write_rows(tmp_path / "bad.jsonl", *lines(2), row)
-    with pytest.raises(InputError, match=message) as caught:
-        opened(path)
-    assert "bad.jsonl:3: " in str(caught.value)
-    assert caught.value.exit_code == 2
 
 
 def test_a_file_without_prompts_or_with_too_few_is_refused(tmp_path):

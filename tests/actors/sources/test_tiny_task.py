@@ -18,6 +18,10 @@ def source(task="product", *, seed=0, split="train", size=50):
     return load_source(f"tiny:{task}", options={}, seed=seed, split=split, heldout_size=size)
 
 
+def demonstrations(name, heldout=frozenset(), **options):
+    return load_examples(DEMONSTRATIONS, name, options=options, seed=0, heldout=heldout)
+
+
 def last(change):
     """Solves a chain of digits by what each of them makes of what there was."""
 
@@ -44,9 +48,7 @@ def test_answers_are_right_and_splits_share_nothing(task):
 
 
 def test_a_worked_product_is_a_conversation_with_the_calculator():
-    result = load_examples(
-        DEMONSTRATIONS, "tiny:product", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
-    )
+    result = demonstrations("tiny:product", worked_share=1.0)
     for (question,), (call, reply, answer) in islice(result, 5):
         assert call == Message("assistant", f"[{question.content.removesuffix('=')}]")
         assert reply == Message("tool", calculator(call.content[1:-1]))
@@ -54,22 +56,14 @@ def test_a_worked_product_is_a_conversation_with_the_calculator():
 
 
 def test_a_share_of_the_demonstrations_is_worked():
-    result = load_examples(
-        DEMONSTRATIONS, "tiny:distance", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
-    )
+    result = demonstrations("tiny:distance", worked_share=0.4)
     worked = sum("," in completion for _, completion in islice(result, 1000))
     assert 340 <= worked <= 460
 
 
 def test_the_worked_answers_of_a_chain_name_every_step():
     for task in ("distance", "twice"):
-        result = load_examples(
-            DEMONSTRATIONS,
-            f"tiny:{task}",
-            options={"worked_share": 1.0},
-            seed=0,
-            heldout=frozenset(),
-        )
+        result = demonstrations(f"tiny:{task}", worked_share=1.0)
         for asked, worked in islice(result, 200):
             names = asked[3:-1:2]
             assert [step[0] for step in worked.partition("=")[0].split(",")] == list(names)
@@ -77,29 +71,15 @@ def test_the_worked_answers_of_a_chain_name_every_step():
 
 
 def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
-    heldout = load_source("mixture", options=PARTS, seed=0, split="heldout", heldout_size=40).next(
-        40
-    )
-    texts = frozenset(prompt.text for prompt in heldout)
-    result = load_examples(
-        DEMONSTRATIONS,
-        "mixture",
-        options={"source_options": PARTS, "worked_share": 0.0},
-        seed=0,
-        heldout=texts,
-    )
+    heldout = load_source("mixture", options=PARTS, seed=0, split="heldout", heldout_size=40)
+    texts = frozenset(prompt.text for prompt in heldout.next(40))
+    result = demonstrations("mixture", texts, source_options=PARTS, worked_share=0.0)
     prompts = [prompt for prompt, _ in islice(result, 1000)]
     assert 690 <= sum(prompt[0] == "D" for prompt in prompts) <= 810
     assert not texts & set(prompts)
 
 
 def test_a_mixture_with_a_part_that_has_no_demonstrations_says_so():
-    options = {"source_options": {"parts": [{"source": "reasoning_gym:chain_sum"}]}}
-    result = load_examples(DEMONSTRATIONS, "mixture", options=options, seed=0, heldout=frozenset())
+    parts = {"parts": [{"source": "reasoning_gym:chain_sum"}]}
     with pytest.raises(InputError, match="'reasoning_gym:chain_sum' has no demonstrations"):
-        next(result)
-
-
-def test_a_task_that_does_not_exist_is_an_input_error():
-    with pytest.raises(InputError, match="the tasks are product, distance, twice"):
-        source("sum")
+        next(demonstrations("mixture", source_options=parts))
