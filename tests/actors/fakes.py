@@ -144,9 +144,9 @@ def episodes(
 SAMPLING = SamplingParameters(temperature=0.7, max_new_tokens=40, top_p=0.9, top_k=5)
 
 
-def play(engine, *, of=None, sampling=SAMPLING, **settings) -> Rollout:
+def play(engine, *, of=None, sampling=SAMPLING, saved=None, **settings) -> Rollout:
     """Return rollout 1 of a group, as `episodes` plays it with these settings."""
-    return asyncio.run(episodes(engine, sampling, **settings).run(of or lease(), 1))
+    return asyncio.run(episodes(engine, sampling, **settings).run(of or lease(), 1, saved))
 
 
 def ids(text):

@@ -3,19 +3,18 @@
 import asyncio
 import sys
 import textwrap
+from contextlib import closing
 
 import pytest
+from fakes import play
 
-from actors.config import ActorsConfig
-from actors.environments.load_environment import load_environment
 from actors.errors import EnvironmentFailed, RewardFailed, SourceFailed
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import load_rewards
-from actors.rollout.episode import EpisodeRunner
 from actors.sources.filters import without_heldout
 from actors.sources.load_source import load_source
 from headway.errors import InputError
-from queues.records import Lease, Prompt, Purpose
+from queues.records import Prompt
 
 TASK = """
     import json
@@ -47,7 +46,6 @@ TASK = """
         def restore(self, cursor):
             pass
 """
-PROMPT = Prompt(prompt_id="p/0", text="1+1=")
 
 
 @pytest.fixture
@@ -67,11 +65,8 @@ def place(file, line, function):
 def test_a_reward_that_raises_is_named_with_its_file_and_line(task):
     pool = RewardPool(processes=1)
     rewards = load_rewards(["own_task:score"], pool=pool)
-    try:
-        with pytest.raises(RewardFailed) as caught:
-            asyncio.run(rewards.score(PROMPT, "2"))
-    finally:
-        pool.close()
+    with closing(pool), pytest.raises(RewardFailed) as caught:
+        asyncio.run(rewards.score(Prompt(prompt_id="p/0", text="1+1="), "2"))
     text = str(caught.value)
     assert text.startswith(
         "reward 'own_task:score' of prompt 'p/0' raised KeyError('2')" + place(task, 4, "score")
@@ -81,21 +76,10 @@ def test_a_reward_that_raises_is_named_with_its_file_and_line(task):
 
 
 def test_an_environment_that_raises_is_named_with_its_file_and_line(task):
-    config = ActorsConfig(environment="own_task:Conversation", reward=("exact_match",))
-    episodes = EpisodeRunner(
-        engine_id="e", engine=None, renderer=None, config=config, rewards=None,
-        new_environment=load_environment(config.environment), heldout_rewards=None,
-        max_model_len=8,
-    )  # fmt: skip
-    lease = Lease(
-        group_id="g", attempt=1, prompt=PROMPT, group_size=1, purpose=Purpose.TRAIN,
-        temperature=None, start_version=0, deadline_version=None,
-    )  # fmt: skip
     with pytest.raises(EnvironmentFailed) as caught:
-        asyncio.run(episodes.run(lease, 0))
-    text = str(caught.value)
-    assert "on prompt 'p/0'" + place(task, 11, "reset") in text
-    assert "daemon_thread" not in text
+        play(None, environment="own_task:Conversation")
+    assert "on prompt 'sums/0/1'" + place(task, 11, "reset") in str(caught.value)
+    assert "daemon_thread" not in str(caught.value)
 
 
 def test_a_source_that_raises_is_named_with_its_file_and_line(task):

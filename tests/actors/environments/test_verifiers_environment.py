@@ -8,7 +8,6 @@ import types
 import pytest
 from fakes import Recited, episodes, lease
 
-from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
@@ -24,21 +23,15 @@ vf = pytest.importorskip("verifiers", reason="verifiers is not installed beside 
 SUMS = [{"question": f"{n}+{n}=", "answer": str(2 * n)} for n in range(1, 7)]
 
 
-def rows():
+COLUMNS = [
+    {"question": f"{n}?", "answer": n, "shape": {"of": [n, 1.5]}, "info": {"n": n}} for n in (2, 3)
+]
+
+
+def rows(values=SUMS):
     from datasets import Dataset
 
-    return Dataset.from_list(SUMS)
-
-
-def columns():
-    from datasets import Dataset
-
-    return Dataset.from_list(
-        [
-            {"question": f"{n}?", "answer": n, "shape": {"of": [n, 1.5]}, "info": {"n": n}}
-            for n in (2, 3)
-        ]
-    )
+    return Dataset.from_list(values)
 
 
 async def right(completion, answer) -> float:
@@ -156,7 +149,7 @@ def build(kind):
         "tidy": lambda: Orderly(dataset=rows(), rubric=Tidy(funcs=[right])),
         "blocks": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=vf.Rubric(funcs=[waits])),
         "hasty": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=rubric, timeout_seconds=0.5),
-        "columns": lambda: Columns(dataset=columns(), rubric=vf.Rubric(funcs=[twice_a_number])),
+        "columns": lambda: Columns(dataset=rows(COLUMNS), rubric=vf.Rubric(funcs=[twice_a_number])),
         "evaluated": lambda: vf.SingleTurnEnv(
             dataset=rows(), eval_dataset=rows().select(range(3)), rubric=rubric
         ),
@@ -376,8 +369,3 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
 def test_what_cannot_be_played_is_refused_when_the_run_starts(name, options, message):
     with pytest.raises(InputError, match=message):
         load_environment(name, options)
-
-
-def test_the_environment_may_be_all_that_rewards():
-    config = ActorsConfig(environment="verifiers:tiny-env", reward=())
-    assert config.reward == ()

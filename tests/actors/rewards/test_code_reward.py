@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from functools import partial
 
 import pytest
 from sandboxes import needs_sandbox
@@ -11,7 +10,6 @@ from actors.errors import RewardFailed
 from actors.rewards.code import code, read_tests
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import check_scorable, load_rewards
-from actors.sandbox import sandbox
 from headway.errors import InputError
 from queues.records import Prompt
 
@@ -79,17 +77,6 @@ def test_time_is_for_all_tests_together():
 
 
 @needs_sandbox
-def test_sandboxes_that_are_slow_to_start_cost_a_program_nothing(change_launcher, monkeypatch):
-    step = "        linux.unshare(NAMESPACES)"
-    change_launcher(step, f"        time.sleep(2)\n{step}")
-    assert score("print('hello', input())", GREET, seconds=2.0) == 1.0
-    impatient = partial(sandbox.Sandbox, start_seconds=0.5)
-    monkeypatch.setattr("actors.rewards.code.Sandbox", impatient)
-    with pytest.raises(InputError, match="did not start a program"):
-        score("print('hello', input())", GREET)
-
-
-@needs_sandbox
 @pytest.mark.slow
 def test_malformed_programs_are_scored():
     pieces = [
@@ -129,20 +116,6 @@ def test_tests_that_cannot_be_read_are_errors_before_the_run_and_failures_in_it(
     prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"tests": tests})
     with pytest.raises(InputError, match=message):
         check_scorable(["code"], [prompt])
-
-
-def test_programs_are_run_only_where_a_recipe_asks_for_it():
-    with pytest.raises(InputError, match=r'set actors\.code_execution = "sandbox" to allow it'):
-        load_rewards(["code"])
-
-
-def test_without_a_sandbox_the_reward_is_refused(monkeypatch):
-    def refuse():
-        raise InputError("no sandbox for programs that models write")
-
-    monkeypatch.setattr(sandbox, "check_sandbox", refuse)
-    with pytest.raises(InputError, match="no sandbox"):
-        load_rewards(["code"], code_execution="sandbox")
 
 
 @needs_sandbox

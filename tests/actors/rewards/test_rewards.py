@@ -20,10 +20,8 @@ def score(names, completion, *, prompt=SUM, reason=FinishReason.STOP):
 
 @pytest.mark.parametrize("name", ["exact_match", "last_answer"])
 def test_an_answer_that_was_cut_off_does_not_count(name):
-    assert score([name], "7" if name == "exact_match" else "=7", reason=FinishReason.LENGTH) == (
-        0.0,
-        {name: 0.0},
-    )
+    completion = "7" if name == "exact_match" else "=7"
+    assert score([name], completion, reason=FinishReason.LENGTH) == (0.0, {name: 0.0})
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "arc_1d", "knights_knaves", "rearc"])
@@ -68,15 +66,16 @@ def test_a_reward_without_a_number_fails_and_names_itself_and_the_prompt(reward,
     assert "'sums/0/1'" in str(caught.value)
 
 
-@pytest.mark.parametrize("reward", ["exact_match", "last_answer", "math_verify"])
-def test_a_prompt_without_an_answer_is_a_failure_not_a_zero(reward):
-    with pytest.raises(RewardFailed, match="no answer"):
-        score([reward], "=7", prompt=Prompt(prompt_id="open/0/0", text="why?"))
-
-
-def test_an_answer_that_math_verify_cannot_read_is_a_failure_not_a_zero():
-    with pytest.raises(RewardFailed, match="no expression"):
-        score(["math_verify"], "7", prompt=Prompt(prompt_id="a/0/0", text="?", answer=""))
+@pytest.mark.parametrize(
+    ("reward", "answer", "message"),
+    [(name, None, "no answer") for name in ("exact_match", "last_answer", "math_verify")]
+    + [("math_verify", "", "no expression")],
+)
+def test_an_answer_that_is_missing_or_cannot_be_read_is_a_failure_not_a_zero(
+    reward, answer, message
+):
+    with pytest.raises(RewardFailed, match=message):
+        score([reward], "=7", prompt=Prompt(prompt_id="open/0/0", text="why?", answer=answer))
 
 
 @pytest.mark.parametrize("reward", ["user_module:hangs", "user_module:hangs_politely"])

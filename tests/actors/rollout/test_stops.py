@@ -6,20 +6,17 @@ from dataclasses import replace
 import pytest
 from characters import character_tokenizer
 from dialogues import NAMES
-from fakes import EOS, Recited, episodes, ids, lease
+from fakes import EOS, SAMPLING, Recited, episodes, ids, lease, play
 from hypothesis import given
 from hypothesis import strategies as st
 from real_tokenizers import real_tokenizer
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import SamplingParameters
 from actors.rewards.rewards import Score
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import load_stops
 from headway.errors import InputError
 from queues.records import FinishReason
-
-SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=40)
 
 
 class Noted:
@@ -31,11 +28,6 @@ class Noted:
     async def score(self, prompt, completion, finish_reason):
         self.seen.append((completion, finish_reason))
         return Score(1.0, {})
-
-
-def play(engine, saved=None, answer="7", **settings):
-    runner = episodes(engine, replace(SAMPLING, max_new_tokens=settings.pop("new", 40)), **settings)
-    return asyncio.run(runner.run(lease(answer=answer), 0, saved))
 
 
 @pytest.mark.parametrize(
@@ -62,14 +54,18 @@ def test_tokens_end_with_the_stop_and_the_text_before_it_or_with_it(stop, includ
     assert runner.rewards.seen == [(seen, "stop")]
 
 
-def test_a_limit_that_is_reached_with_the_stop_is_no_truncation():
-    rollout = play(Recited("b=7/ab"), stop=["/"], new=4, missing_eos_penalty=1.0)
-    assert rollout.token_ids == ids("3+4=b=7/")
-    assert rollout.finish_reason is FinishReason.STOP
-    assert rollout.reward_parts == {"last_answer": 1.0, "missing_eos": 0.0}
-    rollout = play(Recited("b=7/ab"), stop=["/"], new=3, missing_eos_penalty=1.0)
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert rollout.reward_parts == {"last_answer": 0.0, "missing_eos": -1.0}
+@pytest.mark.parametrize(
+    ("limit", "tokens", "ended", "parts"),
+    [
+        (4, "b=7/", FinishReason.STOP, {"last_answer": 1.0, "missing_eos": 0.0}),
+        (3, "b=7", FinishReason.LENGTH, {"last_answer": 0.0, "missing_eos": -1.0}),
+    ],
+)
+def test_a_limit_that_is_reached_with_the_stop_is_no_truncation(limit, tokens, ended, parts):
+    sampling = replace(SAMPLING, max_new_tokens=limit)
+    rollout = play(Recited("b=7/ab"), sampling=sampling, stop=["/"], missing_eos_penalty=1.0)
+    assert rollout.token_ids == ids(f"3+4={tokens}")
+    assert (rollout.finish_reason, rollout.reward_parts) == (ended, parts)
 
 
 def test_a_token_that_is_a_stop_ends_the_message():
@@ -118,7 +114,7 @@ def test_a_message_that_had_ended_is_whole_though_its_engine_was_interrupted():
 
 def test_an_environment_answers_what_stands_before_the_stop_and_the_tokens_go_on_after_it():
     engine = Recited("a/ab", "b=2/a")
-    rollout = play(engine, answer="2", stop=["/"], environment="user_module:Countdown")
+    rollout = play(engine, of=lease(answer="2"), stop=["/"], environment="user_module:Countdown")
     first, between, second = ids("a/"), ids("left 1"), ids("b=2/")
     assert rollout.token_ids == [*ids("3+4="), *first, *between, *second]
     assert engine.requests[1][1] == [*ids("3+4="), *first, *between]

@@ -80,8 +80,6 @@ def test_any_other_row_of_a_table_is_noticed(files, tmp_path, edit, name, mixed)
     if mixed:
         parts = [{"source": "tiny:twice"}, {"source": "files", "options": files}]
         source, options = "mixture", {"parts": parts}
-    before = opened(options, source)
-    before.next(5)
     rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
     rows = [{"answer": "", "metadata": {"n": 0}} | row for row in rows]
     write_rows(tmp_path / name, *rows)  # of every field, so that an edit changes one
