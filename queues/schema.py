@@ -224,9 +224,11 @@ def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: BinaryI
 
 
 def _row(group: RolloutGroup, rollout: Rollout) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(group, name) for name in GROUP_COLUMNS}
-    names = [name for name in SCHEMA.names if name not in GROUP_COLUMNS and name != "metadata"]
-    values |= {name: getattr(rollout, name) for name in names}
+    values: dict[str, Any] = {
+        name: getattr(group if name in GROUP_COLUMNS else rollout, name)
+        for name in SCHEMA.names
+        if name != "metadata"
+    }
     for name in ("created_at", "finished_at"):
         if values[name].tzinfo is None:
             raise SchemaError(f"{name}: {values[name]} has no time zone, must be in UTC")
@@ -238,13 +240,10 @@ def _row(group: RolloutGroup, rollout: Rollout) -> dict[str, Any]:
 
 def _as_metadata(rollout: Rollout) -> str:
     """Return as JSON the fields that few rollouts have; `optional_fields` reads them."""
-    fields: dict[str, Any] = {}
-    if rollout.turn_rewards:
-        fields["turn_rewards"] = rollout.turn_rewards
-    if rollout.baseline_reward is not None:
-        fields["baseline_reward"] = rollout.baseline_reward
+    turns, baseline = rollout.turn_rewards or None, rollout.baseline_reward
+    fields = {"turn_rewards": turns, "baseline_reward": baseline}
     try:
-        return json.dumps(fields)
+        return json.dumps({name: x for name, x in fields.items() if x is not None})
     except (TypeError, ValueError) as error:
         raise SchemaError(f"metadata: not JSON: {error}") from error
 
@@ -253,8 +252,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
     for name in GROUP_COLUMNS:
         del row[name]
     row["finish_reason"] = FinishReason(row["finish_reason"])
-    optional = optional_fields(row.pop("metadata"))
-    return Rollout(**row, **optional)
+    return Rollout(**row | optional_fields(row.pop("metadata")))
 
 
 def _check_schema(schema: pa.Schema) -> None:

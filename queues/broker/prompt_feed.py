@@ -8,6 +8,7 @@ from headway.errors import InputError
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.errors import ProtocolError, QueueClosed
 from queues.protocols import PromptFeed
+from queues.readers.evaluation_outcome import read_evaluation
 from queues.records import Evaluation, Prompt
 from queues.state.evaluation_run import EvaluationRun
 from queues.storage.ledger import dump_prompt
@@ -86,12 +87,9 @@ class BrokerPromptFeed(PromptFeed):
         await commits.durable(record, commits.lease_polls)
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
-        run = self.commits.state.evaluations.get(name)
-        if run is None:
-            raise ProtocolError(
-                f"evaluation: {name!r} was not queued; known are"
-                f" {[*self.commits.state.evaluations]}"
-            )
-        return await self.commits.progress_polls.until(
-            lambda: run.outcome() if run.finished else None, timeout
-        )
+        commits, known = self.commits, self.commits.state.evaluations
+        if (run := known.get(name)) is None:
+            raise ProtocolError(f"evaluation: {name!r} was not queued; known are {[*known]}")
+        if await commits.progress_polls.until(lambda: run.finished or None, timeout) is None:
+            return None
+        return await commits.submit(lambda: read_evaluation(commits.ledger.database, name))

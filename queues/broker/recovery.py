@@ -1,12 +1,9 @@
 """Recovery of a broker's state from the ledger, however the last broker ended.
 
-Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void: those
-groups are at the front of the queue, as are prompts that were issued anew, and late results of the
-old leases are refused. Failed attempts are forgotten: every group has its full number again.
-
-A broker that is made again under the name of the last one finds the same engines and learner at
-work. So leases, the versions that engines serve and the learner's epoch go on; the holders of the
-leases have a whole term to claim them by a heartbeat or a result.
+Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void, and their
+groups are at the front of the queue, as are prompts that were issued anew; failed attempts are
+forgotten. Only a broker that is made again under the name of the last one goes on with its leases,
+which their holders have a whole term to claim, with the engines' versions and the learner's epoch.
 """
 
 import json
@@ -44,8 +41,10 @@ def recover(ledger: Ledger, state: BrokerState, *, owner: str | None = None) -> 
         state.learner = int(meta.get(EPOCH, 0)), -1
         served = {key: int(value) for key, value in meta.items() if key.startswith(SERVES)}
         state.engines = {key.removeprefix(SERVES): version for key, version in served.items()}
+    state.cursor, state.ended = meta.get("cursor"), "ended" in meta
+    if ISSUE_TOKEN in meta:
+        state.issue_tokens.append(meta[ISSUE_TOKEN])
     _read_totals(ledger, state)
-    _read_batches(ledger, state)
     _read_evaluations(ledger, state)
     _read_selection(ledger, state)
     _read_groups(ledger, state)
@@ -84,58 +83,36 @@ def _check_due(state: BrokerState) -> None:
 def _read_totals(ledger: Ledger, state: BrokerState) -> None:
     states = ledger.counts().states
     state.groups = Groups(finished={key: n for key, n in states.items() if key[1] in FINAL})
-    meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
-    state.cursor, state.ended = meta.get("cursor"), "ended" in meta
-    if ISSUE_TOKEN in meta:
-        state.issue_tokens.append(meta[ISSUE_TOKEN])
-    state.accepted, late, late_taken, state.next_number = ledger.execute(
+    state.accepted, late, late_taken, state.next_number, state.version = ledger.execute(
         "SELECT (SELECT count(*) FROM results),"
         " (SELECT count(*) FROM groups WHERE deadline_version < trained_version),"
         " (SELECT count(*) FROM groups JOIN batch_groups USING (group_id)"
         f"  WHERE {_OF_ANY} AND state = 'taken' AND deadline_version < version),"
-        " (SELECT coalesce(max(number), 0) + 1 FROM groups)"
+        " (SELECT coalesce(max(number), 0) + 1 FROM groups),"
+        " (SELECT count(*) FROM batches WHERE acked_at IS NOT NULL)"
     ).fetchone()
     state.late = late + late_taken
-
-
-def _read_batches(ledger: Ledger, state: BrokerState) -> None:
-    (state.version,) = ledger.execute(
-        "SELECT count(*) FROM batches WHERE acked_at IS NOT NULL"
-    ).fetchone()
     acked = ledger.execute(
         "SELECT version, acked_at, statistics FROM batches"
         " WHERE acked_at IS NOT NULL ORDER BY version DESC LIMIT ?",
         (BATCHES_KEPT,),
     ).fetchall()
     for version, acked_at, text in reversed(acked):
-        state.add_batch(
-            BatchRecord(version=version, acked_at=acked_at, statistics=json.loads(text))
-        )
+        record = BatchRecord(version=version, acked_at=acked_at, statistics=json.loads(text))
+        state.add_batch(record)
 
 
 def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
-    runs = ledger.execute(
-        "SELECT evaluations.*, count(accepted_at) AS scored, sum(state = 'failed') AS failed,"
-        " coalesce(sum(reward), 0.0) AS rewards, coalesce(sum(tokens), 0) AS tokens,"
-        " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
-        " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
+    for row in ledger.execute(
+        "SELECT name, evaluations.count, temperature, min_version,"
+        " sum(state IN ('scored', 'failed')) AS ended"
+        " FROM evaluations JOIN groups ON evaluation = name"
         f" WHERE purpose = '{Purpose.EVALUATE}' GROUP BY name ORDER BY min(number)"
-    )
-    for row in runs:
+    ):
         run = EvaluationRun(**dict(row))
         state.evaluations[run.name] = run
         if not run.finished:
             state.prompts.open_evaluation(run.name, run.min_version)
-    prompts = ledger.execute(
-        "SELECT evaluation, groups.prompt_id, max(reward), max(state = 'failed') FROM groups"
-        f" LEFT JOIN results USING (group_id) WHERE purpose = '{Purpose.EVALUATE}'"
-        " GROUP BY evaluation, groups.prompt_id"
-    )
-    for name, prompt_id, best, incomplete in prompts:
-        if best is not None:
-            state.evaluations[name].best[prompt_id] = best
-        if incomplete:
-            state.evaluations[name].incomplete.add(prompt_id)
 
 
 def _read_selection(ledger: Ledger, state: BrokerState) -> None:
@@ -153,7 +130,8 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
     issued_anew = set(_train_prompts(ledger, f"state = 'dropped' AND reason = '{OVERDUE}'"))
     oldest_saved = ledger.oldest_partials()
-    to_monotonic = time.monotonic() - clock.now()
+    now = time.monotonic()
+    to_monotonic = now - clock.now()
     live = ", ".join(f"'{x}'" for x in State if x not in FINAL)
     redelivered = []
     for row in ledger.execute(
@@ -174,12 +152,12 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
         )
         if group.state is State.READY:
             # The stamp is of an earlier session, whose clock may have been ahead.
-            ready_at = min(time.monotonic(), row["accepted_at"] + to_monotonic)
-            group.due, group.ready_at = row["deadline_version"], ready_at
+            group.ready_at = min(now, row["accepted_at"] + to_monotonic)
+            group.due = row["deadline_version"]
             state.results.add(group)
         elif group.state is State.LEASED:
             group.due = row["deadline_version"]
-            group.expires = time.monotonic() + state.config.lease_seconds
+            group.expires = now + state.config.lease_seconds
             lease = group.group_id, group.attempt
             state.groups.inherited.setdefault(row["engine_id"], []).append(lease)
         elif group.state is State.TAKEN:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from queues.errors import JournalError
 from queues.readers.open_run import open_ledger
-from queues.storage.journal import LOCATION, Location, read_group
+from queues.storage.journal import LOCATION, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME
 
 LONGEST_SAVE_SECONDS = 1800.0
@@ -96,7 +96,7 @@ def lost_groups(run_directory: Path, *, since: int) -> list[LostGroup]:
     lost = []
     for group_id, version, *location in rows:
         try:
-            read_group(run_directory / JOURNAL_NAME, Location(*location))
+            read_group(run_directory / JOURNAL_NAME, location)
         except JournalError as error:
             lost.append(LostGroup(group_id, version, str(error)))
     return lost

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from queues.readers.open_run import open_ledger
 from queues.records import Purpose
-from queues.storage.journal import LOCATION, Location, read_group
+from queues.storage.journal import LOCATION, read_group
 from queues.storage.ledger_schema import JOURNAL_NAME
 
 
@@ -78,7 +78,7 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
         checkpoints = database.execute("SELECT version, at FROM checkpoints").fetchall()
     groups = []
     for *location, accepted_at, taken_at in rows:
-        rollouts = decode(read_group(journal, Location(*location))).rollouts
+        rollouts = decode(read_group(journal, location)).rollouts
         groups.append(
             GroupTimes(
                 engine_id=rollouts[0].engine_id,

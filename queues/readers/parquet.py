@@ -6,16 +6,15 @@ from headway.atomic_file import atomic_file
 from headway.errors import InputError
 from queues.readers.open_run import open_ledger
 from queues.schema import write_parquet
-from queues.storage.journal import LOCATION, Location, read_group
-from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments
+from queues.storage.journal import LOCATION, read_group
+from queues.storage.ledger_schema import IS_REMOVED, JOURNAL_NAME
 
 
 def removed_groups(run_directory: Path) -> int:
     """Return the number of accepted groups whose rollouts `queues.broker.retention` removed."""
     with open_ledger(run_directory) as database:
-        removed = removed_segments(database)
-        counts = database.execute("SELECT segment, count(*) FROM results GROUP BY segment")
-        return sum(count for segment, count in counts if segment in removed)
+        count = database.execute(f"SELECT count(*) FROM results WHERE {IS_REMOVED}")
+        return int(count.fetchone()[0])
 
 
 def export_parquet(run_directory: Path, file: Path) -> int:
@@ -28,15 +27,13 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     _check_absent(file)
     journal = run_directory / JOURNAL_NAME
     with open_ledger(run_directory) as database:
-        removed = removed_segments(database)
         rows = database.execute(
-            f"SELECT state, trained_version, {LOCATION} FROM results"
-            " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
+            f"SELECT state, trained_version, {LOCATION} FROM results JOIN groups USING (group_id)"
+            f" WHERE segment IS NOT NULL AND NOT {IS_REMOVED} ORDER BY segment, offset"
         )
         groups = (
             (read_group(journal, location), state, trained_version)
-            for state, trained_version, *columns in rows
-            if (location := Location(*columns)).segment not in removed
+            for state, trained_version, *location in rows
         )
         try:
             with atomic_file(file) as opened:

@@ -10,8 +10,8 @@ from queues.errors import JournalError, QueueClosed
 from queues.protocols import BatchQueue
 from queues.readers.open_run import open_ledger
 from queues.records import Batch
-from queues.storage.journal import LOCATION, Location, read_group
-from queues.storage.ledger_schema import JOURNAL_NAME, removed_segments
+from queues.storage.journal import LOCATION, read_group
+from queues.storage.ledger_schema import IS_REMOVED, JOURNAL_NAME
 
 
 class RecordedBatches(BatchQueue):
@@ -59,16 +59,14 @@ def read_batch(run_directory: Path, version: int, *, groups: int = -1) -> list[b
     damaged raises InputError.
     """
     with open_ledger(run_directory, verify=False) as database:
-        removed = removed_segments(database)
         rows = database.execute(
-            f"SELECT group_id, {LOCATION} FROM batch_groups JOIN results USING (group_id)"
-            " WHERE version = ? ORDER BY position LIMIT ?",
+            f"SELECT group_id, {IS_REMOVED}, {LOCATION} FROM batch_groups"
+            " JOIN results USING (group_id) WHERE version = ? ORDER BY position LIMIT ?",
             (version, groups),
         ).fetchall()
     payloads = []
-    for group_id, *columns in rows:
-        location = Location(*columns)
-        if location.segment in removed:
+    for group_id, is_removed, *location in rows:
+        if is_removed:
             raise InputError(
                 f"batch {version}: its group {group_id} was removed from the journal when nothing "
                 'needed it any more; queues.keep_rollouts = "all" keeps every group'

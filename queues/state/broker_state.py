@@ -171,8 +171,7 @@ class BrokerState:
         self.accepted += 1
         if (run := self._evaluation(group)) is not None:
             self.groups.move(group, State.SCORED)
-            run.score(result)
-            self._close_evaluation(run)
+            self._end_sample(run)
             return Acceptance(State.SCORED)
         rewards = result.task_rewards
         retires = self.retirement.retire(result.prompt_id, rewards)
@@ -309,8 +308,7 @@ class BrokerState:
     def _fail(self, group: Group, reason: str) -> None:
         self.groups.move(group, State.FAILED, reason=reason)
         if (run := self._evaluation(group)) is not None:
-            run.fail(group.prompt.prompt_id)
-            self._close_evaluation(run)
+            self._end_sample(run)
 
     def choose_batch(self) -> Choice:
         """Decide by `admission.choose_batch`, as things are now, whether a batch may be taken."""
@@ -353,8 +351,6 @@ class BrokerState:
 
     def _lease(self, group: Group, engine_id: str, version: int, expires: float) -> Lease:
         run = self._evaluation(group)
-        if run is not None:
-            run.start()
         group.attempt += 1
         group.overdue = False
         start = version if group.saved is None else min(version, group.saved)
@@ -376,6 +372,7 @@ class BrokerState:
     def _evaluation(self, group: Group) -> EvaluationRun | None:
         return None if group.evaluation is None else self.evaluations[group.evaluation]
 
-    def _close_evaluation(self, run: EvaluationRun) -> None:
+    def _end_sample(self, run: EvaluationRun) -> None:
+        run.ended += 1
         if run.finished:
             self.prompts.close_evaluation(run.name)

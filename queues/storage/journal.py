@@ -10,6 +10,7 @@ a new segment. Calls block; one thread writes, any may read.
 import logging
 import os
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -51,14 +52,10 @@ class Journal:
         """Bytes of the segment that `commit` has made durable."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._segment = max(segments(directory), default=0)
+            self.newest = max(segments(directory), default=0)
+            """Number of the newest segment; later frames are in this one or a later one."""
         except (OSError, ValueError) as error:
             raise JournalError(f"{directory}: cannot be opened: {error}") from error
-
-    @property
-    def newest(self) -> int:
-        """Number of the newest segment; later frames are in this one or a later one."""
-        return self._segment
 
     def begin(self) -> None:
         """Do nothing: frames that are not committed are garbage by themselves."""
@@ -69,8 +66,8 @@ class Journal:
             raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")
         if self._file is None or self._file.tell() >= self._segment_bytes:
             self.close()
-            self._segment, self._synced = self._segment + 1, 0
-            self._file = segment_path(self.directory, self._segment).open("xb")
+            self.newest, self._synced = self.newest + 1, 0
+            self._file = segment_path(self.directory, self.newest).open("xb")
             sync_path(self.directory)
         assert self._file is not None
         offset = self._file.tell()
@@ -78,7 +75,7 @@ class Journal:
         self._file.write(_HEADER.pack(len(payload), checksum))
         self._file.write(payload)
         self._dirty = True
-        return Location(self._segment, offset, len(payload), checksum)
+        return Location(self.newest, offset, len(payload), checksum)
 
     def commit(self) -> None:
         """Make every frame so far survive the loss of power (fdatasync)."""
@@ -95,7 +92,7 @@ class Journal:
         """
         if self._file is None:
             return
-        path = segment_path(self.directory, self._segment)
+        path = segment_path(self.directory, self.newest)
         with suppress(OSError):  # closing flushes the buffer
             self._file.close()
         self._file, self._dirty = None, False
@@ -113,19 +110,22 @@ class Journal:
             self._file = None
 
 
-def read_group(directory: Path, location: Location) -> bytes:
-    """Return the verified payload of one frame; JournalError if it is missing or damaged."""
-    path = segment_path(directory, location.segment)
-    length, checksum = location.length, location.checksum
+def read_group(directory: Path, location: Sequence[int]) -> bytes:
+    """Return the verified payload of one frame; JournalError if it is missing or damaged.
+
+    The location may be a row of the columns LOCATION.
+    """
+    segment, offset, length, checksum = location
+    path = segment_path(directory, segment)
     try:
         with path.open("rb") as file:
-            file.seek(location.offset)
+            file.seek(offset)
             header, payload = file.read(_HEADER.size), file.read(length)
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error}") from error
     if header != _HEADER.pack(length, checksum) or checksum_of(payload) != checksum:
         raise JournalError(
-            f"{path}: the frame at byte {location.offset} is truncated, damaged or another one"
+            f"{path}: the frame at byte {offset} is truncated, damaged or another one"
         )
     return payload
 

@@ -163,22 +163,6 @@ class Ledger:
         self._forget_partial(group_id)
         self._advance_evaluation(group_id)
 
-    def requeue_failed(self, prompt_ids: Iterable[str] | None) -> list[str]:
-        """Put failed train groups back into the queue; return the ids of their prompts.
-
-        Those of some prompts, or of all with None.
-        """
-        failed = "purpose = 'train' AND state = 'failed'"
-        chosen = "" if prompt_ids is None else " AND prompt_id IN (SELECT value FROM json_each(?))"
-        given = () if prompt_ids is None else (json.dumps([*prompt_ids]),)
-        rows = self.execute(
-            f"SELECT prompt_id FROM groups WHERE {failed}{chosen} ORDER BY number", given
-        ).fetchall()
-        self.execute(
-            f"UPDATE groups SET state = 'queued', reason = '' WHERE {failed}{chosen}", given
-        )
-        return [prompt_id for (prompt_id,) in rows]
-
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
         """Record the one result of a group, its location in the journal, and its effect."""
         self.execute(

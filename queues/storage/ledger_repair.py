@@ -23,6 +23,10 @@ _BATCHES = (
     "SELECT version FROM batches WHERE version >= :version AND (:all OR version IN"
     " (SELECT version FROM batch_groups WHERE group_id IN (SELECT value FROM json_each(:ids))))"
 )
+_FAILED = (
+    "purpose = 'train' AND state = 'failed'"
+    " AND (:all OR prompt_id IN (SELECT value FROM json_each(:ids)))"
+)
 _GIVEN_UP = "group_id IN (SELECT value FROM json_each(:ids))"
 _STATEMENTS = (
     f"UPDATE groups SET state = 'ready' WHERE state = 'taken' AND group_id IN"
@@ -106,7 +110,10 @@ def requeue(run_directory: Path, prompt_ids: Collection[str] | None = None) -> l
     if not (run_directory / FILE_NAME).is_file():
         raise InputError(f"{run_directory}: no {FILE_NAME} here, so it is not the folder of a run")
     with _changed(run_directory) as ledger:
-        queued = ledger.requeue_failed(prompt_ids)
+        values = {"all": prompt_ids is None, "ids": json.dumps([*(prompt_ids or ())])}
+        failed = f"SELECT prompt_id FROM groups WHERE {_FAILED} ORDER BY number"
+        queued = [prompt_id for (prompt_id,) in ledger.execute(failed, values)]
+        ledger.execute(f"UPDATE groups SET state = 'queued', reason = '' WHERE {_FAILED}", values)
         if missing := sorted(set(prompt_ids or ()) - set(queued)):
             raise InputError(f"prompt {missing[0]!r} has not failed in this run")
     return queued

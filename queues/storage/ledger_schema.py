@@ -19,7 +19,8 @@ JOURNAL_NAME = "journal"
 """The folder of the journal's segments."""
 REMOVED_SEGMENT = "removed_segment_"
 """Prefix of keys in `meta`: segments that `queues.broker.retention` removed, with the time."""
-
+IS_REMOVED = f"'{REMOVED_SEGMENT}' || segment IN (SELECT key FROM meta)"
+"""Condition of SQL on a row of `results`: its segment was removed."""
 SESSION = "session_"
 """Prefix of keys in `meta`: what each session of the run began with, as JSON."""
 OWNER = "owner"
@@ -146,12 +147,6 @@ def check_schema_version(database: sqlite3.Connection, path: Path) -> None:
     version = row[0] if row else "none"
     if version != str(SCHEMA_VERSION):
         raise LedgerError(f"{path}: schema version {version}, this Headway reads {SCHEMA_VERSION}")
-
-
-def removed_segments(database: sqlite3.Connection) -> set[int]:
-    """Return the segments that `queues.broker.retention` removed."""
-    keys = [key for (key,) in database.execute("SELECT key FROM meta")]
-    return {int(x.removeprefix(REMOVED_SEGMENT)) for x in keys if x.startswith(REMOVED_SEGMENT)}
 
 
 def sessions_of(database: sqlite3.Connection) -> list[dict[str, Any]]:

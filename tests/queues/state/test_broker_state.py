@@ -242,19 +242,6 @@ def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_
     assert state.prompts.pop_evaluations(9, 9) == []
 
 
-def test_an_evaluation_without_a_single_result_has_no_score() -> None:
-    state = make_state()
-    run = EvaluationRun(name="e", count=1, temperature=0.0, min_version=0)
-    (group,) = state.evaluate(run, make_prompts(1))
-    state.serving("a", 0)
-    for expected in (State.QUEUED, State.FAILED):
-        state.lease("a", 1, now=0.0, expires=0.0)
-        assert state.give_back(group, "lost", now=0.0) is expected
-    outcome = run.outcome()
-    assert (outcome.score, outcome.failed, outcome.lowest_version) == (None, 1, None)
-    assert outcome.seconds >= 0
-
-
 def test_a_finite_source_whose_groups_all_fail_ends_the_run() -> None:
     state = make_state()
     (group,) = state.issue(make_prompts(1))

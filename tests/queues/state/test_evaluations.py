@@ -41,25 +41,24 @@ def scored(
     return outcome
 
 
-@pytest.mark.parametrize("before", [0, 2, 5, 6])
-def test_a_prompt_of_which_a_sample_failed_is_not_in_pass_at_k(tmp_path: Path, before: int) -> None:
-    """Of three prompts the first is complete, the second half failed, and the third altogether."""
-    outcome = scored(tmp_path, [0.0, 1.0, None, 0.5, None, None], prompts=3, before=before)
-    assert (outcome.count, outcome.failed, outcome.score) == (6, 3, 0.5)
-    assert (outcome.best, outcome.incomplete) == (0.5, 2)
-
-
-@pytest.mark.parametrize("before", [0, 4])
-def test_pass_at_k_of_complete_prompts_is_the_mean_of_their_best(
-    tmp_path: Path, before: int
-) -> None:
-    outcome = scored(tmp_path, [0.0, 1.0, 0.5, 0.0], prompts=2, before=before)
-    assert (outcome.score, outcome.best, outcome.incomplete) == (0.375, 0.75, 0)
-
-
-def test_there_is_no_pass_at_k_where_no_prompt_is_complete(tmp_path: Path) -> None:
-    outcome = scored(tmp_path, [1.0, None, None, 0.0], prompts=2, before=0)
-    assert (outcome.score, outcome.best, outcome.incomplete) == (0.5, None, 2)
+@pytest.mark.parametrize(
+    ("rewards", "prompts", "before", "failed", "score", "best", "incomplete"),
+    [
+        # Of three prompts one is complete, one half failed, and one failed altogether.
+        *(([0.0, 1.0, None, 0.5, None, None], 3, n, 3, 0.5, 0.5, 2) for n in (0, 2, 5, 6)),
+        *(([0.0, 1.0, 0.5, 0.0], 2, n, 0, 0.375, 0.75, 0) for n in (0, 4)),
+        ([1.0, None, None, 0.0], 2, 0, 2, 0.5, None, 2),
+        ([None], 1, 0, 1, None, None, 1),
+    ],
+)
+def test_the_score_is_of_samples_and_pass_at_k_of_the_best_of_prompts_of_which_none_failed(
+    tmp_path, rewards, prompts, before, failed, score, best, incomplete
+):
+    outcome = scored(tmp_path, rewards, prompts=prompts, before=before)
+    assert (outcome.count, outcome.failed, outcome.score) == (len(rewards), failed, score)
+    assert (outcome.best, outcome.incomplete) == (best, incomplete)
+    assert outcome.seconds >= 0
+    assert outcome.lowest_version == outcome.highest_version == (None if score is None else 0)
 
 
 async def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> None:
