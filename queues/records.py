@@ -185,7 +185,6 @@ class BatchRecord:
 class Evaluation:
     """The outcome of a finished evaluation, which `deploy.driver.evaluations` reads."""
 
-    name: str
     count: int
     """Rollouts, failed rollouts included."""
     failed: int
@@ -198,6 +197,3 @@ class Evaluation:
     lowest_version: int | None
     """Lowest version of all sampled tokens; None without tokens."""
     highest_version: int | None
-    tokens: int
-    seconds: float
-    """Time from the first lease to the last result; 0 if nothing was leased."""

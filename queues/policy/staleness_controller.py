@@ -95,25 +95,19 @@ class StalenessController:
         mean = state.ess + (ess - state.ess) / count
         if count < self.batches:
             return replace(state, batches=count, ess=mean)
-        if mean < self.target:
-            return self._narrow(state, mean)
-        return self._widen(state, mean)
+        return self._decide(state, mean)
 
-    def _narrow(self, state: WindowState, mean: float) -> WindowState:
-        patience = min(2 * state.patience, MOST_PATIENCE) if state.tries else state.patience
-        kept = replace(state, batches=0, ess=0.0, good=0, patience=patience, tries=False)
-        if state.window == 0:
-            return kept
-        return _moved(kept, state.window - 1, f"ess {mean:.3f} < {self.target:g}")
-
-    def _widen(self, state: WindowState, mean: float) -> WindowState:
-        patience, good = (1 if state.tries else state.patience), state.good + 1
+    def _decide(self, state: WindowState, mean: float) -> WindowState:
+        """Return the state after a decision by the mean ESS of its batches."""
+        holds, patience = mean >= self.target, state.patience
+        if state.tries:
+            patience = 1 if holds else min(2 * patience, MOST_PATIENCE)
+        good = state.good + 1 if holds else 0
         kept = replace(state, batches=0, ess=0.0, good=good, patience=patience, tries=False)
-        if state.window == self.most or good < patience:
+        window = state.window + (good >= patience) if holds else state.window - 1
+        if window == state.window or not 0 <= window <= self.most:
             return kept
-        widened = _moved(kept, state.window + 1, f"ess {mean:.3f} >= {self.target:g}")
-        return replace(widened, good=0, tries=True)
-
-
-def _moved(state: WindowState, window: int, reason: str) -> WindowState:
-    return replace(state, window=window, settling=max(state.window, window) + 1, reason=reason)
+        settling = max(state.window, window) + 1
+        reason = f"ess {mean:.3f} {'>=' if holds else '<'} {self.target:g}"
+        moved = replace(kept, window=window, settling=settling, reason=reason)
+        return replace(moved, good=0, tries=holds)

@@ -25,17 +25,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 from statistics import fmean
-from typing import Self
+from typing import NamedTuple, Self
 
 from queues.records import Purpose
 from queues.state.groups import OVERDUE, State
 
 MEASURES = ("age", "seconds", "tokens", "reward")
 FATES = ("trained", "late", "dropped", "filtered")
+_FATES = f"""
+SELECT CASE WHEN state = '{State.TRAINED}' AND trained_version > deadline_version THEN 'late'
+        WHEN state = '{State.TRAINED}' THEN 'trained'
+        WHEN reason = '{OVERDUE}' THEN 'dropped' ELSE 'filtered' END,
+    coalesce(trained_version, dropped_version + 1) - coalesce(oldest_version, start_version),
+    max(0.0, coalesce(accepted_at, dropped_at) - leased_at), -- the clocks may be of two sessions
+    tokens * 1.0 / rollouts, reward
+FROM groups LEFT JOIN results USING (group_id)
+WHERE purpose = '{Purpose.TRAIN}' AND state IN ('{State.TRAINED}', '{State.DROPPED}')
+"""
+"""The columns of a `Fate`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class Fate(NamedTuple):
     """The end of one train group; a measure is None if it is unknown."""
 
     name: str
@@ -110,34 +120,7 @@ def report_bias(database: Connection) -> BiasReport:
     """Return the report on the run of an open ledger (`queues.readers.open_run.open_ledger`)."""
     rows = database.execute("SELECT statistics FROM batches WHERE acked_at IS NOT NULL")
     masked = sum(json.loads(text).get("tokens_too_old", 0) for (text,) in rows)
-    return compare(_fates(database), tokens_masked=masked)
-
-
-def _fates(database: Connection) -> Iterable[Fate]:
-    rows = database.execute(
-        "SELECT state, reason, deadline_version, trained_version,"
-        " coalesce(oldest_version, start_version), accepted_at, tokens * 1.0 / rollouts, reward,"
-        " leased_at, dropped_at, dropped_version"
-        " FROM groups LEFT JOIN results USING (group_id) WHERE purpose = ? AND state IN (?, ?)",
-        (Purpose.TRAIN, State.TRAINED, State.DROPPED),
-    )
-    for (
-        state, reason, due, trained_at, oldest, accepted_at, tokens, reward, leased_at, dropped_at,
-        dropped_version,
-    ) in rows:  # fmt: skip
-        name, version = "filtered", None
-        if state == State.TRAINED:
-            name, version = "late" if trained_at > due else "trained", trained_at
-        elif reason == OVERDUE:
-            name, version = "dropped", dropped_version + 1
-        ended_at = dropped_at if accepted_at is None else accepted_at
-        yield Fate(
-            name=name,
-            age=None if version is None or oldest is None else version - oldest,
-            seconds=max(0.0, ended_at - leased_at),  # of two sessions where it was overdue
-            tokens=tokens,
-            reward=reward,
-        )
+    return compare((Fate(*row) for row in database.execute(_FATES)), tokens_masked=masked)
 
 
 def _known(measure: str, fates: Iterable[Fate]) -> list[float]:

@@ -16,7 +16,7 @@ from headway.errors import InputError
 from headway.file_lock import TEST_SECONDS, take
 from headway.full_disk import is_full
 from queues.errors import LedgerError
-from queues.records import Lease, Prompt, Purpose, Summary
+from queues.records import Lease, Prompt, Summary
 from queues.state.evaluation_run import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
 from queues.storage.backup import Backup, ChangesConnection
@@ -69,8 +69,6 @@ class Ledger:
             self.execute(f"PRAGMA synchronous = {synchronous.upper()}")
             self.execute("PRAGMA foreign_keys = ON")
             open_tables(self.database, directory)
-            self._partials = set(self.oldest_partials())
-            """Groups that may have saved tokens; most have none, and cost no query."""
             keep_counts(self.database)
         except BlockingIOError as error:
             self._release()
@@ -126,13 +124,13 @@ class Ledger:
     def evaluate(self, run: EvaluationRun, groups: Sequence[Group], texts: Sequence[str]) -> None:
         """Record an evaluation, its groups and their prompts as JSON."""
         self.execute(
-            "INSERT INTO evaluations (name, temperature, min_version, count) VALUES (?, ?, ?, ?)",
+            "INSERT INTO evaluations VALUES (?, ?, ?, ?)",
             (run.name, run.temperature, run.min_version, run.count),
         )
         self._insert_groups(groups, texts)
 
     def lease(self, engine_id: str, leases: Sequence[Lease]) -> None:
-        """Record leases, and the time of the first lease of an evaluation."""
+        """Record leases."""
         now = clock.now()
         self.database.executemany(
             "UPDATE groups SET state = 'leased', attempt = ?, engine_id = ?, start_version = ?,"
@@ -141,11 +139,6 @@ class Ledger:
                 (x.attempt, engine_id, x.start_version, x.deadline_version, now, x.group_id)
                 for x in leases
             ],
-        )
-        self.database.executemany(
-            "UPDATE evaluations SET started_at = coalesce(started_at, ?)"
-            " WHERE name = (SELECT evaluation FROM groups WHERE group_id = ?)",
-            [(now, x.group_id) for x in leases if x.purpose is Purpose.EVALUATE],
         )
 
     def redeliver(self, group_id: str, error: str) -> None:
@@ -161,7 +154,6 @@ class Ledger:
             (reason, error, group_id),
         )
         self._forget_partial(group_id)
-        self._advance_evaluation(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
         """Record the one result of a group, its location in the journal, and its effect."""
@@ -184,8 +176,6 @@ class Ledger:
             (accepted.state, accepted.reason, result.group_id),
         )
         self._forget_partial(result.group_id)
-        if accepted.state is State.SCORED:
-            self._advance_evaluation(result.group_id)
         if accepted.state is State.DROPPED:
             self._count(DROPPED_SINCE_TAKE, 1)
         if accepted.let_through:
@@ -271,7 +261,6 @@ class Ledger:
 
         The payload is a group of `queues.schema` whose unfinished rollouts are `aborted`.
         """
-        self._partials.add(group_id)
         self.execute(
             "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)", (group_id, oldest_version, payload)
         )
@@ -321,15 +310,7 @@ class Ledger:
         )
 
     def _forget_partial(self, group_id: str) -> None:
-        if group_id in self._partials:
-            self.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
-
-    def _advance_evaluation(self, group_id: str) -> None:
-        self.execute(
-            "UPDATE evaluations SET finished_at = ?"
-            " WHERE name = (SELECT evaluation FROM groups WHERE group_id = ?)",
-            (clock.now(), group_id),
-        )
+        self.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
 
     def _update_batch(self, change: str, version: int) -> None:
         self.execute(

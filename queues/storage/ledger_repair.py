@@ -39,8 +39,6 @@ _STATEMENTS = (
     f"DELETE FROM partials WHERE :all OR {_GIVEN_UP}",
     f"UPDATE groups SET state = 'queued', start_version = NULL, deadline_version = NULL,"
     f" trained_version = NULL WHERE {_GIVEN_UP}",
-    f"UPDATE evaluations SET finished_at = NULL WHERE name IN"
-    f" (SELECT evaluation FROM groups WHERE {_GIVEN_UP})",
     "DELETE FROM checkpoints WHERE version > :version",
     f"UPDATE counters SET value = 0 WHERE :all AND name = '{DROPPED_SINCE_TAKE}'",
 )

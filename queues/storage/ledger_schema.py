@@ -11,7 +11,7 @@ from typing import Any
 from queues.errors import LedgerError
 from queues.storage.row_checksums import check, protect, register
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 FILE_NAME = "ledger.sqlite"
 LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
@@ -88,9 +88,7 @@ CREATE TABLE evaluations (
     name TEXT PRIMARY KEY,
     temperature REAL NOT NULL,
     min_version INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    started_at REAL,                        -- first lease
-    finished_at REAL                        -- last result
+    count INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE retired (                      -- prompts that are not issued again
     prompt TEXT PRIMARY KEY,                -- prompt_id without the epoch

@@ -42,9 +42,8 @@ class FakeFleet:
         if version == 4 and self.changed.get("late"):
             await asyncio.sleep(60)
         figures = {
-            "name": name, "count": 12, "failed": 0, "score": version / 10, "best": None,
-            "incomplete": 0, "lowest_version": version, "highest_version": version, "tokens": 1,
-            "seconds": 1.0,
+            "count": 12, "failed": 0, "score": version / 10, "best": None,
+            "incomplete": 0, "lowest_version": version, "highest_version": version,
         }  # fmt: skip
         return Evaluation(**figures | (self.changed if version == 4 else {}))
 

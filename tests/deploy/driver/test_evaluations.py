@@ -97,8 +97,8 @@ class Scored:
 
     async def evaluation(self, name, *, timeout):
         return Evaluation(
-            name=name, count=10, failed=9, score=1.0, best=None, incomplete=9, lowest_version=0,
-            highest_version=0, tokens=10, seconds=1.0,
+            count=10, failed=9, score=1.0, best=None, incomplete=9, lowest_version=0,
+            highest_version=0,
         )  # fmt: skip
 
     async def status(self, after):

@@ -95,8 +95,8 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     known = record()
     for version, score, best in ((0, 0.25, 0.5), (3, 0.5, 0.75)):
         result = Evaluation(
-            name=f"sampled@{version}", count=40, failed=0, score=score, best=best, incomplete=1,
-            lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
+            count=40, failed=0, score=score, best=best, incomplete=1, lowest_version=version,
+            highest_version=version,
         )  # fmt: skip
         planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=10)
         known.add_score(planned, replace(result, count=10), now=20.0)
@@ -119,8 +119,8 @@ def test_a_score_stands_with_the_rollouts_that_it_leaves_out():
     for version, failed, score in ((0, 20, None), (3, 18, 1.0)):
         planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=20)
         result = Evaluation(
-            name=planned.name, count=20, failed=failed, score=score, best=None, incomplete=failed,
-            lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
+            count=20, failed=failed, score=score, best=None, incomplete=failed,
+            lowest_version=version, highest_version=version,
         )  # fmt: skip
         known.add_score(planned, result, now=20.0)
     known.accounting = {"balanced": True, "failed": {}, "heldout_failed": {"reward": 38}}
