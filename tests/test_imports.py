@@ -80,43 +80,25 @@ def sources():
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
-def imported_roots(path):
-    roots = set()
+def imported(path):
+    """Yield the dotted names that a module imports, for types only too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            roots.update(alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            roots.add(node.module.split(".")[0])
-    return roots
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_follow_the_direction_and_heavy_libraries_stay_in_their_files(path):
     package = path.relative_to(ROOT).parts[0]
-    roots = imported_roots(path)
+    roots = {name.split(".")[0] for name in imported(path)}
     assert roots & set(PACKAGES) <= ALLOWED[package] | {package}
     for library, homes in HEAVY.items():
         if library in roots:
             assert any(path.relative_to(ROOT).match(home) for home in homes), library
-
-
-def part(name):
-    """Return the folder or root module of a package that a dotted module name lies in."""
-    package, *rest = name.split(".")
-    return rest[0] if rest and package in ORDER else None
-
-
-def imported_parts(path):
-    package = path.relative_to(ROOT).parts[0]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == package:
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}."):
-            yield part(node.module)
-        elif isinstance(node, ast.Import):
-            names = (alias.name for alias in node.names)
-            yield from (part(name) for name in names if name.startswith(f"{package}."))
 
 
 def inner_modules():
@@ -130,24 +112,15 @@ def test_a_module_imports_only_from_folders_below_its_own(path):
     order = ORDER[parts[0]].split()
     assert parts[1] in order, f"{parts[1]} has no place in the order of {parts[0]}"
     below = set(order[: order.index(parts[1]) + 1])
-    assert set(imported_parts(path)) <= below
-
-
-def imported_modules(path):
-    """Yield the modules of the product that a module imports, for types only too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    own = [name.split(".") for name in imported(path) if name.startswith(f"{parts[0]}.")]
+    assert {part for _, part, *_ in own} <= below
 
 
 def test_no_modules_import_each_other_in_a_circle():
     files = [path for package in ORDER for path in (ROOT / package).rglob("*.py")]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
     inner = {name: path for name, path in names.items() if not name.endswith(".__init__")}
-    graph = {name: inner.keys() & set(imported_modules(path)) for name, path in inner.items()}
+    graph = {name: inner.keys() & set(imported(path)) for name, path in inner.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 

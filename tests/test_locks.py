@@ -19,8 +19,8 @@ def pinned(lock, python="3.11"):
     }  # fmt: skip
     lines = (ROOT / "deploy" / "locks" / lock).read_text().splitlines()
     requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    named = [one for one in requirements if one.marker is None or one.marker.evaluate(where)]
-    versions = {one.name: str(one.specifier).removeprefix("==").split("+")[0] for one in named}
+    named = [x for x in requirements if x.marker is None or x.marker.evaluate(where)]
+    versions = {x.name: str(x.specifier).removeprefix("==").split("+")[0] for x in named}
     assert len(versions) == len(named)
     return versions
 
@@ -37,7 +37,7 @@ def test_the_lock_for_gpus_has_what_the_other_is_tested_with(python):
 def test_frameworks_whose_inner_names_are_used_have_upper_bounds_that_the_lock_is_within():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
-    needed = {one.name: one.specifier for one in map(Requirement, texts)}
+    needed = {x.name: x.specifier for x in map(Requirement, texts)}
     locks = [pinned("gpu.txt", python) for python in PYTHONS]
     for name, specifier in needed.items():
         assert all(specifier.contains(lock[name]) for lock in locks), name

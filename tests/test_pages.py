@@ -192,3 +192,24 @@ def test_a_package_names_its_folders(package):
     assert folders <= set(re.findall(r"`(\w+)/`", page))
     rows = re.findall(r"^\| (.*?) \|", page.partition("## Parts")[2], re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)/`", row)} <= {*folders, "docs"}
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "examples"])
+def test_the_tree_names_every_folder_of_a_package(package):
+    after = text_of("README.md").partition("## The tree, and how to develop")[2]
+    tree = after.partition("\n## ")[0]
+    shown = re.search(rf"^    {package}/(.*?)(?=^    \w|\Z)", tree, re.MULTILINE | re.DOTALL)
+    folders = {
+        path.parent.name
+        for path in (ROOT / package).glob("*/*")
+        if path.suffix != ".pyc" and path.parent.name not in ("__pycache__", "runs")
+    }
+    assert folders == set(re.findall(r"(\w+)/", shown[1]))
+
+
+def test_the_recipe_has_twelve_lines_and_is_valid():
+    [block] = re.findall(r"^    name = .*\n(?:    .*\n)+", text_of("README.md"), re.MULTILINE)
+    lines = re.findall(r"^    (.*)$", block, re.MULTILINE)
+    assert len(lines) == 12
+    config = RunConfig.model_validate({**tomllib.loads("\n".join(lines)), "preset": None})
+    assert config.queues.max_staleness == 2

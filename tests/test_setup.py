@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -111,22 +112,12 @@ def test_a_setup_that_failed_is_tried_again(checkout, fails, last):
     assert REST in calls
 
 
-class PublicIndex(BaseHTTPRequestHandler):
-    """A package index with the CUDA build of torch, and a proxy that lets nobody through."""
+class PublicIndex(SimpleHTTPRequestHandler):
+    """A package index that is a folder, and a proxy that lets nobody through."""
 
     def do_GET(self):
         self.server.asked.append(self.path)
-        _, folder, name, *_ = f"{self.path}///".split("/")
-        files = self.server.files
-        known = [file for file in files if folder == "simple" and file.startswith(f"{name}-")]
-        body = "".join(f'<a href="/files/{file}">{file}</a>' for file in known).encode()
-        if folder == "files":
-            body = files[name].read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        super().do_GET()
 
     def do_CONNECT(self):
         self.server.asked.append(self.path)
@@ -137,18 +128,14 @@ class PublicIndex(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def public_index(files):
-    """Serve an index of some files on this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), PublicIndex)
-    server.files, server.asked = files, []
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
+def public_index(folder):
+    """Serve an index on this machine."""
+    handler = partial(PublicIndex, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.asked = []
+        Thread(target=server.serve_forever, daemon=True).start()
         yield server
-    finally:
         server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.slow
@@ -159,7 +146,11 @@ def test_where_the_index_has_only_cuda_builds_uv_asks_pytorchs_own_index(checkou
     subprocess.run([*download, uv], cwd=tmp_path, check=True, timeout=300)
     [wheel] = (tmp_path / "wheels").glob("uv-*.whl")
     cuda = "torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl"
-    with public_index({wheel.name: wheel, cuda: wheel}) as index:
+    for package, name in (("torch", cuda), ("uv", wheel.name)):
+        folder = tmp_path / "index" / "simple" / package
+        folder.mkdir(parents=True)
+        shutil.copy(wheel, folder / name)
+    with public_index(tmp_path / "index") as index:
         here = f"127.0.0.1:{index.server_port}"
         finished = subprocess.run(
             ["make", "setup", f"PYTHON={sys.executable}"],
@@ -178,7 +169,7 @@ def test_where_the_index_has_only_cuda_builds_uv_asks_pytorchs_own_index(checkou
         asked = list(dict.fromkeys(index.asked))
     assert finished.returncode != 0
     assert f"No matching distribution found for {TORCH}" in finished.stderr
-    assert asked[:3] == ["/simple/torch/", "/simple/uv/", f"/files/{wheel.name}"]
+    assert asked[:3] == ["/simple/torch/", "/simple/uv/", f"/simple/uv/{wheel.name}"]
     assert asked[3:] == ["download.pytorch.org:443"], finished.stderr
     assert "https://download.pytorch.org/whl/cpu/torch/" in finished.stderr
 

@@ -103,13 +103,15 @@ def _read_totals(ledger: Ledger, state: BrokerState) -> None:
 
 
 def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
-    for row in ledger.execute(
+    for name, count, temperature, min_version, ended in ledger.execute(
         "SELECT name, evaluations.count, temperature, min_version,"
-        " sum(state IN ('scored', 'failed')) AS ended"
+        " sum(state IN ('scored', 'failed'))"
         " FROM evaluations JOIN groups ON evaluation = name"
         f" WHERE purpose = '{Purpose.EVALUATE}' GROUP BY name ORDER BY min(number)"
     ):
-        run = EvaluationRun(**dict(row))
+        run = EvaluationRun(
+            name=name, count=count, temperature=temperature, min_version=min_version, ended=ended
+        )
         state.evaluations[run.name] = run
         if not run.finished:
             state.prompts.open_evaluation(run.name, run.min_version)

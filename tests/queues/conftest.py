@@ -2,10 +2,9 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import JournalError
-from queues.records import FinishReason, Lease, Prompt, Rollout, RolloutGroup
+from queues.records import FinishReason, Prompt, Rollout, RolloutGroup
 from queues.schema import encode
 from queues.storage.journal import Location, read_group
 
@@ -29,13 +28,12 @@ CONFIG: dict[str, Any] = {
 }
 SIZES: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
 
-
-Connect = Callable[..., Any]
 WAIT = 10.0
+"""Deadline of a long poll that is answered."""
 
 
 @asynccontextmanager
-async def opened(broker: Any) -> AsyncIterator[Any]:
+async def opened(broker):
     """Use a broker for a minute at most, and close it whatever happens."""
     try:
         async with asyncio.timeout(60):
@@ -44,14 +42,14 @@ async def opened(broker: Any) -> AsyncIterator[Any]:
         await broker.close()
 
 
-def make_prompts(count: int, first: int = 0) -> list[Prompt]:
+def make_prompts(count, first=0):
     return [
         Prompt(prompt_id=f"sums/0/{index}", text=f"{index}+1=", answer=str(index + 1))
         for index in range(first, first + count)
     ]
 
 
-def make_rollout(index: int = 0, sampled: Sequence[int] = (0, 0), **changes: Any) -> Rollout:
+def make_rollout(index=0, sampled=(0, 0), **changes):
     """Three prompt tokens, then one sampled token per version in `sampled`."""
     count = len(sampled)
     values: dict[str, Any] = {
@@ -73,7 +71,7 @@ def make_rollout(index: int = 0, sampled: Sequence[int] = (0, 0), **changes: Any
     return Rollout(**(values | changes))
 
 
-def make_group(size: int = 2, **changes: Any) -> RolloutGroup:
+def make_group(size=2, **changes):
     values: dict[str, Any] = {
         "group_id": "g00000001",
         "prompt_id": "sums/0/0",
@@ -83,9 +81,7 @@ def make_group(size: int = 2, **changes: Any) -> RolloutGroup:
     return RolloutGroup(**(values | changes))
 
 
-def answer(
-    lease: Lease, *, reward: float = 1.0, version: int | None = None, tied: bool = False
-) -> bytes:
+def answer(lease, *, reward=1.0, version=None, tied=False):
     """Return the payload of a finished group, as a worker puts it for a lease."""
     versions = [lease.start_version if version is None else version] * 2
     rollouts = [
@@ -102,19 +98,29 @@ def answer(
     )
 
 
-async def train_a_batch(
-    broker: Any, issued: int = 2, *, capacity: int = 8, answered: int | None = None, **figures: Any
-) -> None:
-    """Issue prompts, answer the first groups that are leased, and train batch 0."""
-    await broker.issue(make_prompts(issued), cursor=str(issued))
-    await broker.serving("a", 0)
-    for lease in (await broker.lease("a", capacity, 5.0))[:answered]:
+async def begin_work(broker, prompts, *engines, capacity=0, **issue):
+    """Issue prompts to engines that serve version 0, "a" by default; return the first's leases."""
+    await broker.issue(make_prompts(prompts), cursor=str(prompts), **issue)
+    for engine in engines or ("a",):
+        await broker.serving(engine, 0)
+    return await broker.lease("a", capacity, WAIT) if capacity else []
+
+
+async def put_all(broker, leases):
+    """Put a result of engine "a" for each of its leases."""
+    for lease in leases:
         await broker.put("a", answer(lease))
-    assert await broker.take(0, 5.0) is not None
+
+
+async def train_a_batch(broker, issued=2, *, capacity=8, answered=None, **figures):
+    """Issue prompts, answer the first groups that are leased, and train batch 0."""
+    leases = await begin_work(broker, issued, capacity=capacity)
+    await put_all(broker, leases[:answered])
+    assert await broker.take(0, WAIT) is not None
     await broker.ack(0, figures)
 
 
-def frames(directory: Path, segment: int) -> Iterator[tuple[Location, bytes]]:
+def frames(directory, segment):
     """Location and payload of a journal segment's frames, up to the first damaged one."""
     content, offset = (directory / f"{segment:08d}.segment").read_bytes(), 0
     with suppress(JournalError, struct.error):
@@ -125,12 +131,12 @@ def frames(directory: Path, segment: int) -> Iterator[tuple[Location, bytes]]:
             offset += 12 + len(payload)
 
 
-def make_broker(directory: Path, **changes: Any) -> Broker:
+def make_broker(directory, **changes):
     """Return a broker of 2 groups of 2 rollouts a batch, with `changes` to its settings."""
     return Broker(directory, **_arguments(changes))
 
 
-def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
+def _arguments(changes):
     sizes = {name: changes.pop(name) for name in list(changes) if name in RunSpec.__slots__}
     own = {
         name: changes.pop(name) for name in ("probe_seconds", "session", "owner") if name in changes
@@ -138,8 +144,18 @@ def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
     return own | {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
 
 
+class InProcess:
+    """A handle that calls an object of this process, as a handle of Ray calls an actor."""
+
+    def __init__(self, target):
+        self._target = target
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=getattr(self._target, name))
+
+
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+def connect(request, tmp_path):
     """Make the broker under test: in this process, or a client of one in a Ray actor."""
     if request.param == "in_process":
         return lambda **changes: make_broker(tmp_path, **changes)

@@ -38,7 +38,7 @@ INSERT INTO batch_groups SELECT trained_version, number % :batch, group_id FROM 
 """
 
 
-def write_long_ledger(folder: Path, groups: int) -> None:
+def write_long_ledger(folder, groups):
     """Write the ledger of a run that trained nine of ten groups and filtered the others."""
     ledger = Ledger(folder, synchronous="normal")
     ledger.execute("PRAGMA cache_size = -500000")
@@ -50,7 +50,7 @@ def write_long_ledger(folder: Path, groups: int) -> None:
     ledger.close()
 
 
-def open_broker(folder: Path) -> Broker:
+def open_broker(folder):
     """Open the broker of such a run."""
     spec = RunSpec(groups_per_batch=BATCH, group_size=8, steps=10**9)
     return Broker(folder, config=QueuesConfig(), spec=spec)

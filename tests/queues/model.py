@@ -6,9 +6,7 @@ expired.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 UNREACHABLE = "version_not_reached"
 EXCUSED = ("engine_lost", "reward_model_lost", "unclaimed")
@@ -39,7 +37,7 @@ class ModelGroup:
     """Attempt of its lease by the broker before this one, until its holder's first heartbeat."""
 
     @property
-    def group_id(self) -> str:
+    def group_id(self):
         return f"{'g' if self.evaluation is None else 'e'}{self.number:08d}"
 
 
@@ -75,38 +73,38 @@ class Model:
     duplicates: int = 0
 
     @property
-    def version(self) -> int:
+    def version(self):
         return len(self.batches)
 
-    def train(self, *states: str) -> list[ModelGroup]:
+    def train(self, *states):
         return [g for g in self.groups if g.evaluation is None and g.state in states]
 
     @property
-    def live(self) -> list[ModelGroup]:
+    def live(self):
         return self.train("leased", "ready", "taken")
 
     @property
-    def training_over(self) -> bool:
+    def training_over(self):
         return self.version >= self.steps or (
             self.ended and not self.live and not self.train("queued")
         )
 
     @property
-    def over(self) -> bool:
+    def over(self):
         return self.training_over and all(
             g.state in ("scored", "failed") for g in self.groups if g.evaluation is not None
         )
 
     # --- rules 1 and 2
 
-    def feasible(self, dues: Sequence[int], version: int) -> bool:
+    def feasible(self, dues, version):
         """For every date d ≥ version − 1 at most (d − version + 1)·B are due by d."""
         return all(
             sum(due <= date for due in dues) <= (date - version + 1) * self.size
             for date in range(version - 1, max([version, *dues]) + 1)
         )
 
-    def allowed(self, start: int, more: Sequence[int] = ()) -> int:
+    def allowed(self, start, more=()):
         """Leases of an engine at `start`, beside what is live and groups `more` by their dates."""
         dues = [*(g.due for g in self.live if not g.late), *more]
         late = sum(g.late for g in self.live)
@@ -121,13 +119,13 @@ class Model:
 
     # --- operations
 
-    def issue(self, prompt_ids: Sequence[str], evaluation: str | None = None) -> None:
+    def issue(self, prompt_ids, evaluation=None):
         for prompt_id in prompt_ids:
             group = ModelGroup(len(self.groups) + 1, prompt_id, evaluation)
             self.groups.append(group)
             self.line.append(group)
 
-    def lease(self, engine: str, room: int) -> list[ModelGroup]:
+    def lease(self, engine, room):
         version, leased = self.engines[engine], []
         for name, least in self.evaluations.items():
             if least <= version:
@@ -150,14 +148,14 @@ class Model:
             group.due = None if group.evaluation else start + self.staleness
         return leased
 
-    def save(self, group: ModelGroup, engine: str, attempt: int, kept: tuple[int, bytes]) -> None:
+    def save(self, group, engine, attempt, kept):
         if self.holds(group, engine, attempt) and group.evaluation is None:
             group.kept, group.goes_on = kept, True
 
-    def holds(self, group: ModelGroup, engine: str, attempt: int) -> bool:
+    def holds(self, group, engine, attempt):
         return (group.state, group.engine, group.attempt) == ("leased", engine, attempt)
 
-    def put(self, group: ModelGroup, payload: bytes, *, tied: bool) -> None:
+    def put(self, group, payload, *, tied):
         group.payload, group.kept = payload, None
         if group.evaluation is not None:
             group.state = "scored"
@@ -168,7 +166,7 @@ class Model:
             group.state = "ready"
             self.ready.append(group)
 
-    def give_back(self, group: ModelGroup, reason: str) -> None:
+    def give_back(self, group, reason):
         group.failures += reason not in EXCUSED
         group.due, group.late = None, False
         if group.failures < self.max_attempts:
@@ -177,7 +175,7 @@ class Model:
         else:
             group.state, group.reason, group.kept = "failed", reason, None
 
-    def claim(self, engine: str, held: Sequence[tuple[str, int]]) -> None:
+    def claim(self, engine, held):
         """Give back what the broker before leased to the engine and it does not hold."""
         for group in self.groups:
             if not group.inherited or group.engine != engine:
@@ -186,7 +184,7 @@ class Model:
             if lease not in held and self.holds(group, engine, lease[1]):
                 self.give_back(group, "unclaimed")
 
-    def take(self) -> list[ModelGroup] | None:
+    def take(self):
         ready = sorted(self.ready, key=lambda g: (g.due, g.group_id))
         short_is_right = self.ended and not self.train("queued", "leased")
         left = [g.due for g in ready[self.size :]] + [g.due for g in self.train("leased")]
@@ -202,7 +200,7 @@ class Model:
         self.pass_over(self.version)
         return self.taken
 
-    def pass_over(self, last: int) -> None:
+    def pass_over(self, last):
         """Mark groups due by `last` and not taken as late, or drop and issue them again first."""
         missed = [g for g in self.train("leased", "ready") if not g.late and g.due <= last]
         for group in missed:
@@ -219,13 +217,13 @@ class Model:
             self.groups.append(anew)
         self.line = self.groups[begun:] + self.line
 
-    def ack(self) -> None:
+    def ack(self):
         for group in self.taken:
             group.state, group.due = "trained", None
         self.batches.append(self.taken)
         self.taken = []
 
-    def fail_unreachable(self) -> None:
+    def fail_unreachable(self):
         """Fail the evaluations of versions that training ended before."""
         if not self.training_over:
             return
@@ -234,7 +232,7 @@ class Model:
                 self.line.remove(group)
                 group.state, group.reason = "failed", UNREACHABLE
 
-    def restart(self, *, takes_over: bool) -> None:
+    def restart(self, *, takes_over):
         """Leases are void, their groups go first, and what is not durable is forgotten.
 
         A broker that `takes_over` knows the leases and engines of the one before.
@@ -255,7 +253,7 @@ class Model:
 
     # --- what shows
 
-    def accounts(self) -> dict[str, Any]:
+    def accounts(self):
         """As `Accounting.to_dict`."""
         train = [g for g in self.groups if g.evaluation is None]
         heldout = [g for g in self.groups if g.evaluation is not None]

@@ -8,26 +8,26 @@ changes.
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from queues.broker.batch_queue import broker_statistics
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.policy.admission import OnOverdue, feasible
+from queues.policy.admission import choose_batch, feasible
 from queues.policy.prompt_retirement import split
 from queues.policy.staleness_controller import StalenessController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
 from queues.state.broker_state import BrokerState
-from queues.state.groups import ENGINE_LOST, FILTERED, OVERDUE, Group, State
+from queues.state.groups import ENGINE_LOST, FILTERED, OVERDUE, State
 
 GROUP_SIZE = 2
 HEARTBEAT = 0.3
 """How late an engine learns that a group is not wanted any more."""
 
 
-def shuffled_epochs(prompts: int, chance: random.Random) -> Iterator[Prompt]:
+def shuffled_epochs(prompts, chance):
     """Return a source that comes back to its prompts, each time in another order."""
     epoch = 0
     while True:
@@ -83,7 +83,7 @@ class Run:
     """Filtered groups by the number of batches that were taken before."""
     tied_trained: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.chance = random.Random(self.seed)
         self.free = {
             f"engine-{number}": self.chance.randint(self.needed, 24)
@@ -110,18 +110,18 @@ class Run:
             self.state.serving(engine, 0)
 
     @property
-    def needed(self) -> int:
+    def needed(self):
         return GROUP_SIZE + self.state.spec.greedy_baseline
 
     @property
-    def policy(self) -> OnOverdue:
+    def policy(self):
         return self.state.bounds.on_overdue
 
-    def after(self, seconds: float, what: str, *values: object) -> None:
+    def after(self, seconds, what, *values):
         self.order += 1
         heapq.heappush(self.events, (self.now + seconds, self.order, what, values))
 
-    def feed(self) -> None:
+    def feed(self):
         while not self.state.ended:
             try:
                 wanted = self.state.wanted()
@@ -140,7 +140,7 @@ class Run:
             self.issued += [prompt.prompt_id for prompt in kept]
             self.state.ended = last or exhausted
 
-    def lease(self) -> None:
+    def lease(self):
         for engine, free in self.free.items():
             if self.state.over or free < 1:
                 continue
@@ -149,7 +149,7 @@ class Run:
             for lease in leases:
                 self.begin(engine, lease)
 
-    def begin(self, engine: str, lease: Lease) -> None:
+    def begin(self, engine, lease):
         assert lease.deadline_version <= lease.start_version + self.state.bounds.max_staleness
         assert lease.deadline_version >= self.state.version + bool(self.state.taken)
         if lease.attempt == 1 and lease.group_id not in self.reissued.values():
@@ -164,7 +164,7 @@ class Run:
         self.needs[lease.group_id] = seconds
         self.after(seconds, what, lease)
 
-    def fact(self, lease: Lease) -> Fact:
+    def fact(self, lease):
         engine = self.state.engines[self.held[lease.group_id][0]]
         return Fact(
             group_id=lease.group_id,
@@ -174,7 +174,7 @@ class Run:
             versions=range(lease.start_version, engine + 1),
         )
 
-    def take(self) -> None:
+    def take(self):
         state = self.state
         if state.taken or state.training_over:
             return
@@ -196,7 +196,7 @@ class Run:
         self.pass_over()
         self.after(self.chance.uniform(0.2, 2.0), "train")
 
-    def pass_over(self) -> None:
+    def pass_over(self):
         for dropped, anew in self.state.pass_over():
             assert dropped.prompt == anew.prompt
             self.reissued[dropped.group_id] = anew.group_id
@@ -205,7 +205,7 @@ class Run:
                 _, lease, began = self.held[dropped.group_id]
                 self.cut_off.append((self.fact(lease), self.now - began))
 
-    def handle(self, what: str, values: tuple) -> None:
+    def handle(self, what, values):
         if what == "train":
             measured = {} if self.ess is None else {"ess": self.ess(self.batch_lags)}
             self.statistics.append({**measured, **broker_statistics(self.state, measured)})
@@ -228,14 +228,14 @@ class Run:
         elif what != "retry":
             self.end(what, *values)
 
-    def release(self, group_id: str) -> tuple[str, Lease, float] | None:
+    def release(self, group_id):
         """Note that the engine has capacity again; None where it was told to stop before."""
         held = self.held.pop(group_id, None)
         if held is not None:
             self.free[held[0]] += held[1].capacity
         return held
 
-    def end(self, what: str, lease: Lease) -> None:
+    def end(self, what, lease):
         fact = self.fact(lease) if lease.group_id in self.held else None
         held = self.release(lease.group_id)
         group = self.state.groups.in_flight.get(lease.group_id)
@@ -252,7 +252,7 @@ class Run:
         if group.not_before > self.now:
             self.after(group.not_before - self.now, "retry")
 
-    def finish(self, group: Group, fact: Fact) -> None:
+    def finish(self, group, fact):
         rewards = [0.0, 1.0]
         if self.chance.random() < self.tie_rate:
             rewards = [float(self.chance.random() < 0.5)] * 2
@@ -270,7 +270,7 @@ class Run:
             assert group.group_id in self.tied
             self.dropped[len(self.batches)] += 1
 
-    def run(self) -> None:
+    def run(self):
         self.feed()
         self.lease()
         while self.events:
@@ -285,30 +285,45 @@ class Run:
             self.check_engines()
         self.account()
 
-    def check(self) -> None:
-        state = self.state
-        size = state.bounds.groups_per_batch
-        assert state.groups.live <= state.bounds.window(state.version)
-        assert sum(state.groups.counts.values()) == len(self.issued) + len(self.reissued)
+    def check(self):
+        """Recount everything from the groups themselves."""
+        state, version, bounds = self.state, self.state.version, self.state.bounds
+        groups, in_flight = state.groups, state.groups.in_flight.values()
+        assert sum(groups.counts.values()) == len(self.issued) + len(self.reissued)
+        in_state = {
+            kind: [group for group in in_flight if group.state is kind]
+            for kind in (State.QUEUED, State.LEASED, State.READY, State.TAKEN)
+        }
+        for kind, members in in_state.items():
+            assert groups.train(kind) == len(members)
+        assert len(state.prompts) == len(in_state[State.QUEUED])
+        assert len(state.results) == len(in_state[State.READY])
+        assert groups.live == sum(group.due is not None for group in in_flight)
+        assert groups.live <= bounds.window(version)
+        waiting = [*in_state[State.LEASED], *in_state[State.READY]]
+        assert groups.overdue == sum(group.overdue for group in waiting)
+        first = version + bool(state.taken)
+        assert all(group.due >= first for group in waiting if not group.overdue), (
+            "none missed its batch unnoticed"
+        )
         if self.policy == "wait":
-            assert feasible(state.groups.due, version=state.version, groups_per_batch=size)
-            assert not state.groups.overdue
-        waiting = [
-            group
-            for group in state.groups.in_flight.values()
-            if group.state in (State.LEASED, State.READY) and not group.overdue
-        ]
-        first = state.version + bool(state.taken)
-        assert all(group.due >= first for group in waiting), "none missed its batch unnoticed"
+            assert feasible(groups.due, version=version, groups_per_batch=bounds.groups_per_batch)
+            assert not groups.overdue
+        leased = Counter(group.due for group in in_state[State.LEASED])
+        assert groups.leased_due == leased
+        ended = state.ended and not state.prompts and not leased
+        ready = state.results.deadlines()
+        rule = choose_batch(ready, leased, version=version, bounds=bounds, ended=ended)
+        assert state.choose_batch() == rule
 
-    def check_line(self) -> None:
+    def check_line(self):
         """Whatever is filtered, dropped or fails, there are prompts, while more can be trained."""
         state, bounds = self.state, self.state.bounds
         on_their_way = state.groups.live + len(state.prompts)
         enough = on_their_way >= (bounds.steps - state.version) * bounds.groups_per_batch
         assert state.prompts.available or state.ended or enough, "the line is empty"
 
-    def check_engines(self) -> None:
+    def check_engines(self):
         """Nor is there ever less than a batch on its way, while an engine could generate more."""
         state, size = self.state, self.state.bounds.groups_per_batch
         if state.training_over:
@@ -321,7 +336,7 @@ class Run:
         starves = state.groups.live < size and state.prompts.available and idle
         assert not starves, "a batch short of groups, and nobody generates them"
 
-    def account(self) -> None:
+    def account(self):
         """Nothing can happen any more: the run has to be over, and every group in its place."""
         state, counts = self.state, self.state.groups.counts
         assert state.training_over, "it hangs"
@@ -346,7 +361,7 @@ class Run:
             assert max(self.dropped.values(), default=0) <= state.tie_filter.limit
             assert state.tie_filter.let_through == self.tied_trained, "what is let through trains"
 
-    def account_for_lateness(self) -> None:
+    def account_for_lateness(self):
         state, bound = self.state, self.state.bounds.max_staleness
         assert state.late == len(self.late)
         if self.policy == "train":
@@ -358,20 +373,11 @@ class Run:
             assert not self.late
         if self.policy != "drop":
             assert not self.reissued
-        said = broker_statistics(state, {}).get("groups_overdue", 0)
-        assert said == len(self.late) + len(self.reissued)
+        overdue = broker_statistics(state, {}).get("groups_overdue", 0)
+        assert overdue == len(self.late) + len(self.reissued)
 
 
-def make_state(
-    max_staleness: int,
-    size: int,
-    steps: int,
-    limit: int,
-    *,
-    baseline: bool = False,
-    policy: OnOverdue = "wait",
-    most_live: int | None = None,
-) -> BrokerState:
+def make_state(max_staleness, size, steps, limit, *, baseline=False, policy="wait", most_live=None):
     return BrokerState(
         config=QueuesConfig(
             max_staleness=max_staleness, on_overdue=policy, window=most_live, max_attempts=2,

@@ -20,7 +20,7 @@ from queues.ray_broker import BrokerClient
         ("import queues.broker.broker", "ray torch"),
     ],
 )
-def test_a_name_loads_no_more_than_it_needs(statement: str, absent: str) -> None:
+def test_a_name_loads_no_more_than_it_needs(statement, absent):
     check = f"import sys; {statement}; print(*(set('{absent}'.split()) & set(sys.modules)))"
     loaded = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True
@@ -28,7 +28,7 @@ def test_a_name_loads_no_more_than_it_needs(statement: str, absent: str) -> None
     assert loaded.stdout.strip() == ""
 
 
-def surface(owner: type) -> dict[str, list[str]]:
+def surface(owner):
     """Public coroutine methods with their parameters, less those that Ray and the client add."""
     return {
         name: [
@@ -42,11 +42,11 @@ def surface(owner: type) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("protocol", [PromptFeed, WorkQueue, BatchQueue])
-def test_the_broker_has_the_methods_of_the_protocols(protocol: type) -> None:
+def test_the_broker_has_the_methods_of_the_protocols(protocol):
     assert {name: surface(Broker)[name] for name in surface(protocol)} == surface(protocol)
 
 
-def test_the_client_has_every_method_of_the_broker() -> None:
+def test_the_client_has_every_method_of_the_broker():
     client = surface(BrokerClient)
     for name in surface(RayService):  # of the process around the broker
         del client[name]

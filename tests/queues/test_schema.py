@@ -3,8 +3,6 @@
 import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
-from queues.records import FinishReason, Rollout, RolloutGroup, Summary, TurnReward
+from queues.records import FinishReason, RolloutGroup, Summary, TurnReward
 from queues.schema import (
     SCHEMA,
     SMALL_BYTES,
@@ -31,7 +29,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @st.composite
-def rollouts(draw: st.DrawFn, index: int) -> Rollout:
+def rollouts(draw, index):
     prompt = draw(st.integers(1, 5))
     mask = [False] * prompt + draw(st.lists(st.booleans(), max_size=8))
     logprob = st.floats(-50, 0, width=32)
@@ -54,7 +52,7 @@ def rollouts(draw: st.DrawFn, index: int) -> Rollout:
 
 
 @st.composite
-def groups(draw: st.DrawFn) -> RolloutGroup:
+def groups(draw):
     return RolloutGroup(
         group_id=draw(st.text()),
         prompt_id=draw(st.text()),
@@ -65,16 +63,14 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
 
 @costly
 @given(groups())
-def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
+def test_a_group_survives_the_wire_unchanged(group):
     assert decode(encode(group)) == group
 
 
 @pytest.mark.parametrize("small_bytes", [SMALL_BYTES, 0], ids=["together", "one by one"])
 @costly
 @given(several=st.lists(groups(), max_size=3))
-def test_arrays_of_groups_hold_what_their_lists_do(
-    several: list[RolloutGroup], small_bytes: int
-) -> None:
+def test_arrays_of_groups_hold_what_their_lists_do(several, small_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("queues.schema.SMALL_BYTES", small_bytes)
         decoded = decode_arrays([encode(group) for group in several])
@@ -95,7 +91,7 @@ def test_arrays_of_groups_hold_what_their_lists_do(
     assert as_lists == several
 
 
-def test_columns_are_these_in_this_order() -> None:
+def test_columns_are_these_in_this_order():
     assert [f"{field.name} {field.type}" for field in SCHEMA] == [
         "prompt_id string",
         "group_id string",
@@ -119,7 +115,7 @@ def test_columns_are_these_in_this_order() -> None:
     assert SCHEMA.metadata == {b"headway.schema_version": b"1"}
 
 
-def test_a_summary_counts_sampled_tokens_and_spans_their_versions() -> None:
+def test_a_summary_counts_sampled_tokens_and_spans_their_versions():
     group = make_group(
         rollouts=[
             make_rollout(0, sampled=[4, 5, 5], reward=0.0),
@@ -169,27 +165,27 @@ def test_a_summary_counts_sampled_tokens_and_spans_their_versions() -> None:
         ({"engine_id": 3}, "engine_id: not string"),
     ],
 )
-def test_a_rollout_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_rollout_out_of_range_is_refused(changes, message):
     wrong = replace(make_rollout(1), **changes)
     with pytest.raises(SchemaError, match=f"^{message}"):
         encode(make_group(rollouts=[make_rollout(0), wrong]))
 
 
-def test_an_invalid_value_among_several_groups_is_named_with_its_row_and_group() -> None:
+def test_an_invalid_value_among_several_groups_is_named_with_its_row_and_group():
     good = encode(make_group(3))
     for read in (decode_arrays, lambda payloads: decode(payloads[1])):
         with pytest.raises(SchemaError, match=r"^metadata: row 1 is .* \(group g00000001\)$"):
             read([good, rewritten("metadata")])
 
 
-def test_a_group_out_of_range_is_refused() -> None:
+def test_a_group_out_of_range_is_refused():
     with pytest.raises(SchemaError, match=r"^attempt: row 0 is 0, must be at least 1"):
         encode(make_group(attempt=0))
     with pytest.raises(SchemaError, match=r"^rollouts: none"):
         encode(make_group(rollouts=[]))
 
 
-def payload_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
+def payload_of(batches, schema):
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
@@ -197,7 +193,7 @@ def payload_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
     return bytes(sink.getvalue())
 
 
-def rewritten(change: str, metadata: dict[bytes, bytes] | None = None) -> bytes:
+def rewritten(change, metadata=None):
     """Return the payload of a good group with one column changed behind `encode`'s back."""
     (batch,) = pa.ipc.open_stream(encode(make_group()))
     table = pa.Table.from_batches([batch])
@@ -231,14 +227,14 @@ def rewritten(change: str, metadata: dict[bytes, bytes] | None = None) -> bytes:
         (rewritten("", {b"headway.schema_version": b"2"}), "headway.schema_version: found 2"),
     ],
 )
-def test_a_foreign_payload_is_refused(payload: bytes, message: str) -> None:
+def test_a_foreign_payload_is_refused(payload, message):
     for read in (decode, summarize):
         with pytest.raises(SchemaError, match=f"^{message}"):
             read(payload)
 
 
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
-def test_a_damaged_payload_never_raises_anything_but_a_schema_error(at: int, noise: bytes) -> None:
+def test_a_damaged_payload_never_raises_anything_but_a_schema_error(at, noise):
     payload = bytearray(encode(make_group()))
     at %= len(payload)
     payload[at : at + len(noise)] = noise
@@ -246,19 +242,19 @@ def test_a_damaged_payload_never_raises_anything_but_a_schema_error(at: int, noi
         decode(bytes(payload))
 
 
-def test_numpy_values_are_taken_as_plain_ones() -> None:
+def test_numpy_values_are_taken_as_plain_ones():
     rollout = make_rollout(0, reward=np.float32(0.5), token_ids=np.arange(5, dtype=np.int64))
     read = decode(encode(make_group(rollouts=[rollout]))).rollouts[0]
     assert (read.reward, read.token_ids) == (0.5, [0, 1, 2, 3, 4])
 
 
-def test_times_come_back_in_utc() -> None:
+def test_times_come_back_in_utc():
     read = decode(encode(make_group())).rollouts[0]
     assert read.created_at == BEGIN
     assert read.created_at.utcoffset() == datetime.now(UTC).utcoffset()
 
 
-def test_parquet_has_a_row_per_rollout_with_its_state(tmp_path: Path) -> None:
+def test_parquet_has_a_row_per_rollout_with_its_state(tmp_path):
     first, second = encode(make_group(2)), encode(make_group(1, group_id="g00000002"))
     file = tmp_path / "rollouts.parquet"
     assert write_parquet([(first, "trained", 4), (second, "ready", None)], file) == 3

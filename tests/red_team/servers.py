@@ -12,6 +12,8 @@ import socket
 import socketserver
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from contextlib import contextmanager, suppress
 
@@ -198,3 +200,14 @@ def _read(sock):
 def connect(port):
     """Return a connection to a port of this machine."""
     return socket.create_connection(("127.0.0.1", port), timeout=10.0)
+
+
+def get(port, path, authorization=None):
+    """Return status and text of the answer to a request of a port of this machine."""
+    headers = {} if authorization is None else {"Authorization": authorization}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

@@ -62,6 +62,22 @@ async def test_a_hostile_completion_has_a_score_executes_nothing_and_leaves_noth
     assert not Path(MARK).exists()
 
 
+TEXTS = sorted({x.text for x in COMPLETIONS if x.kind != "program" and len(x.text) < 60_000})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:30]))
+async def test_rewards_that_a_text_was_not_written_for_score_it_too(pool, text):
+    [prompt] = load_source("reasoning_gym:countdown", options={}, seed=0).next(1)
+    options = {"regex": {"pattern": "(a+)+@!"}, "json_schema": {"schema": {"type": "object"}}}
+    names = ["reasoning_gym", "similarity", "tags", "math_verify", "last_answer", *options]
+    rewards = load_rewards(names, options=options, pool=pool)
+    parts = (await rewards.score(prompt, text)).parts
+    assert parts["regex"] == 0.0
+    assert parts["reasoning_gym"] < 0.5
+    assert not Path(MARK).exists()
+
+
 @pytest.mark.parametrize("task", EVALUATED)
 async def test_the_verifiers_score_as_before(pool, task):
     [prompt] = load_source(f"reasoning_gym:{task}", options={}, seed=0).next(1)

@@ -13,7 +13,6 @@ import pytest
 from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import committed_checkpoints, newest_checkpoint
 from queues.readers.open_run import open_ledger
-from tests.deploy.conftest import headway  # noqa: F401  (a fixture)
 from tests.deploy.processes import wait_for_end
 from tests.deploy.running import until
 from tests.red_team.damage import files_of
@@ -24,7 +23,7 @@ DERIVED = ("swaps.jsonl", "sessions.jsonl", "metrics.jsonl", "samples.jsonl")
 
 
 @pytest.fixture(scope="module")
-def killed(headway):  # noqa: F811
+def killed(headway):
     """Return the folder of a run with two checkpoints, killed after more batches."""
     process = headway.start(
         "run", "name=base", f"steps={STEPS}", "heldout.every=12", "learner.checkpoint_every=3",
@@ -73,7 +72,7 @@ def remove_a_needed_segment(folder):
     (folder / f"journal/{segment:08d}.segment").unlink()
 
 
-def copy_of(headway, killed, name):  # noqa: F811
+def copy_of(headway, killed, name):
     folder = shutil.copytree(killed, headway.run_folder(name))
     recipe = folder / "recipe.toml"
     recipe.write_text(recipe.read_text().replace('name = "base"', f'name = "{name}"', 1))
@@ -84,7 +83,7 @@ def checksums(folder):
     return [row["weights_checksum"] for row in read_batches(folder)]
 
 
-def expect_exact(headway, folder, before, *, salvaged=False):  # noqa: F811
+def expect_exact(headway, folder, before, *, salvaged=False):
     """Resume a run to its end, and have it trained again from its beginning."""
     resumed = headway("resume", folder.name)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
@@ -100,7 +99,7 @@ def expect_exact(headway, folder, before, *, salvaged=False):  # noqa: F811
     return resumed.stdout
 
 
-def test_a_damaged_run_goes_on_exactly_and_says_so(headway, killed):  # noqa: F811
+def test_a_damaged_run_goes_on_exactly_and_says_so(headway, killed):
     folder = copy_of(headway, killed, "damaged")
     before = checksums(folder)
     spoil_optimizer_and_derived(folder)
@@ -112,7 +111,7 @@ def test_a_damaged_run_goes_on_exactly_and_says_so(headway, killed):  # noqa: F8
         assert words in output
 
 
-def test_what_is_needed_is_missed_before_anything_starts_and_salvaged(headway, killed):  # noqa: F811
+def test_what_is_needed_is_missed_before_anything_starts_and_salvaged(headway, killed):
     folder = copy_of(headway, killed, "salvaged")
     before = checksums(folder)
     remove_a_needed_segment(folder)

@@ -5,8 +5,6 @@ import http.client
 import json
 import resource
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -25,7 +23,7 @@ from headway.clean_text import printable
 from headway.errors import InputError
 from headway.metrics import TOKEN_VARIABLE
 from queues.records import Prompt
-from tests.red_team.servers import ANSWERS, KEY, SLOW, connect, hostile_server
+from tests.red_team.servers import ANSWERS, KEY, SLOW, connect, get, hostile_server
 from tests.red_team.servers import http as answer_of
 
 PROMPT = Prompt(prompt_id="red/0/1", text="What is 3+4?", answer="7")
@@ -205,16 +203,6 @@ def exporter(tmp_path, monkeypatch):
     made = Exporter(recipe, tmp_path, Fixed(), list, node="", waits_for=lambda: waits)
     yield SimpleNamespace(port=int(made.address.rpartition(":")[2]), waits=waits, made=made)
     made.close()
-
-
-def get(port, path, token=None):
-    headers = {} if token is None else {"Authorization": token}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""Whole runs that meet every hostile case at once: they train to their end, and tell no secret."""
+"""A whole run that meets every hostile case at once trains to its end, and tells no secret."""
 
 import http.client
 import json
@@ -6,8 +6,6 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from contextlib import suppress
 from functools import cached_property
@@ -17,9 +15,8 @@ import pytest
 
 from tests.deploy.conftest import HEADWAY, RECIPE
 from tests.red_team import hostile_user
-from tests.red_team.cases import COMPLETIONS, MARK, SECRET
 from tests.red_team.hostile_user import COROUTINES, ENVIRONMENT, KINDS, REWARD
-from tests.red_team.servers import ANSWERS, KEY, connect, hostile_server
+from tests.red_team.servers import ANSWERS, KEY, connect, get, hostile_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(1800)]
 
@@ -39,18 +36,6 @@ LOG_MIB = 40
 """Most that all logs of the run may have together."""
 
 
-def arguments(headway, model, *settings):
-    """Return a command that trains a model folder by the small recipe, without a warm start."""
-    recipe = headway.folder / "no-warm-start.toml"
-    recipe.write_text(re.sub(r"(?s)\[sft\].*?\n(?=\[)", "", RECIPE.read_text()))
-    parts = [part for setting in settings for part in ("--set", setting)]
-    return [HEADWAY, "run", recipe, "--set", f"model={{path='{model}'}}", *parts]
-
-
-def small_model(headway):
-    return headway.folder / "runs" / "small-sft" / "model"
-
-
 class Hostile:
     """A run that has ended, with what it and its ports showed meanwhile."""
 
@@ -67,9 +52,11 @@ class Hostile:
             " attempts=1, instruction='kind={answer};'}"
         )
         kinds = [name.removeprefix("judge: ") for name in JUDGE]
-        return arguments(
-            self.headway, small_model(self.headway),
-            "name=hostile", f"steps={STEPS}",
+        model = self.headway.folder / "runs" / "small-sft" / "model"
+        recipe = self.headway.folder / "no-warm-start.toml"
+        recipe.write_text(re.sub(r"(?s)\[sft\].*?\n(?=\[)", "", RECIPE.read_text()))
+        settings = (
+            f"model={{path='{model}'}}", "name=hostile", f"steps={STEPS}",
             f"prompts.groups_per_batch={GROUPS}", "prompts.source=hostile_user:Source",
             f"prompts.source_options.judge={json.dumps(kinds)}", "heldout.every=100",
             "actors.environment=hostile_user:Environment", "actors.max_turns=2",
@@ -82,6 +69,8 @@ class Hostile:
             "deploy.max_failed_groups=100000", "deploy.metrics_token=true",
             "deploy.metrics_port=0",
         )  # fmt: skip
+        parts = [part for setting in settings for part in ("--set", setting)]
+        return [HEADWAY, "run", recipe, *parts]
 
     def play(self):
         shutil.copy(hostile_user.__file__, self.headway.folder)
@@ -109,31 +98,23 @@ class Hostile:
 
     def look(self, log):
         """Ask the run's own port, with a token, without, and as no client should."""
-        address = re.search(r"http://(127\.0\.0\.1:\d+)/targets", log.read_text())
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/targets", log.read_text())
         if address is None:
             return
+        port = int(address[1])
         for path, token in (
             ("/healthz", None), ("/readyz", None), ("/metrics", None),
             ("/metrics", METRICS_TOKEN), ("/targets", METRICS_TOKEN), ("/metrics", "wrong"),
         ):  # fmt: skip
-            self.seen[path, token, status_of(address[1], path, token)] += 1
+            status = None
+            with suppress(OSError, http.client.HTTPException):
+                status, _ = get(port, path, token and f"Bearer {token}")
+            self.seen[path, token, status] += 1
         with suppress(OSError):
             if self.open is not None:
                 self.open.close()  # half-way
-            self.open = connect(int(address[1].rpartition(":")[2]))
+            self.open = connect(port)
             self.open.sendall(b"GET /metrics HTTP/1.1\r\nA: ")
-
-
-def status_of(address, path, token):
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(f"http://{address}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, http.client.HTTPException):
-        return None
 
 
 def kind_of(request):
@@ -227,91 +208,3 @@ class TestHostileRun:
         for text in (page, log):
             assert [c for c in text if not c.isprintable() and c != "\n"] == []
         assert "<script" not in page
-
-
-# --- completions
-
-TASKS = sorted({case.task for case in COMPLETIONS if case.task} - {"n_queens", "string_insertion"})
-"""Tasks of the run; the answers of the others are no expressions, as `math_verify` wants them."""
-TEXTS = sorted(
-    {case.text for case in COMPLETIONS if case.kind != "program" and len(case.text) < 60_000}
-)
-"""Completions, each of which is one token of the model of the run."""
-
-
-def model_of_texts(folder, headway):
-    """Write a model of which one token is one hostile text."""
-    from tokenizers import Tokenizer
-    from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
-
-    warm = small_model(headway)
-    shutil.copytree(warm, folder)
-    tokenizer = json.loads((warm / "tokenizer.json").read_text())
-    characters = [*map(chr, (10, *range(32, 127))), "∫"]
-    tokens = [*tokenizer["model"]["vocab"], *characters, *TEXTS]
-    tokenizer["model"]["vocab"] = {token: n for n, token in enumerate(dict.fromkeys(tokens))}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    Tokenizer.from_file(str(folder / "tokenizer.json"))
-    config = AutoConfig.from_pretrained(warm)
-    config.vocab_size = len(AutoTokenizer.from_pretrained(folder))
-    config.max_position_embeddings = 8192
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
-def reader(headway):
-    """Provide a run whose policy writes nothing but hostile texts."""
-    Path(MARK).unlink(missing_ok=True)
-    model = headway.folder / "texts"
-    model_of_texts(model, headway)
-    parts = [{"source": f"reasoning_gym:{task}", "weight": 1.0} for task in TASKS]
-    rewards = ["reasoning_gym", "regex", "json_schema", "similarity", "tags",
-               "math_verify", "last_answer"]  # fmt: skip
-    settings = (
-        "name=reader", "steps=12", "prompts.source=mixture",
-        f"prompts.source_options={{parts={toml(parts)}}}", "prompts.groups_per_batch=4",
-        "prompts.group_size=12", "heldout.every=100", "heldout.source=lettered_chain_sum",
-        "actors.heldout_reward=['tags']", f"actors.reward={rewards}", "actors.max_new_tokens=1",
-        "actors.reward_options={regex={pattern='(a+)+@!'}, json_schema={schema={type='object'}}}",
-        "actors.max_concurrent_rollouts=48", "actors.verifier_seconds=0.3",
-        "actors.scripted_options={median_length = 2}", "queues.max_attempts=1",
-        "queues.retry_seconds=0", "learner.microbatch_tokens=16384",
-    )  # fmt: skip
-    environment = {**headway.environment, SECRET: "rt-77aa01c4"}
-    done = subprocess.run(
-        arguments(headway, model, *settings), cwd=headway.folder, env=environment,
-        capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    return headway, done
-
-
-def toml(value):
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
-    return f"{{{', '.join(f'{key} = {json.dumps(part)}' for key, part in value.items())}}}"
-
-
-class TestReader:
-    def test_it_trains_to_its_end_and_nothing_fails(self, reader, outcomes):
-        headway, done = reader
-        assert done.returncode == 0, done.stderr[-4000:]
-        accounts = headway.accounting("reader")
-        assert accounts["balanced"]
-        assert accounts["failed"] == {}
-        rows = headway.rollouts("reader")
-        sampled = Counter(row["token_ids"][row["prompt_length"]] for row in rows)
-        first = max(sampled) + 1 - len(TEXTS)
-        written = {token for token in sampled if token >= first}
-        outcomes["run", "completions of one run"] = f"{len(written)} of {len(TEXTS)} texts"
-        assert len(written) > 0.6 * len(TEXTS)
-        for row in rows:
-            parts = dict(row["reward_parts"])
-            assert parts["regex"] == 0.0
-            assert parts["reasoning_gym"] < 0.5
-
-    def test_nothing_was_executed_and_no_secret_was_read(self, reader):
-        headway, _ = reader
-        assert not Path(MARK).exists()
-        for path in headway.run_folder("reader").rglob("*"):
-            if path.is_file():
-                assert b"rt-77aa01c4" not in path.read_bytes(), path

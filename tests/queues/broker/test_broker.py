@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 
@@ -11,21 +10,29 @@ from queues.broker.broker import Broker
 from queues.errors import ProtocolError, QueueClosed, SchemaError
 from queues.records import Purpose, PutStatus
 from queues.schema import decode
-from tests.queues.conftest import WAIT, Connect, answer, make_prompts, opened, train_a_batch
+from tests.queues.conftest import (
+    WAIT,
+    answer,
+    begin_work,
+    make_prompts,
+    opened,
+    put_all,
+    train_a_batch,
+)
 
 
-async def generate(broker: Any, groups: int, engine: str = "a") -> None:
+async def generate(broker, groups, engine="a"):
     """Lease with room for this many train groups, and put a result for each."""
     for lease in await broker.lease(engine, 2 * groups, WAIT):
         assert await broker.put(engine, answer(lease)) is PutStatus.ACCEPTED
 
 
-async def train(broker: Any, version: int) -> None:
+async def train(broker, version):
     assert await broker.take(version, WAIT) is not None
     await broker.ack(version, {"loss": 0.5})
 
 
-async def feed(broker: Any) -> int:
+async def feed(broker):
     """Issue what is wanted until nothing more is; returns how many."""
     issued = 0
     with contextlib.suppress(QueueClosed):
@@ -36,7 +43,7 @@ async def feed(broker: Any) -> int:
     return issued
 
 
-async def work(broker: Any) -> list[tuple[int, int | None]]:
+async def work(broker):
     """Put a result for every lease until the run is over; returns start and deadline of each."""
     leased = []
     with contextlib.suppress(QueueClosed):
@@ -47,7 +54,7 @@ async def work(broker: Any) -> list[tuple[int, int | None]]:
     return leased
 
 
-async def learn(broker: Any, steps: int) -> list[list[str]]:
+async def learn(broker, steps):
     """Train every batch; returns the group ids of each."""
     batches = []
     await broker.serving("a", 0)
@@ -61,7 +68,7 @@ async def learn(broker: Any, steps: int) -> list[list[str]]:
     return batches
 
 
-async def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connect) -> None:
+async def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect):
     async with opened(connect()) as broker:
         issued, leased, batches = await asyncio.gather(feed(broker), work(broker), learn(broker, 3))
         assert issued == 6
@@ -81,9 +88,7 @@ async def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: 
         assert status.batches[0].statistics == {"loss": 0.5}
 
 
-async def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(
-    connect: Connect,
-) -> None:
+async def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(connect):
     async with opened(connect()) as broker:
         assert await broker.prompts_wanted(0) == 4
         await broker.issue(make_prompts(4), cursor="4")
@@ -98,7 +103,7 @@ async def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_st
         assert await broker.prompts_wanted(0) == 0
 
 
-async def test_an_engine_without_weights_leases_nothing(connect: Connect) -> None:
+async def test_an_engine_without_weights_leases_nothing(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         assert await broker.lease("a", 8, 0.05) == []
@@ -106,10 +111,9 @@ async def test_an_engine_without_weights_leases_nothing(connect: Connect) -> Non
         assert len(await broker.lease("a", 8, 0.05)) == 4
 
 
-async def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Connect) -> None:
+async def test_admission_bounds_what_is_live_and_an_update_opens_it(connect):
     async with opened(connect()) as broker:
-        await broker.issue(make_prompts(6), cursor="6")
-        await broker.serving("a", 0)
+        await begin_work(broker, 6)
         await generate(broker, 6)
         status = await broker.status()
         assert (status.live, status.window, status.depth["queued"]) == (4, 4, 2)
@@ -121,17 +125,13 @@ async def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Con
         assert [lease.start_version for lease in await waiting] == [1, 1]
 
 
-async def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> None:
+async def test_the_learner_waits_for_the_group_that_is_due(connect):
     async with opened(connect()) as broker:
-        await broker.issue(make_prompts(6), cursor="6")
-        await broker.serving("a", 0)
-        straggler, *others = await broker.lease("a", 8, WAIT)
-        for lease in others[:2]:
-            await broker.put("a", answer(lease))
+        straggler, *others = await begin_work(broker, 6, capacity=8)
+        await put_all(broker, others[:2])
         await train(broker, 0)
         await broker.serving("a", 1)
-        for lease in [others[2], *await broker.lease("a", 8, WAIT)]:
-            await broker.put("a", answer(lease))
+        await put_all(broker, [others[2], *await broker.lease("a", 8, WAIT)])
         assert await broker.take(1, 0.05) is None
         assert (await broker.status()).waits_for == {straggler.group_id: "a"}
         late = asyncio.create_task(broker.take(1, WAIT))
@@ -143,10 +143,9 @@ async def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> 
         }
 
 
-async def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Connect) -> None:
+async def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect):
     async with opened(connect()) as broker:
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
+        await begin_work(broker, 4)
         await generate(broker, 4)
         first = await broker.take(0, WAIT)
         assert await broker.take(0, WAIT) == first
@@ -160,7 +159,7 @@ async def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Co
         assert (await broker.status()).version == 1
 
 
-async def test_a_learner_that_was_made_again_fences_the_one_before(connect: Connect) -> None:
+async def test_a_learner_that_was_made_again_fences_the_one_before(connect):
     async with opened(connect()) as broker:
         await train_a_batch(broker)
         assert (await broker.status()).learner == (0, 0)
@@ -180,12 +179,9 @@ async def test_a_learner_that_was_made_again_fences_the_one_before(connect: Conn
         assert (status.learner, status.version) == ((1, 0), 1)
 
 
-async def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: Connect) -> None:
+async def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect):
     async with opened(connect()) as broker:
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        await broker.serving("b", 0)
-        first, second = await broker.lease("a", 4, WAIT)
+        first, second = await begin_work(broker, 2, "a", "b", capacity=4)
         assert await broker.put("b", answer(first)) is PutStatus.FENCED
         assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
         assert await broker.put("a", answer(first)) is PutStatus.DUPLICATE
@@ -201,9 +197,7 @@ async def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: 
         assert (accounting.trained, accounting.duplicates, accounting.balanced) == (2, 5, True)
 
 
-async def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(
-    connect: Connect,
-) -> None:
+async def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(1), cursor="1")
         await broker.serving("a", 1)
@@ -215,13 +209,9 @@ async def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
 
 
-async def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(
-    connect: Connect,
-) -> None:
+async def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(connect):
     async with opened(connect()) as broker:
-        await broker.issue(make_prompts(3), cursor="3")
-        await broker.serving("a", 0)
-        first, *_ = await broker.lease("a", 4, WAIT)
+        first, *_ = await begin_work(broker, 3, capacity=4)
         await broker.fail("a", first.group_id, 1, reason="timeout", error="too long")
         await broker.fail("a", first.group_id, 1, reason="timeout", error="too long")
         (again,) = await broker.lease("a", 2, WAIT)
@@ -233,13 +223,10 @@ async def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(
 
 
 async def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_version_again(
-    connect: Connect,
-) -> None:
+    connect,
+):
     async with opened(connect(max_staleness=2)) as broker:
-        await broker.issue(make_prompts(5), cursor="5")
-        await broker.serving("a", 0)
-        await broker.serving("b", 0)
-        done, lost = await broker.lease("a", 4, WAIT)
+        done, lost = await begin_work(broker, 5, "a", "b", capacity=4)
         (other,) = await broker.lease("b", 2, WAIT)
         assert await broker.put("a", answer(done)) is PutStatus.ACCEPTED
         assert await broker.release("a") == 1
@@ -258,24 +245,19 @@ async def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_ve
         assert (await broker.accounting()).balanced
 
 
-async def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(
-    connect: Connect,
-) -> None:
+async def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(connect):
     async with opened(connect()) as broker:
         await broker.serving("a", 0)
         waiting = asyncio.create_task(broker.lease("a", 4, 1.0))
         await asyncio.sleep(0)
         await broker.status()  # calls of one caller begin in order, so the lease has begun
         assert await broker.release("a") == 0
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(2), cursor="2")
+        await begin_work(broker, 2)
         assert await waiting == []
         assert len(await broker.lease("a", 4, WAIT)) == 2
 
 
-async def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(
-    connect: Connect,
-) -> None:
+async def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(connect):
     async with opened(connect(patience_seconds=WAIT)) as broker:
         await train_a_batch(broker, 6, capacity=4)
         assert await broker.lease("a", 4, 0.2) == [], "it serves 0, the learner is at 1"
@@ -284,30 +266,26 @@ async def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_gro
         assert [lease.start_version for lease in await waiting] == [1, 1]
 
 
-async def test_patience_with_an_engine_that_lags_ends(connect: Connect) -> None:
+async def test_patience_with_an_engine_that_lags_ends(connect):
     async with opened(connect(patience_seconds=0.3)) as broker:
         await train_a_batch(broker, 6, capacity=4)
         assert [lease.start_version for lease in await broker.lease("a", 4, WAIT)] == [0, 0]
 
 
-async def test_a_release_after_the_end_says_that_no_successor_is_needed(connect: Connect) -> None:
+async def test_a_release_after_the_end_says_that_no_successor_is_needed(connect):
     async with opened(connect()) as broker:
-        await broker.issue(make_prompts(2), cursor="2", last=True)
-        await broker.serving("a", 0)
+        await begin_work(broker, 2, last=True)
         await generate(broker, 2)
         await train(broker, 0)
         with pytest.raises(QueueClosed, match="the run is over"):
             await broker.release("a")
 
 
-async def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Connect) -> None:
+async def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect):
     async with opened(connect(lease_seconds=0.4, heartbeat_seconds=0.1)) as broker:
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        await broker.serving("b", 0)
-        kept, lost = await broker.lease("a", 4, WAIT)
+        kept, lost = await begin_work(broker, 2, "a", "b", capacity=4)
 
-        async def beat() -> None:
+        async def beat():
             while await broker.heartbeat("a", [(kept.group_id, 1)]) == []:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -320,14 +298,14 @@ async def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect
         beating.cancel()
 
 
-async def test_versions_of_an_engine_never_go_backwards(connect: Connect) -> None:
+async def test_versions_of_an_engine_never_go_backwards(connect):
     async with opened(connect()) as broker:
         await broker.serving("a", 2)
         with pytest.raises(ProtocolError, match="'a' reports version 1 after 2"):
             await broker.serving("a", 1)
 
 
-async def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect) -> None:
+async def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         prompts = make_prompts(3, 100)
@@ -365,8 +343,8 @@ async def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Co
 
 
 async def test_evaluations_take_their_place_in_the_room_and_train_groups_what_fits_in_the_rest(
-    connect: Connect,
-) -> None:
+    connect,
+):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         await broker.evaluate("one", make_prompts(1, 9), temperature=0.0, min_version=0)
@@ -383,7 +361,7 @@ async def test_evaluations_take_their_place_in_the_room_and_train_groups_what_fi
         assert [lease.group_size for lease in leases] == [2, 2]
 
 
-async def test_workers_stay_for_the_evaluation_of_the_last_version(connect: Connect) -> None:
+async def test_workers_stay_for_the_evaluation_of_the_last_version(connect):
     async with opened(connect(steps=1)) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         await broker.evaluate("last", make_prompts(1, 9), temperature=0.0, min_version=1)
@@ -405,7 +383,7 @@ async def test_workers_stay_for_the_evaluation_of_the_last_version(connect: Conn
         assert (await broker.evaluation("last", 0.0)).score == 1.0
 
 
-async def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
+async def test_the_last_batch_of_a_finite_source_is_short(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(3), cursor="3", last=True)
         with pytest.raises(QueueClosed):
@@ -423,16 +401,13 @@ async def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> N
                 await call
 
 
-async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_end(
-    connect: Connect,
-) -> None:
+async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_end(connect):
     async with opened(connect()) as broker:
         for version in (1, 2, 3):
             await broker.evaluate(
                 f"v{version}", make_prompts(2, 10), temperature=0.0, min_version=version
             )
-        await broker.issue(make_prompts(2), cursor="2", last=True)
-        await broker.serving("a", 0)
+        await begin_work(broker, 2, last=True)
         await generate(broker, 2)
         await broker.take(0, WAIT)
         waiting = asyncio.ensure_future(broker.evaluation("v3", WAIT))
@@ -446,8 +421,7 @@ async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_en
         await broker.evaluate("late", make_prompts(1, 20), temperature=0.0, min_version=2)
         assert (await broker.evaluation("late", 0.0)).failed == 1
         await broker.serving("a", 1)
-        for lease in await broker.lease("a", 4, WAIT):
-            await broker.put("a", answer(lease))
+        await put_all(broker, await broker.lease("a", 4, WAIT))
         assert (await broker.evaluation("v1", 0.0)).score == 1.0
         with pytest.raises(QueueClosed):
             await broker.lease("a", 4, WAIT)
@@ -455,7 +429,7 @@ async def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_en
         assert (accounting.issued, accounting.failed, accounting.balanced) == (2, {}, True)
 
 
-async def test_status_counts_what_was_accepted_and_names_the_last_failure(connect: Connect) -> None:
+async def test_status_counts_what_was_accepted_and_names_the_last_failure(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(2), cursor="2")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
@@ -465,7 +439,7 @@ async def test_status_counts_what_was_accepted_and_names_the_last_failure(connec
         evaluated, first, second = await broker.lease("a", 5, WAIT)
         seen = []
         for lease in (evaluated, first):
-            await broker.put("a", answer(lease))
+            await put_all(broker, [lease])
             seen.append((await broker.status()).accepted)
         await broker.fail("a", second.group_id, 1, reason="reward", error="ValueError: no number")
         assert (await broker.status()).last_error == (
@@ -477,7 +451,7 @@ async def test_status_counts_what_was_accepted_and_names_the_last_failure(connec
         assert seen == [1, 2, 3], "training takes nothing from it"
 
 
-async def test_closing_ends_every_long_poll(connect: Connect) -> None:
+async def test_closing_ends_every_long_poll(connect):
     async with opened(connect()) as broker:
         await broker.issue(make_prompts(6), cursor="6")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=3)
@@ -500,7 +474,7 @@ async def test_closing_ends_every_long_poll(connect: Connect) -> None:
                 await call
 
 
-async def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
+async def test_errors_of_callers_name_what_is_allowed(connect):
     async with opened(connect()) as broker:
         with pytest.raises(ProtocolError, match="capacity = 0 must be at least 1"):
             await broker.lease("a", 0, WAIT)
@@ -508,8 +482,7 @@ async def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
             await broker.evaluate("e", [], temperature=0.0, min_version=0)
         with pytest.raises(InputError, match="min_version = 4, but the last is 3"):
             await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=4)
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
+        await begin_work(broker, 2)
         await generate(broker, 2)
         await broker.take(0, WAIT)
         with pytest.raises(InputError, match="statistics of batch 0 are not JSON"):
@@ -517,10 +490,9 @@ async def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
         await broker.commit_checkpoint(0, "checkpoints/0")
 
 
-async def test_another_window_wakes_the_engines_that_wait_for_it(connect: Connect) -> None:
+async def test_another_window_wakes_the_engines_that_wait_for_it(connect):
     async with opened(connect(window=2)) as broker:
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
+        await begin_work(broker, 4)
         assert len(await broker.lease("a", 8, WAIT)) == 2
         waiting = asyncio.create_task(broker.lease("a", 2, WAIT))
         assert await broker.lease("b", 2, 0.05) == []

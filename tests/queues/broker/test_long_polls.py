@@ -14,7 +14,7 @@ class EarlyLoop(asyncio.SelectorEventLoop):
 
 
 def test_a_caller_is_woken_at_its_moment_though_timers_fire_early():
-    async def wait() -> float | None:
+    async def wait():
         polls = LongPolls(lambda: None)
         moment = time.monotonic() + 0.05
         polls.wake_at(moment)

@@ -1,20 +1,25 @@
 """What becomes of stragglers under each policy: in simulated runs, and through the broker."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import InputError
-from queues.policy.admission import Bounds, Choice, OnOverdue, choose_batch, leases_allowed
 from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from queues.schema import decode
 from queues.state.groups import FILTERED, State
-from tests.queues.conftest import WAIT, Connect, answer, make_broker, make_prompts, opened
+from tests.queues.conftest import (
+    WAIT,
+    answer,
+    begin_work,
+    make_broker,
+    make_prompts,
+    opened,
+    put_all,
+)
 from tests.queues.simulated_run import Run, make_state
 
 POLICIES = st.sampled_from(["wait", "drop", "mask", "train"])
@@ -26,15 +31,8 @@ RATES = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 0.99, 1.0])
     RATES, st.booleans(), st.none() | st.integers(0, 5),
 )  # fmt: skip
 def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_policy(
-    seed: int,
-    policy: OnOverdue,
-    staleness: int,
-    size: int,
-    steps: int,
-    tie_rate: float,
-    changes_window: bool,
-    more: int | None,
-) -> None:
+    seed, policy, staleness, size, steps, tie_rate, changes_window, more
+):
     most_live = None if more is None else size + more
     state = make_state(staleness, size, steps, 2, policy=policy, most_live=most_live)
     run = Run(state, seed, tie_rate, changes_window=changes_window)
@@ -47,16 +45,8 @@ def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_poli
     st.integers(1, 40), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.05]),
 )  # fmt: skip
 def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
-    seed: int,
-    policy: OnOverdue,
-    tie_rate: float,
-    staleness: int,
-    size: int,
-    prompts: int,
-    limit: int,
-    changes_window: bool,
-    fail_rate: float,
-) -> None:
+    seed, policy, tie_rate, staleness, size, prompts, limit, changes_window, fail_rate
+):
     state = make_state(staleness, size, 100, limit, policy=policy)
     run = Run(state, seed, tie_rate, prompts=prompts, changes_window=changes_window)
     run.fail_rate = fail_rate
@@ -69,7 +59,7 @@ def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
     assert sum(sizes) + state.groups.dropped(FILTERED) + failed == prompts, "no prompt is lost"
 
 
-def test_the_simulation_has_stragglers_for_every_policy_to_deal_with() -> None:
+def test_the_simulation_has_stragglers_for_every_policy_to_deal_with():
     outcomes = {}
     for policy in ("wait", "drop", "mask", "train"):
         run = Run(make_state(1, 3, 60, 1, policy=policy), seed=5, tie_rate=0.1)
@@ -83,7 +73,7 @@ def test_the_simulation_has_stragglers_for_every_policy_to_deal_with() -> None:
     }
 
 
-def test_without_staleness_every_policy_is_synchronous_training() -> None:
+def test_without_staleness_every_policy_is_synchronous_training():
     runs = []
     for policy in ("wait", "drop", "mask", "train"):
         run = Run(make_state(0, 3, 20, 1, policy=policy), seed=7, tie_rate=0.2)
@@ -93,35 +83,13 @@ def test_without_staleness_every_policy_is_synchronous_training() -> None:
     assert runs == [runs[0]] * 4
 
 
-@pytest.mark.parametrize("policy", ["drop", "mask", "train"])
-def test_lifted_the_learner_takes_what_is_ready_whoever_is_due(policy: OnOverdue) -> None:
-    wait = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    lifted = Bounds(max_staleness=1, groups_per_batch=2, steps=9, on_overdue=policy)
-    straggler = {4: 1}
-    assert choose_batch([4, 5], straggler, version=4, bounds=wait) == Choice(0, 4)
-    assert choose_batch([4, 5], straggler, version=4, bounds=lifted) == Choice(2)
-    assert choose_batch([3, 4, 5], straggler, version=4, bounds=lifted) == Choice(2)
-    assert choose_batch([5], straggler, version=4, bounds=lifted) == Choice(0)
-    assert choose_batch([5], {}, version=4, bounds=lifted, ended=True) == Choice(1)
-
-
-def test_an_overdue_group_holds_a_place_of_the_window_and_none_of_a_batch() -> None:
-    bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9, on_overdue="mask")
-    assert leases_allowed({}, version=4, start_version=4, bounds=bounds, overdue=1) == 3
-    assert leases_allowed({4: 2}, version=4, start_version=4, bounds=bounds, overdue=1) == 1
-    assert leases_allowed({4: 2}, version=4, start_version=4, bounds=bounds, overdue=2) == 0
-
-
 # --- through the broker: 2 groups a batch, 1 version of staleness
 
 
-async def straggle(broker: Any) -> Any:
+async def straggle(broker):
     """Take the batch that the first of four groups is due with before that group is ready."""
-    await broker.serving("a", 0)
-    await broker.issue(make_prompts(9), cursor="9")
-    straggler, *others = await broker.lease("a", 8, WAIT)
-    for lease in others:
-        await broker.put("a", answer(lease))
+    straggler, *others = await begin_work(broker, 9, capacity=8)
+    await put_all(broker, others)
     await broker.take(0, WAIT)
     await broker.serving("a", 1)
     await broker.ack(0, {"loss": 0.5})
@@ -133,7 +101,7 @@ async def straggle(broker: Any) -> Any:
     return straggler
 
 
-async def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: Connect) -> None:
+async def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect):
     async with opened(connect(on_overdue="drop", patience_seconds=0.0)) as broker:
         straggler = await straggle(broker)
         held = [(straggler.group_id, straggler.attempt)]
@@ -151,9 +119,7 @@ async def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: C
         assert (await broker.status()).batches[-1].statistics == {"groups_overdue": 1}
 
 
-async def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broker_too(
-    tmp_path: Path,
-) -> None:
+async def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broker_too(tmp_path):
     async with opened(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0)) as broker:
         await straggle(broker)
     async with opened(make_broker(tmp_path, on_overdue="drop")) as broker:
@@ -162,15 +128,10 @@ async def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broke
         assert (anew.group_id, anew.prompt.prompt_id) == ("g00000010", "sums/0/0")
 
 
-async def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(
-    tmp_path: Path,
-) -> None:
+async def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(tmp_path):
     async with opened(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0)) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(4), cursor="4")
-        straggler, *others = await broker.lease("a", 8, WAIT)
-        for lease in others[:2]:
-            await broker.put("a", answer(lease))
+        straggler, *others = await begin_work(broker, 4, capacity=8)
+        await put_all(broker, others[:2])
         await broker.take(0, WAIT)
         await broker.serving("a", 1)
         await broker.ack(0, {})
@@ -186,9 +147,7 @@ async def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves
 
 
 @pytest.mark.parametrize("policy", ["mask", "train"])
-async def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
-    connect: Connect, policy: str
-) -> None:
+async def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(connect, policy):
     async with opened(connect(on_overdue=policy, patience_seconds=0.0)) as broker:
         straggler = await straggle(broker)
         status = await broker.status()
@@ -212,9 +171,7 @@ async def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
         assert (await broker.accounting()).balanced
 
 
-async def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(tmp_path):
     settings = {"on_overdue": "mask", "patience_seconds": 0.0}
     async with opened(make_broker(tmp_path, **settings)) as broker:
         straggler = await straggle(broker)
@@ -236,8 +193,8 @@ async def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(
 
 @pytest.mark.parametrize("policy", ["drop", "wait"])
 async def test_a_late_result_is_dropped_where_the_policy_of_a_run_is_changed_to_keep_the_bound(
-    tmp_path: Path, policy: str
-) -> None:
+    tmp_path, policy
+):
     async with opened(make_broker(tmp_path, on_overdue="train", patience_seconds=0.0)) as broker:
         straggler = await straggle(broker)
         await broker.put("a", answer(straggler))
@@ -248,23 +205,17 @@ async def test_a_late_result_is_dropped_where_the_policy_of_a_run_is_changed_to_
     assert read_accounting(tmp_path).issued == 10
 
 
-async def test_a_run_that_would_wait_for_ever_after_a_change_of_policy_is_refused(
-    tmp_path: Path,
-) -> None:
+async def test_a_run_that_would_wait_for_ever_after_a_change_of_policy_is_refused(tmp_path):
     settings = {"max_staleness": 2, "steps": 9, "patience_seconds": 0.0}
     async with opened(make_broker(tmp_path, on_overdue="train", **settings)) as broker:
         # Four results that are due with a batch of two.
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(9), cursor="9")
-        due_at_2 = await broker.lease("a", 12, WAIT)
+        due_at_2 = await begin_work(broker, 9, capacity=12)
         for version, ready in enumerate((due_at_2[:2], None)):
-            for lease in ready or await broker.lease("a", 4, WAIT):
-                await broker.put("a", answer(lease))
+            await put_all(broker, ready or await broker.lease("a", 4, WAIT))
             await broker.take(version, WAIT)
             await broker.serving("a", version + 1)
             await broker.ack(version, {})
-        for lease in due_at_2[2:]:
-            await broker.put("a", answer(lease))
+        await put_all(broker, due_at_2[2:])
         assert (await broker.status()).depth["ready"] == 4
     with pytest.raises(InputError, match='on_overdue = "wait", but this run went on with another'):
         make_broker(tmp_path, on_overdue="wait", **settings)

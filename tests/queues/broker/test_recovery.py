@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,16 +18,21 @@ from queues.readers.open_run import is_open, open_ledger
 from queues.records import Prompt, PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, sessions_of
-from tests.queues.conftest import answer, make_broker, make_prompts, opened, train_a_batch
+from tests.queues.conftest import (
+    WAIT,
+    answer,
+    begin_work,
+    make_broker,
+    make_prompts,
+    opened,
+    put_all,
+    train_a_batch,
+)
 
-WAIT = 10.0
 
-
-async def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:
+async def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 6, WAIT)
+        leases = await begin_work(broker, 4, capacity=6)
         await broker.put("a", answer(leases[1]))
     async with opened(make_broker(tmp_path)) as broker:
         await broker.serving("b", 0)
@@ -47,9 +51,7 @@ async def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Pat
         assert group_ids == ready, "in the order of issue, though the second came first"
 
 
-async def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(
-    tmp_path: Path,
-) -> None:
+async def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(tmp_path):
     async with opened(make_broker(tmp_path, owner="one", session="{}")) as broker:
         await broker.issue(make_prompts(4), cursor="4")
         await broker.evaluate("e", make_prompts(1), temperature=0.5, min_version=0)
@@ -73,29 +75,23 @@ async def test_a_broker_that_is_made_again_goes_on_with_the_leases_of_the_last(
     assert len(sessions(tmp_path)) == 1
 
 
-def sessions(directory: Path) -> list:
+def sessions(directory):
     with open_ledger(directory) as database:
         return sessions_of(database)
 
 
-async def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(
-    tmp_path: Path,
-) -> None:
+async def test_leases_that_nobody_claims_of_a_broker_that_is_made_again_expire(tmp_path):
     settings = {"owner": "one", "lease_seconds": 0.4, "heartbeat_seconds": 0.1}
 
     async with opened(make_broker(tmp_path, **settings)) as broker:
-        await broker.issue(make_prompts(1), cursor="1")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 2, WAIT)
+        leases = await begin_work(broker, 1, capacity=2)
     async with opened(make_broker(tmp_path, **settings)) as broker:
         await broker.serving("b", 0)
         (again,) = await broker.lease("b", 2, WAIT)
         assert (again.group_id, again.attempt) == (leases[0].group_id, 2)
 
 
-async def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(
-    tmp_path: Path,
-) -> None:
+async def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refused(tmp_path):
     async with opened(make_broker(tmp_path, owner="one")) as broker:
         await train_a_batch(broker, 4)
         await broker.begin_learner(3)
@@ -109,9 +105,7 @@ async def test_a_broker_that_is_made_again_refuses_learners_that_the_last_refuse
             assert await broker.take(0, WAIT, epoch=epoch + 1) is not None
 
 
-async def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_nothing(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.issue(make_prompts(4), cursor="4", token="first")
         await broker.issue(make_prompts(4, 4), cursor="8", token="second")
@@ -120,13 +114,11 @@ async def test_a_copy_of_a_call_of_issue_that_comes_after_the_next_one_changes_n
         assert (await broker.status()).depth["queued"] == 8
 
 
-async def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(
-    tmp_path: Path,
-) -> None:
+async def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(tmp_path):
     """Each call of a run twice, with a new broker between the two: nothing happens twice."""
     now: list[Broker] = []
 
-    async def twice(method: str, *arguments: Any, **options: Any) -> list:
+    async def twice(method, *arguments, **options):
         answers = []
         for _ in range(2):
             if now:
@@ -160,7 +152,7 @@ async def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(
     await now[0].close()
 
 
-def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path: Path) -> None:
+def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path):
     broker: Broker = make_broker(tmp_path, owner="one")
     ending = threading.Timer(1.0, lambda: asyncio.run(broker.close()))
     ending.start()
@@ -168,12 +160,10 @@ def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path: Pat
     ending.join()
 
 
-async def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:
+async def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path):
     async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        for lease in await broker.lease("a", 8, WAIT):
-            await broker.put("a", answer(lease))
+        await begin_work(broker, 4)
+        await put_all(broker, await broker.lease("a", 8, WAIT))
         batch = await broker.take(0, WAIT)
     async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
         await broker.serving("a", 1)
@@ -187,9 +177,7 @@ async def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_pat
         assert status.batches[0].statistics == {"loss": 1.0}
 
 
-async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(tmp_path, caplog):
     async with opened(make_broker(tmp_path)) as broker:
         await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
         await broker.take(0, WAIT)
@@ -202,7 +190,7 @@ async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
     assert "batch 0, trained again, gave other weights than before" in caplog.text
 
 
-async def test_evaluations_go_on(tmp_path: Path) -> None:
+async def test_evaluations_go_on(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
         await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
@@ -226,7 +214,7 @@ async def test_evaluations_go_on(tmp_path: Path) -> None:
         assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
 
 
-async def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
+async def test_evaluations_that_were_never_reached_stay_settled(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
         await broker.issue([], cursor="0", last=True)
@@ -240,9 +228,7 @@ async def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) 
         assert (await broker.accounting()).balanced
 
 
-async def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
-    tmp_path: Path,
-) -> None:
+async def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
         await train_a_batch(broker)
@@ -253,7 +239,7 @@ async def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evalua
             await broker.lease("a", 1, WAIT)
 
 
-async def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
+async def test_the_end_of_the_source_and_failures_are_remembered(tmp_path):
     async with opened(make_broker(tmp_path, max_attempts=1)) as broker:
         hostile = Prompt(prompt_id="s/0/1", text="\ud800", answer="\udc00", metadata={"\ud800": 1})
         await broker.issue([*make_prompts(1), hostile], cursor="2", last=True)
@@ -279,18 +265,15 @@ async def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path)
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (1, 3)])
 async def test_a_run_goes_on_with_a_larger_bound_and_trains_every_group_within_it(
-    tmp_path: Path, before: int, after: int
-) -> None:
+    tmp_path, before, after
+):
     async with opened(make_broker(tmp_path, steps=3, max_staleness=before)) as broker:
-        await broker.issue(make_prompts(14), cursor="14")
-        await broker.serving("a", 0)
-        for lease in (await broker.lease("a", 8, WAIT))[:2]:
-            await broker.put("a", answer(lease))
+        await begin_work(broker, 14)
+        await put_all(broker, (await broker.lease("a", 8, WAIT))[:2])
     async with opened(make_broker(tmp_path, steps=7, max_staleness=after)) as broker:
         lags = []
         for version in range(7):
-            for lease in await broker.lease("a", 12, 0.01):
-                await broker.put("a", answer(lease))
+            await put_all(broker, await broker.lease("a", 12, 0.01))
             batch = await broker.take(version, WAIT)
             assert batch is not None
             groups = [decode(payload) for payload in batch.payloads]
@@ -303,7 +286,7 @@ async def test_a_run_goes_on_with_a_larger_bound_and_trains_every_group_within_i
         assert (accounts.trained, accounts.trained_twice) == (14, 0)
 
 
-async def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
+async def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path):
     await make_broker(tmp_path).close()
     with pytest.raises(InputError, match="group_size = 3, but this run was begun with 2"):
         make_broker(tmp_path, group_size=3)
@@ -312,14 +295,14 @@ async def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path
     await make_broker(tmp_path, steps=9, max_staleness=0).close()
 
 
-async def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
+async def test_a_run_has_one_broker_at_a_time(tmp_path):
     async with opened(make_broker(tmp_path)):
         with pytest.raises(LedgerError, match="another broker of this run is alive"):
             make_broker(tmp_path)
     await make_broker(tmp_path).close()
 
 
-async def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None:
+async def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path):
     run = tmp_path / "run"
     assert not is_open(run)
     async with opened(make_broker(run)):
@@ -329,7 +312,7 @@ async def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None
     assert (run / LOCK_NAME).exists(), "the file says nothing, its lock does"
 
 
-def test_a_run_whose_broker_was_killed_is_not_open(tmp_path: Path) -> None:
+def test_a_run_whose_broker_was_killed_is_not_open(tmp_path):
     open_it = (
         "import sys, time; from pathlib import Path; from tests.queues.conftest import make_broker;"
         "broker = make_broker(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ ALL = 10**6
 OPTIONS: dict[str, Any] = {"steps": 9, "segment_bytes": 6_000, "max_staleness": 0}
 
 
-async def train(
-    broker: Any, folder: Path, first: int, last: int, *, keep: int, every: int = 1
-) -> dict[int, list[bytes]]:
+async def train(broker, folder, first, last, *, keep, every=1):
     """Train batches with a checkpoint after each; of their folders `keep` are kept."""
     batches = {}
     for version in range(first, last):
@@ -46,9 +43,7 @@ async def train(
 
 
 @pytest.mark.parametrize("keep_rollouts", ["all", "needed"])
-async def test_every_batch_that_a_rollback_could_train_again_is_there(
-    tmp_path: Path, keep_rollouts: str
-) -> None:
+async def test_every_batch_that_a_rollback_could_train_again_is_there(tmp_path, keep_rollouts):
     async with opened(make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)) as broker:
         batches = await train(broker, tmp_path, 0, BATCHES, keep=3)
     async with opened(make_broker(tmp_path, keep_rollouts=keep_rollouts, **OPTIONS)) as again:
@@ -68,7 +63,7 @@ async def test_every_batch_that_a_rollback_could_train_again_is_there(
         assert gone == 10, "batches 0 … 4: the oldest checkpoint is that of version 5"
 
 
-async def test_without_a_checkpoint_nothing_is_removed(tmp_path: Path) -> None:
+async def test_without_a_checkpoint_nothing_is_removed(tmp_path):
     async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
         await train(broker, tmp_path, 0, 4, keep=1, every=100)
         assert removable(tmp_path, ALL) == []
@@ -77,9 +72,7 @@ async def test_without_a_checkpoint_nothing_is_removed(tmp_path: Path) -> None:
     assert removed_groups(tmp_path) == 0
 
 
-async def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(
-    tmp_path: Path,
-) -> None:
+async def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(tmp_path):
     async with opened(
         make_broker(tmp_path, keep_rollouts="needed", **(OPTIONS | {"segment_bytes": 10**6}))
     ) as broker:
@@ -102,8 +95,8 @@ async def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(
 
 
 async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Of two results of one commit the first ends segment 1, and the second begins segment 2."""
     broker = make_broker(
         tmp_path,
@@ -119,7 +112,7 @@ async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_lo
     committing, may_commit = threading.Event(), threading.Event()
     commit = broker.commits.ledger.commit
 
-    def slow_commit() -> None:
+    def slow_commit():
         committing.set()
         assert may_commit.wait(SECONDS)
         commit()
@@ -131,7 +124,7 @@ async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_lo
     submits = asyncio.Event()  # having decided, or waiting to decide
     submit = broker.commits.submit
 
-    def noted(change: Any) -> Any:
+    def noted(change):
         submits.set()
         return submit(change)
 
@@ -148,9 +141,7 @@ async def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_lo
     await broker.close()
 
 
-async def test_what_a_crash_kept_from_being_removed_is_removed_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_crash_kept_from_being_removed_is_removed_the_next_time(tmp_path, monkeypatch):
     async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
         with monkeypatch.context() as patch:
             patch.setattr(retention, "remove_segment", lambda *_: None)
@@ -160,9 +151,7 @@ async def test_what_a_crash_kept_from_being_removed_is_removed_the_next_time(
         assert set(segments(tmp_path / "journal")).isdisjoint(before[:-1])
 
 
-async def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(
-    tmp_path: Path,
-) -> None:
+async def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(tmp_path):
     async with opened(make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)) as broker:
         await train(broker, tmp_path, 0, 4, keep=2)
     assert export_parquet(tmp_path, tmp_path / "before.parquet") > 0
@@ -172,11 +161,11 @@ async def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(
 
 
 async def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_its_way(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """What a crash between the sync of the journal and the commit of the ledger leaves."""
 
-    def stray() -> int:
+    def stray():
         journal = Journal(tmp_path / "journal", segment_bytes=1)
         journal.append(b"a frame that no row refers to")
         journal.close()

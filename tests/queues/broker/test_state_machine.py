@@ -7,10 +7,9 @@ from the copy. The clock stands still unless it is moved, so leases expire when 
 import asyncio
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from queues.schema import encode
 from queues.storage.ledger_schema import REMOVED_SEGMENT
 from queues.storage.state_counts import count_rows, kept_counts
 from tests.queues.conftest import answer, make_broker, make_rollout
-from tests.queues.model import Model, ModelGroup
+from tests.queues.model import Model
 
 T = TypeVar("T")
 STEPS = 220
@@ -61,7 +60,7 @@ class StoppedClock(asyncio.SelectorEventLoop):
 
     now = 1000.0
 
-    def time(self) -> float:
+    def time(self):
         return self.now
 
 
@@ -83,7 +82,7 @@ class QueueMachine(RuleBasedStateMachine):
         limit=st.sampled_from([None, 1, 2]),
         keep=st.sampled_from(["all", "needed", "needed"]),
     )
-    def begin(self, steps: int, staleness: int, limit: int | None, keep: str) -> None:
+    def begin(self, steps, staleness, limit, keep):
         self.options: dict[str, Any] = {
             "groups_per_batch": 2,
             "group_size": 2,
@@ -115,7 +114,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.armed: tuple[str, str, str] | None = None
         self.open(Path(tempfile.mkdtemp(dir=self.root)))
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "broker"):
             self.run(self.broker.close())
             assert read_accounting(self.folder).to_dict() == self.model.accounts()
@@ -133,7 +132,7 @@ class QueueMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     @invariant()
-    def the_accounts_agree(self) -> None:
+    def the_accounts_agree(self):
         if not hasattr(self, "broker"):
             return
         type(self).steps_done += 1
@@ -151,42 +150,40 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.model.feasible([g.due for g in self.model.live], self.model.version)
         self.armed = armed
 
-    def kept_counts_agree(self, database: sqlite3.Connection) -> None:
+    def kept_counts_agree(self, database):
         assert kept_counts(database, newest=self.model.version - 1) == count_rows(database)
 
     # --- crashes
 
     @rule(point=st.sampled_from(CRASH_POINTS), takes_over=st.booleans(), rarely=RARELY)
-    def crash_in_the_next_commit(
-        self, point: tuple[str, str, str], takes_over: bool, rarely: bool
-    ) -> None:
+    def crash_in_the_next_commit(self, point, takes_over, rarely):
         if rarely:
             self.armed, self.before = point, deepcopy(self.model)
             self.takes_over = takes_over
 
     @rule(close=st.booleans(), takes_over=st.booleans(), rarely=RARELY)
-    def crash_or_close_between_commits(self, close: bool, takes_over: bool, rarely: bool) -> None:
+    def crash_or_close_between_commits(self, close, takes_over, rarely):
         if rarely:
             self.armed, self.takes_over = None, takes_over
             if close:
                 self.run(self.broker.close())
             self.restart(self.copied())
 
-    def open(self, folder: Path) -> None:
+    def open(self, folder):
         self.folder, self.snapshot = folder, None
         self.broker = make_broker(folder, owner=self.owner, **self.options)
         self.run(self.broker.heartbeat("nobody", []))  # from here on leases expire
         for owner, method, when in CRASH_POINTS:
             self.spy(getattr(self.broker.commits, owner), method, (owner, method, when))
 
-    def spy(self, owner: Any, method: str, point: tuple[str, str, str]) -> None:
+    def spy(self, owner, method, point):
         """Make a copy of the folder at this point, in the thread that writes, where it is armed.
 
         Once: an operation that looks at the accounts at its end commits twice, as a rule.
         """
         original: Callable[..., Any] = getattr(owner, method)
 
-        def spied(*args: Any) -> Any:
+        def spied(*args):
             armed = self.armed == point and self.snapshot is None
             if armed and point[2] == "before":
                 self.snapshot = self.copied()
@@ -197,11 +194,11 @@ class QueueMachine(RuleBasedStateMachine):
 
         setattr(owner, method, spied)
 
-    def copied(self) -> Path:
+    def copied(self):
         folder = Path(tempfile.mkdtemp(dir=self.root))
         return Path(shutil.copytree(self.folder, folder, dirs_exist_ok=True))
 
-    def restart(self, folder: Path) -> None:
+    def restart(self, folder):
         """Kill the broker; the holders of its leases do not know."""
         type(self).crashes += 1
         self.armed = None
@@ -223,7 +220,7 @@ class QueueMachine(RuleBasedStateMachine):
     # --- the feeder
 
     @rule(count=st.integers(1, 4), last=st.integers(0, 99).map(lambda x: x == 99))
-    def issue(self, count: int, last: bool) -> None:
+    def issue(self, count, last):
         ids = [f"sums/0/{self.prompts + index}" for index in range(count)]
         self.prompts += count
         self.issued = ids, last
@@ -231,7 +228,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.issued)
     @rule()
-    def issue_again(self) -> None:
+    def issue_again(self):
         """Repeat the last call, whose answer may have been lost with the broker."""
         assert self.issued is not None
         (ids, last), model = self.issued, self.model
@@ -246,7 +243,7 @@ class QueueMachine(RuleBasedStateMachine):
             model.cursor, model.ended, model.token = cursor, last, token
 
     @rule(count=st.integers(1, 2), ahead=st.integers(0, 2))
-    def evaluate(self, count: int, ahead: int) -> None:
+    def evaluate(self, count, ahead):
         model, name = self.model, f"e{len(self.model.evaluations)}"
         least = min(model.version + ahead, model.steps)
         ids = [f"held/0/{index}" for index in range(count)]
@@ -261,14 +258,14 @@ class QueueMachine(RuleBasedStateMachine):
     # --- the workers
 
     @rule(engine=ENGINES, ahead=st.integers(0, 1))
-    def serve(self, engine: str, ahead: int) -> None:
+    def serve(self, engine, ahead):
         newest = self.model.version + (ahead and bool(self.model.taken))
         version = max(newest, self.model.engines.get(engine, 0))
         self.run(self.broker.serving(engine, version))
         self.model.engines[engine] = version
 
     @rule(engine=ENGINES, room=st.integers(1, 8), fresh=st.booleans())
-    def lease(self, engine: str, room: int, fresh: bool) -> None:
+    def lease(self, engine, room, fresh):
         if fresh and self.armed is None:
             self.serve(engine, 0)
         call = self.broker.lease(engine, room, 0.0)
@@ -304,7 +301,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.expires[lease.group_id] = self.clock.now + LEASE_SECONDS
 
     @rule(engine=ENGINES)
-    def renew(self, engine: str) -> None:
+    def renew(self, engine):
         own = [(x.group_id, x.attempt) for owner, x in self.leases[-12:] if owner == engine]
         held = list(dict.fromkeys(own))
         self.model.claim(engine, held)
@@ -320,7 +317,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.expires[group_id] = self.clock.now + LEASE_SECONDS
 
     @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
-    def time_passes(self, seconds: float) -> None:
+    def time_passes(self, seconds):
         now = self.clock.now = self.clock.now + seconds
         leased = [g for g in self.model.groups if g.state == "leased"]
         expired = [g for g in leased if self.expires[g.group_id] <= now]
@@ -328,7 +325,7 @@ class QueueMachine(RuleBasedStateMachine):
         for group in expired:
             self.model.give_back(group, "lease_expired")
 
-    async def expiry(self, group_ids: list[str]) -> None:
+    async def expiry(self, group_ids):
         """Wait until these leases have ended."""
         for _ in range(1000):
             leased = {group.group_id for group in self.broker.commits.state.groups.leased()}
@@ -341,11 +338,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(pick=PICK, tied=st.booleans())
-    def put(self, pick: int, tied: bool) -> None:
+    def put(self, pick, tied):
         """Put a result of any lease there ever was: the right one, a late one, the same again."""
         self.deliver(*self.one_lease(pick), tied=tied)
 
-    def deliver(self, engine: str, lease: Lease, *, tied: bool) -> None:
+    def deliver(self, engine, lease, *, tied):
         group = self.group(lease.group_id)
         self.puts += 1
         payload = answer(lease, reward=float(self.puts), tied=tied)
@@ -362,7 +359,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(pick=PICK, latest=st.booleans())
-    def save(self, pick: int, latest: bool) -> None:
+    def save(self, pick, latest):
         """Tokens without a result, of any lease; the oldest of its start or of a later version."""
         engine, lease = self.one_lease(pick)
         version = lease.start_version
@@ -370,7 +367,7 @@ class QueueMachine(RuleBasedStateMachine):
             version = max(version, self.model.engines.get(engine, 0))
         self.keep(engine, lease, version)
 
-    def keep(self, engine: str, lease: Lease, version: int) -> None:
+    def keep(self, engine, lease, version):
         self.puts += 1
         payload = unfinished(lease, version, reward=float(self.puts))
         self.run(self.broker.save(engine, payload))
@@ -379,7 +376,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(pick=PICK)
-    def put_what_was_not_leased(self, pick: int) -> None:
+    def put_what_was_not_leased(self, pick):
         engine, lease = self.one_lease(pick)
         if self.holds(engine, lease):
             larger = replace(lease, group_size=lease.group_size + 1)
@@ -387,7 +384,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(pick=PICK, reason=st.sampled_from(["boom", "boom", "reward_model_lost"]))
-    def fail(self, pick: int, reason: str) -> None:
+    def fail(self, pick, reason):
         engine, lease = self.one_lease(pick)
         group = self.group(lease.group_id)
         self.run(
@@ -397,7 +394,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.give_back(group, reason)
 
     @rule(engine=ENGINES)
-    def release(self, engine: str) -> None:
+    def release(self, engine):
         leased = [g for g in self.model.groups if (g.state, g.engine) == ("leased", engine)]
         self.model.engines.pop(engine, None)
         for group in leased:
@@ -416,9 +413,7 @@ class QueueMachine(RuleBasedStateMachine):
         batches=st.integers(1, 4),
         checkpoints=st.booleans(),
     )
-    def work_and_learn(
-        self, engine: str, kept: int, tied: bool, batches: int, checkpoints: bool
-    ) -> None:
+    def work_and_learn(self, engine, kept, tied, batches, checkpoints):
         """Complete a batch, which by chance alone would hardly ever happen."""
         for left in range(batches)[::-1]:
             if self.model.over:
@@ -437,20 +432,20 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.armed is None and not self.model.over)
     @rule(engine=ENGINES)
-    def leave_one_behind(self, engine: str) -> None:
+    def leave_one_behind(self, engine):
         """Let a group straggle for longer than the bound allows."""
         batches = self.model.staleness + 3
         self.work_and_learn(engine, kept=1, tied=False, batches=batches, checkpoints=False)
 
     @precondition(lambda self: self.armed is None and not self.model.over)
     @rule(engine=ENGINES)
-    def save_and_be_lost(self, engine: str) -> None:
+    def save_and_be_lost(self, engine):
         """As an engine does that is stopped, or dies."""
         for lease in self.newly_leased(engine):
             self.keep(engine, lease, lease.start_version)
         self.release(engine)
 
-    def newly_leased(self, engine: str) -> list[Lease]:
+    def newly_leased(self, engine):
         before = len(self.leases)
         self.lease(engine, 8, fresh=True)
         return [lease for _, lease in self.leases[before:]]
@@ -458,7 +453,7 @@ class QueueMachine(RuleBasedStateMachine):
     # --- the learner
 
     @rule()
-    def take(self) -> None:
+    def take(self):
         model = self.model
         call = self.broker.take(model.version, 0.0)
         if model.training_over and not model.taken:
@@ -478,7 +473,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.oldest_needed < self.model.version)
     @rule(pick=PICK)
-    def take_a_trained_batch_again(self, pick: int) -> None:
+    def take_a_trained_batch_again(self, pick):
         """One that a rollback to a checkpoint could train again: those have to be there."""
         version = self.oldest_needed + pick % (self.model.version - self.oldest_needed)
         batch = self.run(self.broker.take(version, 0.0))
@@ -487,7 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self.broker.ack(version, {}))
 
     @rule()
-    def ack(self) -> None:
+    def ack(self):
         call = self.broker.ack(self.model.version, {"loss": 0.5})
         if self.model.taken:
             self.run(call)
@@ -496,7 +491,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.refused(ProtocolError, call)
 
     @rule()
-    def checkpoint(self) -> None:
+    def checkpoint(self):
         version = self.model.version
         path = f"checkpoints/v{version:06d}"
         (self.folder / path).mkdir(parents=True, exist_ok=True)
@@ -505,41 +500,41 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model.checkpoints) > 1)
     @rule()
-    def remove_the_oldest_checkpoint(self) -> None:
+    def remove_the_oldest_checkpoint(self):
         (self.folder / self.model.checkpoints.pop(min(self.model.checkpoints))).rmdir()
 
     # --- inside
 
     @property
-    def oldest_needed(self) -> int:
+    def oldest_needed(self):
         """Of the trained batches: from which one on all can be taken again."""
         return (
             0 if self.options["keep_rollouts"] == "all" else min(self.model.checkpoints, default=0)
         )
 
-    def run(self, call: Awaitable[T]) -> T:
+    def run(self, call):
         return self.clock.run_until_complete(asyncio.ensure_future(call, loop=self.clock))
 
-    def refused(self, error: type[Exception], call: Awaitable[Any]) -> None:
+    def refused(self, error, call):
         with pytest.raises(error):
             self.run(call)
 
-    def one_lease(self, pick: int) -> tuple[str, Lease]:
+    def one_lease(self, pick):
         """Half of the time one of the latest, which is likely to be held."""
         latest = self.leases[-6:] if pick % 4 else self.leases
         return latest[pick // 4 % len(latest)]
 
-    def holds(self, engine: str, lease: Lease) -> bool:
+    def holds(self, engine, lease):
         return self.model.holds(self.group(lease.group_id), engine, lease.attempt)
 
-    def group(self, group_id: str) -> ModelGroup:
+    def group(self, group_id):
         return self.model.groups[int(group_id[1:]) - 1]
 
-    def made(self, ids: list[str]) -> list[Prompt]:
+    def made(self, ids):
         return [Prompt(prompt_id=name, text="1+1=") for name in ids]
 
 
-def unfinished(lease: Lease, version: int, *, reward: float) -> bytes:
+def unfinished(lease, version, *, reward):
     """Return the payload of a group with one begun rollout, sampled from this version on."""
     rollout = make_rollout(0, (version,), reward=reward, finish_reason=FinishReason.ABORTED)
     return encode(
@@ -553,9 +548,7 @@ def unfinished(lease: Lease, version: int, *, reward: float) -> bytes:
 
 
 @pytest.mark.hypothesis
-def test_random_steps_and_crashes_agree_with_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_random_steps_and_crashes_agree_with_the_model(tmp_path, monkeypatch, caplog):
     caplog.set_level("CRITICAL")
     clock = StoppedClock()
     time = SimpleNamespace(monotonic=clock.time, time=clock.time)

@@ -12,20 +12,22 @@ from tests.queues.simulated_run import Run, make_state
 
 DUE = st.dictionaries(st.integers(0, 12), st.integers(1, 6), max_size=5)
 BOUNDS = st.builds(
-    lambda staleness, size, steps, more: Bounds(
+    lambda staleness, size, steps, more, policy: Bounds(
         max_staleness=staleness,
         groups_per_batch=size,
         steps=steps,
         most_live=None if more is None else size + more,
+        on_overdue=policy,
     ),
     st.integers(0, 4),
     st.integers(1, 5),
     st.integers(1, 12),
     st.none() | st.integers(0, 6),
+    st.sampled_from(["wait", "wait", "drop", "mask", "train"]),
 )
 
 
-def feasible_by_definition(due: dict[int, int], version: int, size: int) -> bool:
+def feasible_by_definition(due, version, size):
     """Return True if a state is feasible as `queues.policy.admission` defines it, date by date."""
     return all(
         sum(count for date, count in due.items() if date <= d) <= (d - version + 1) * size
@@ -34,7 +36,7 @@ def feasible_by_definition(due: dict[int, int], version: int, size: int) -> bool
 
 
 @given(DUE, st.integers(0, 8), st.integers(1, 5))
-def test_feasible_is_its_definition(due: dict[int, int], version: int, size: int) -> None:
+def test_feasible_is_its_definition(due, version, size):
     # Overdue groups of every age show at d = v − 1, where no place is left.
     expected = feasible_by_definition(due, version, size)
     assert feasible(due, version=version, groups_per_batch=size) == expected
@@ -45,12 +47,12 @@ def test_feasible_is_its_definition(due: dict[int, int], version: int, size: int
     st.integers(0, 11), st.integers(-4, 1), BOUNDS, st.integers(0, 3),
 )  # fmt: skip
 def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
-    due_from_now: dict[int, int], version: int, behind: int, bounds: Bounds, overdue: int
-) -> None:
+    due_from_now, version, behind, bounds, overdue
+):
     due = {version + date: count for date, count in due_from_now.items()}
     start = version + behind
 
-    def may_lease(state: Counter[int]) -> bool:
+    def may_lease(state):
         state = state + Counter([start + bounds.max_staleness])
         most = min(bounds.max_staleness + 1, bounds.steps - version) * bounds.groups_per_batch
         most = most if bounds.most_live is None else min(most, bounds.most_live)
@@ -71,14 +73,15 @@ def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
     st.lists(st.integers(0, 10), max_size=12).map(sorted), DUE, st.integers(0, 8), BOUNDS,
     st.booleans(),
 )  # fmt: skip
-def test_a_batch_is_chosen_exactly_if_the_rest_is_feasible_at_the_next_version(
-    ready: list[int], leased: dict[int, int], version: int, bounds: Bounds, ended: bool
-) -> None:
+def test_a_batch_is_chosen_exactly_if_the_policy_allows_what_is_left_at_the_next_version(
+    ready, leased, version, bounds, ended
+):
     size = bounds.groups_per_batch
     choice = choose_batch(ready, leased, version=version, bounds=bounds, ended=ended)
     rest = dict(Counter(leased) + Counter(ready[size:]))
     enough = len(ready) >= size or ended
-    if enough and feasible_by_definition(rest, version + 1, size):
+    lifted = bounds.on_overdue != "wait"
+    if enough and (lifted or feasible_by_definition(rest, version + 1, size)):
         assert choice == Choice(min(size, len(ready)))
     else:
         assert choice.count == 0
@@ -87,30 +90,13 @@ def test_a_batch_is_chosen_exactly_if_the_rest_is_feasible_at_the_next_version(
         assert by_then > max(0, choice.waits_until_due - version) * size
 
 
-def test_with_no_staleness_a_batch_is_generated_by_its_own_version_alone() -> None:
-    bounds = Bounds(max_staleness=0, groups_per_batch=4, steps=10)
-    assert leases_allowed({}, version=3, start_version=3, bounds=bounds) == 4
-    assert leases_allowed({}, version=3, start_version=2, bounds=bounds) == 0
-    taken = {3: 4}
-    assert leases_allowed(taken, version=3, start_version=3, bounds=bounds) == 0
-    assert leases_allowed(taken, version=3, start_version=4, bounds=bounds) == 0
-
-
-def test_a_taken_batch_leaves_no_place_to_an_engine_whose_groups_would_be_due_with_it() -> None:
-    bounds = Bounds(max_staleness=2, groups_per_batch=4, steps=10)
-    taken_at_5 = {5: 4}
-    assert leases_allowed(taken_at_5, version=5, start_version=3, bounds=bounds) == 0
-    assert leases_allowed(taken_at_5, version=5, start_version=4, bounds=bounds) == 4
-    assert leases_allowed(taken_at_5, version=5, start_version=5, bounds=bounds) == 8
-
-
-def test_nothing_is_leased_that_the_remaining_steps_cannot_train() -> None:
+def test_nothing_is_leased_that_the_remaining_steps_cannot_train():
     bounds = Bounds(max_staleness=4, groups_per_batch=4, steps=10)
     assert [bounds.window(version) for version in (0, 5, 6, 9, 10, 11)] == [20, 20, 16, 4, 0, 0]
     assert leases_allowed({12: 3}, version=9, start_version=9, bounds=bounds) == 1
 
 
-def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is_refused() -> None:
+def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is_refused():
     bounds = Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=9)
     assert [bounds.window(version) for version in (0, 7, 8, 9)] == [9, 9, 8, 4]
     assert leases_allowed({1: 6}, version=0, start_version=0, bounds=bounds) == 3
@@ -118,7 +104,7 @@ def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is
         Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=3)
 
 
-def test_a_narrower_window_of_staleness_gives_earlier_deadlines_and_fewer_places() -> None:
+def test_a_narrower_window_of_staleness_gives_earlier_deadlines_and_fewer_places():
     bounds = Bounds(max_staleness=3, groups_per_batch=4, steps=10)
     narrowed = [bounds.within(staleness) for staleness in (0, 1, 3, 9)]
     assert [(x.deadline(5), x.window(5)) for x in narrowed] == [(5, 4), (6, 8), (8, 16), (8, 16)]
@@ -127,13 +113,13 @@ def test_a_narrower_window_of_staleness_gives_earlier_deadlines_and_fewer_places
 @pytest.mark.parametrize(
     ("name", "value"), [("max_staleness", -1), ("groups_per_batch", 0), ("steps", 0)]
 )
-def test_bounds_that_would_deadlock_are_refused(name: str, value: int) -> None:
+def test_bounds_that_would_deadlock_are_refused(name, value):
     numbers = {"max_staleness": 1, "groups_per_batch": 1, "steps": 1, name: value}
     with pytest.raises(InputError, match=f"{name} = {value} must be at least"):
         Bounds(**numbers)
 
 
-def test_more_staleness_is_used_when_engines_outrun_the_learner() -> None:
+def test_more_staleness_is_used_when_engines_outrun_the_learner():
     largest = []
     for max_staleness in range(5):
         run = Run(make_state(max_staleness, 4, 30, 1), seed=1, tie_rate=0.0)

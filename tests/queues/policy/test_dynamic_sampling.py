@@ -24,14 +24,12 @@ DROPPED, KEPT, LET_THROUGH = Verdict.DROPPED, Verdict.KEPT, Verdict.LET_THROUGH
         ([0.0, 0.0, 1.0], False),
     ],
 )
-def test_rewards_are_tied_up_to_rounding_relative_to_their_size(
-    rewards: list[float], expected: bool
-) -> None:
+def test_rewards_are_tied_up_to_rounding_relative_to_their_size(rewards, expected):
     assert tied(rewards) is expected
     assert tied(rewards[::-1]) is expected
 
 
-def test_only_so_many_are_dropped_for_a_batch_and_the_next_batch_begins_anew() -> None:
+def test_only_so_many_are_dropped_for_a_batch_and_the_next_batch_begins_anew():
     tie_filter = TieFilter(limit=2)
     verdicts = [tie_filter.judge(x) for x in ([0, 0], [0, 1], [1, 1], [1, 1], [0, 1], [0, 0])]
     assert verdicts == [DROPPED, KEPT, DROPPED, LET_THROUGH, KEPT, LET_THROUGH]
@@ -41,7 +39,7 @@ def test_only_so_many_are_dropped_for_a_batch_and_the_next_batch_begins_anew() -
     assert (tie_filter.passed, tie_filter.let_through) == (1, 3)
 
 
-def test_shaping_by_length_hides_no_tie() -> None:
+def test_shaping_by_length_hides_no_tie():
     shaped = {"exact": 1.0} | dict.fromkeys(SHAPING, -0.35)
     rollouts = [
         make_rollout(0, reward=1.0, reward_parts={"exact": 1.0}),

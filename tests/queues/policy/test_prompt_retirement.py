@@ -11,7 +11,7 @@ from queues.policy.prompt_retirement import Retirement, split
 from queues.records import Prompt
 
 
-def prompt(epoch: int, index: int) -> Prompt:
+def prompt(epoch, index):
     return Prompt(prompt_id=f"sums/{epoch}/{index}", text=f"{index}+1=")
 
 
@@ -23,14 +23,12 @@ def prompt(epoch: int, index: int) -> Prompt:
         ("my/own/sums/3/x-7", ("my/own/sums/x-7", 3)),
     ],
 )
-def test_a_prompt_is_known_by_its_id_without_the_epoch(
-    prompt_id: str, expected: tuple[str, int]
-) -> None:
+def test_a_prompt_is_known_by_its_id_without_the_epoch(prompt_id, expected):
     assert split(prompt_id) == expected
 
 
 @pytest.mark.parametrize("prompt_id", ["7", "sums/7", "sums/first/7", "sums/-1/7", ""])
-def test_an_id_that_does_not_tell_its_epoch_is_refused(prompt_id: str) -> None:
+def test_an_id_that_does_not_tell_its_epoch_is_refused(prompt_id):
     with pytest.raises(InputError, match=r"must be of the form source/epoch/index"):
         split(prompt_id)
 
@@ -48,16 +46,14 @@ def test_an_id_that_does_not_tell_its_epoch_is_refused(prompt_id: str) -> None:
         (0.3, 0.5, [0.6, 0.4, 0.4], True),
     ],
 )
-def test_a_prompt_is_retired_from_the_cap_on(
-    cap: float, threshold: float, rewards: list[float], retires: bool
-) -> None:
+def test_a_prompt_is_retired_from_the_cap_on(cap, threshold, rewards, retires):
     retirement = Retirement(cap=cap, threshold=threshold)
     assert retirement.retire("sums/2/7", rewards) == ("sums/7" if retires else None)
     assert retirement.names == ({"sums/7"} if retires else set())
     assert retirement.retire("sums/3/7", rewards) is None, "it is news only once"
 
 
-def test_retired_prompts_are_left_out_and_the_others_keep_their_order() -> None:
+def test_retired_prompts_are_left_out_and_the_others_keep_their_order():
     retirement = Retirement(cap=1.0, threshold=1.0)
     for index in (1, 3):
         retirement.retire(f"sums/0/{index}", [1.0])
@@ -68,8 +64,8 @@ def test_retired_prompts_are_left_out_and_the_others_keep_their_order() -> None:
 
 @given(st.integers(1, 8), st.integers(0, 2**32), st.integers(1, 12), st.floats(0.0, 1.0))
 def test_a_source_ends_after_all_its_prompts_are_retired_and_never_before(
-    size: int, seed: int, at_once: int, pass_rate: float
-) -> None:
+    size, seed, at_once, pass_rate
+):
     """Epochs are shuffled, prompts asked for in any number, and results come at any time."""
     chance = random.Random(seed)
     retirement = Retirement(cap=1.0, threshold=1.0)

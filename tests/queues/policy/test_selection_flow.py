@@ -14,8 +14,8 @@ RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
     st.integers(1, 4), st.booleans(),
 )  # fmt: skip
 def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
-    seed: int, tie_rate: float, staleness: int, size: int, steps: int, limit: int, baseline: bool
-) -> None:
+    seed, tie_rate, staleness, size, steps, limit, baseline
+):
     run = Run(make_state(staleness, size, steps, limit, baseline=baseline), seed, tie_rate)
     run.run()
     assert [len(batch) for batch in run.batches] == [size] * steps
@@ -31,8 +31,8 @@ def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
     st.integers(1, 12), st.sampled_from([0.5, 1.0]),
 )  # fmt: skip
 def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
-    seed: int, tie_rate: float, staleness: int, size: int, distinct: int, cap: float
-) -> None:
+    seed, tie_rate, staleness, size, distinct, cap
+):
     state = make_state(staleness, size, 60, 2)
     state.retirement = Retirement(cap=cap, threshold=1.0)
     run = Run(state, seed, tie_rate, distinct=distinct)

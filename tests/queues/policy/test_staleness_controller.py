@@ -5,16 +5,12 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.policy.admission import OnOverdue
 from queues.policy.staleness_controller import (
     MOST_PATIENCE,
     STATE,
@@ -27,15 +23,7 @@ from tests.queues.simulated_run import Run, make_state
 BATCHES = 4
 
 
-def closed_loop(
-    controller: StalenessController,
-    *,
-    decay: float,
-    noise: float,
-    seed: int,
-    start: int,
-    batches: int,
-) -> list[int]:
+def closed_loop(controller, *, decay, noise, seed, start, batches):
     """Windows after each batch, where ESS = exp(−decay · lag), times noise, of an older window."""
     chance = random.Random(seed)
     state = WindowState(window=start)
@@ -54,8 +42,8 @@ def closed_loop(
     st.integers(0, 8),
 )  # fmt: skip
 def test_the_loop_settles_beside_the_widest_window_that_holds_the_target(
-    seed: int, most: int, target: float, decay: float, noise: float, start: int
-) -> None:
+    seed, most, target, decay, noise, start
+):
     controller = StalenessController(target=target, most=most, batches=BATCHES)
     windows = closed_loop(
         controller, decay=decay, noise=noise, seed=seed, start=min(start, most), batches=500
@@ -73,7 +61,7 @@ def test_the_loop_settles_beside_the_widest_window_that_holds_the_target(
 
 
 @pytest.mark.parametrize("start", [0, 3, 8])
-def test_without_noise_tries_of_a_wider_window_get_rarer_and_the_target_is_held(start: int) -> None:
+def test_without_noise_tries_of_a_wider_window_get_rarer_and_the_target_is_held(start):
     controller = StalenessController(target=0.8, most=8, batches=BATCHES)
     windows = closed_loop(controller, decay=0.1, noise=0.0, seed=0, start=start, batches=2000)
     held = 2  # exp(−0.2) > 0.8 > exp(−0.3)
@@ -85,7 +73,7 @@ def test_without_noise_tries_of_a_wider_window_get_rarer_and_the_target_is_held(
     assert max(gaps) <= BATCHES * MOST_PATIENCE + 16, "but they are never given up"
 
 
-def test_a_policy_that_settles_gets_its_window_back() -> None:
+def test_a_policy_that_settles_gets_its_window_back():
     controller = StalenessController(target=0.8, most=4, batches=1)
     state = controller.state
     for _ in range(100):
@@ -96,7 +84,7 @@ def test_a_policy_that_settles_gets_its_window_back() -> None:
     assert (state.window, state.reason) == (4, "ess 0.900 >= 0.8")
 
 
-def test_after_a_move_as_many_batches_are_ignored_as_were_leased_before_it() -> None:
+def test_after_a_move_as_many_batches_are_ignored_as_were_leased_before_it():
     controller = StalenessController(target=0.8, most=4, batches=2)
     state, windows = controller.state, []
     for _ in range(16):
@@ -105,13 +93,13 @@ def test_after_a_move_as_many_batches_are_ignored_as_were_leased_before_it() -> 
     assert windows == [4] + [3] * 7 + [2] * 6 + [1] * 2
 
 
-def test_a_batch_without_a_measured_ess_decides_nothing() -> None:
+def test_a_batch_without_a_measured_ess_decides_nothing():
     controller = StalenessController(target=0.8, most=4, batches=1)
     state = controller.next_state(controller.state, 0.5)
     assert controller.next_state(state, None) == controller.next_state(state, math.nan) == state
 
 
-def test_a_state_outlives_its_process_and_keeps_to_a_smaller_bound() -> None:
+def test_a_state_outlives_its_process_and_keeps_to_a_smaller_bound():
     controller = StalenessController(target=0.8, most=4, batches=3)
     state = controller.next_state(controller.next_state(controller.state, 0.5), 0.6)
     recorded = json.loads(json.dumps({STATE: asdict(state)}))
@@ -124,12 +112,10 @@ def test_a_state_outlives_its_process_and_keeps_to_a_smaller_bound() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", ["wait", "drop", "mask"])
-def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
-    seed: int, policy: OnOverdue
-) -> None:
+def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(seed, policy):
     chance, target = random.Random(seed), 0.75
 
-    def ess(lags: Sequence[int]) -> float:
+    def ess(lags):
         mean = statistics.fmean(lags) if lags else 0.0
         return math.exp(chance.gauss(-0.2 * mean, 0.03))
 
@@ -154,7 +140,7 @@ def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
 # --- through the broker
 
 
-async def train(broker: Any, version: int, ess: float | None) -> tuple[int, int]:
+async def train(broker, version, ess):
     """One batch of 2 groups; start and deadline of the last group that was leased for it."""
     await broker.serving("a", version)
     while (await broker.status()).depth["ready"] < 2:
@@ -166,8 +152,8 @@ async def train(broker: Any, version: int, ess: float | None) -> tuple[int, int]
 
 
 async def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_broker(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     settings = {
         "ess_target": 0.8, "ess_batches": 1, "max_staleness": 2, "steps": 12,
         "patience_seconds": 0.0,
@@ -195,7 +181,7 @@ async def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the
         assert (await broker.accounting()).balanced
 
 
-async def test_a_controller_may_be_switched_off_and_on_between_sessions(tmp_path: Path) -> None:
+async def test_a_controller_may_be_switched_off_and_on_between_sessions(tmp_path):
     on = {"ess_target": 0.8, "ess_batches": 1, "max_staleness": 2, "steps": 9}
 
     async with opened(make_broker(tmp_path, **on)) as broker:

@@ -2,9 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,27 +10,15 @@ from queues.ray_broker import BrokerClient
 from queues.readers.recorded_batches import RecordedBatches
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME
-from tests.queues.conftest import make_broker, opened, train_a_batch
-
-WAIT = 10.0
+from tests.queues.conftest import WAIT, InProcess, make_broker, opened, train_a_batch
 
 
-class InProcess:
-    """A handle that calls an object of this process, as a handle of Ray calls an actor."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=getattr(self._target, name))
-
-
-async def record_a_batch(directory: Path) -> None:
+async def record_a_batch(directory):
     async with opened(make_broker(directory)) as broker:
         await train_a_batch(broker)
 
 
-async def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> None:
+async def test_a_recorded_batch_is_taken_through_the_client(tmp_path):
     await record_a_batch(tmp_path)
     client = BrokerClient(InProcess(RecordedBatches(tmp_path)))
     batch = await client.take(0, WAIT)
@@ -42,13 +27,11 @@ async def test_a_recorded_batch_is_taken_through_the_client(tmp_path: Path) -> N
         await client.take(1, WAIT)
 
 
-async def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(
-    tmp_path: Path,
-) -> None:
+async def test_a_batch_that_takes_longer_to_read_than_an_answer_may_is_waited_for(tmp_path):
     class Asked(RecordedBatches):
         """Ends the other's lock on the ledger once the client has asked why it has to wait."""
 
-        async def paused(self) -> str:
+        async def paused(self):
             writer.rollback()
             return await super().paused()
 

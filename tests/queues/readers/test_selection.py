@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,14 +14,14 @@ from queues.records import Prompt, PutStatus
 from queues.schema import decode
 from queues.storage.ledger_schema import FILE_NAME
 from tests.queues.broker.test_broker import train
-from tests.queues.conftest import WAIT, Connect, answer, make_broker, make_prompts, opened
+from tests.queues.conftest import WAIT, answer, begin_work, make_broker, make_prompts, opened
 
 
-def epoch(number: int, *indices: int) -> list[Prompt]:
+def epoch(number, *indices):
     return [Prompt(prompt_id=f"sums/{number}/{i}", text=f"{i}+1=") for i in indices]
 
 
-async def put(broker: Any, groups: int, *, tied: bool, reward: float = 0.0) -> None:
+async def put(broker, groups, *, tied, reward=0.0):
     """Lease with room for this many groups, and put a result for each."""
     leases = await broker.lease("a", 2 * groups, WAIT)
     assert len(leases) == groups
@@ -32,13 +30,9 @@ async def put(broker: Any, groups: int, *, tied: bool, reward: float = 0.0) -> N
         assert await broker.put("a", payload) is PutStatus.ACCEPTED
 
 
-async def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_place(
-    connect: Connect,
-) -> None:
+async def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_place(connect):
     async with opened(connect(filter_tied=True)) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(6), cursor="6")
-        leases = await broker.lease("a", 8, WAIT)
+        leases = await begin_work(broker, 6, capacity=8)
         assert await broker.lease("a", 8, 0.05) == [], "all places are taken"
         assert await broker.prompts_wanted(0.0) == 0, "6 groups are all that can be trained"
         more = asyncio.create_task(broker.prompts_wanted(WAIT))
@@ -62,24 +56,20 @@ async def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_
         assert accounts.balanced
 
 
-async def test_without_the_filter_groups_without_a_signal_are_trained(connect: Connect) -> None:
+async def test_without_the_filter_groups_without_a_signal_are_trained(connect):
     async with opened(connect()) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(2), cursor="2")
+        await begin_work(broker, 2)
         await put(broker, 2, tied=True)
         await train(broker, 0)
         assert (await broker.accounting()).trained == 2
         assert (await broker.status()).batches[0].statistics == {"loss": 0.5}
 
 
-async def test_training_of_groups_without_a_signal_is_logged_once_a_batch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_training_of_groups_without_a_signal_is_logged_once_a_batch(tmp_path, caplog):
     settings = {"filter_tied": True, "max_filtered_batches": 1}
     with caplog.at_level(logging.WARNING, "queues.broker.broker"):
         async with opened(make_broker(tmp_path, **settings)) as broker:
-            await broker.serving("a", 0)
-            await broker.issue(make_prompts(8), cursor="8")
+            await begin_work(broker, 8)
             await put(broker, 4, tied=True)
             await put(broker, 2, tied=True)
             await train(broker, 0)
@@ -91,7 +81,7 @@ async def test_training_of_groups_without_a_signal_is_logged_once_a_batch(
     ]
 
 
-async def test_a_finite_source_ends_when_its_last_group_is_filtered(connect: Connect) -> None:
+async def test_a_finite_source_ends_when_its_last_group_is_filtered(connect):
     async with opened(connect(filter_tied=True)) as broker:
         await broker.serving("a", 0)
         await broker.evaluate("late", make_prompts(1, 9), temperature=0.0, min_version=2)
@@ -113,11 +103,9 @@ async def test_a_finite_source_ends_when_its_last_group_is_filtered(connect: Con
         assert (accounts.trained, accounts.dropped, accounts.balanced) == (1, {"filtered": 2}, True)
 
 
-async def test_whoever_waits_leaves_when_everything_was_filtered(connect: Connect) -> None:
+async def test_whoever_waits_leaves_when_everything_was_filtered(connect):
     async with opened(connect(filter_tied=True)) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(1), cursor="1", last=True)
-        (lease,) = await broker.lease("a", 2, WAIT)
+        (lease,) = await begin_work(broker, 1, last=True, capacity=2)
         calls = [
             asyncio.ensure_future(call)
             for call in (broker.take(0, WAIT), broker.lease("a", 2, WAIT))
@@ -128,7 +116,7 @@ async def test_whoever_waits_leaves_when_everything_was_filtered(connect: Connec
         assert [type(end) for end in ended] == [QueueClosed] * 2
 
 
-async def test_evaluations_are_never_filtered(connect: Connect) -> None:
+async def test_evaluations_are_never_filtered(connect):
     async with opened(connect(filter_tied=True)) as broker:
         await broker.serving("a", 0)
         await broker.evaluate("e", make_prompts(2), temperature=0.0, min_version=0)
@@ -138,32 +126,34 @@ async def test_evaluations_are_never_filtered(connect: Connect) -> None:
         assert (await broker.accounting()).dropped == {}
 
 
-async def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(
-    tmp_path: Path,
-) -> None:
+async def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(tmp_path):
     import pyarrow.parquet as pq
 
     async with opened(make_broker(tmp_path, filter_tied=True, patience_seconds=0.0)) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(6), cursor="6")
+        await begin_work(broker, 6)
         await put(broker, 1, tied=True)
         await put(broker, 2, tied=False)
         await train(broker, 0)
         await put(broker, 1, tied=True)
-    assert export_parquet(tmp_path, tmp_path / "all.parquet") == 8
+        await put(broker, 1, tied=False)
+        assert export_parquet(tmp_path, tmp_path / "live.parquet") == 10
+    assert export_parquet(tmp_path, tmp_path / "all.parquet") == 10
     table = pq.read_table(tmp_path / "all.parquet")
-    assert table["state"].to_pylist() == ["dropped"] * 2 + ["trained"] * 4 + ["dropped"] * 2
-    assert table["trained_version"].to_pylist() == [None] * 2 + [0] * 4 + [None] * 2
+    states = ["dropped"] * 2 + ["trained"] * 4 + ["dropped"] * 2 + ["ready"] * 2
+    assert table["state"].to_pylist() == states
+    assert table["trained_version"].to_pylist() == [None] * 2 + [0] * 4 + [None] * 4
     groups = read_history(tmp_path, 0, 2).groups
-    assert [group.taken_at == group.accepted_at for group in groups] == [True, False, False, True]
+    assert [group.taken_at == group.accepted_at for group in groups] == [
+        True, False, False, True, False,
+    ]  # fmt: skip
     later = read_history(tmp_path, 1, 2).groups
-    assert [group.accepted_at for group in later] == [groups[3].accepted_at]
+    assert [group.accepted_at for group in later] == [x.accepted_at for x in groups[3:]]
 
 
 # --- retired prompts
 
 
-async def test_a_mastered_prompt_is_not_issued_again(connect: Connect) -> None:
+async def test_a_mastered_prompt_is_not_issued_again(connect):
     async with opened(connect(pass_rate_cap=0.75)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2), cursor="2")
@@ -181,9 +171,7 @@ async def test_a_mastered_prompt_is_not_issued_again(connect: Connect) -> None:
         assert (accounts.issued, accounts.balanced) == (3, True)
 
 
-async def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short_batch(
-    connect: Connect,
-) -> None:
+async def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short_batch(connect):
     async with opened(connect(pass_rate_cap=1.0)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2, 3), cursor="3")
@@ -204,7 +192,7 @@ async def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short
         assert (accounts.issued, accounts.trained, accounts.balanced) == (3, 3, True)
 
 
-async def test_a_prompt_that_could_not_be_known_again_is_refused(connect: Connect) -> None:
+async def test_a_prompt_that_could_not_be_known_again_is_refused(connect):
     async with opened(connect(pass_rate_cap=1.0)) as broker:
         with pytest.raises(InputError, match="'7' must be of the form source/epoch/index"):
             await broker.issue([Prompt(prompt_id="7", text="7")], cursor="1")
@@ -214,9 +202,7 @@ async def test_a_prompt_that_could_not_be_known_again_is_refused(connect: Connec
 # --- prompts that are set aside
 
 
-async def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error(
-    tmp_path: Path,
-) -> None:
+async def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.serving("a", 0)
         await broker.issue(epoch(0, 1, 2), cursor="2")
@@ -239,13 +225,9 @@ async def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its
     database.close()
 
 
-async def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
-    connect: Connect,
-) -> None:
+async def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(connect):
     async with opened(connect(retry_seconds=0.2)) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(1), cursor="1")
-        (lease,) = await broker.lease("a", 2, WAIT)
+        (lease,) = await begin_work(broker, 1, capacity=2)
         await broker.fail("a", lease.group_id, 1, reason="reward", error="boom")
         assert await broker.lease("a", 2, 0.0) == []
         (again,) = await broker.lease("a", 2, WAIT)
@@ -255,10 +237,9 @@ async def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
 # --- greedy baselines
 
 
-async def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect) -> None:
+async def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect):
     async with opened(connect(greedy_baseline=True)) as broker:
-        await broker.serving("a", 0)
-        await broker.issue(make_prompts(4), cursor="4")
+        await begin_work(broker, 4)
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
         leases = await broker.lease("a", 6, WAIT)
         assert [(x.group_size, x.greedy_baseline, x.capacity) for x in leases] == [
@@ -273,7 +254,7 @@ async def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Co
 # --- recovery
 
 
-async def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
+async def test_what_was_left_out_is_remembered(tmp_path):
     settings = {
         "filter_tied": True,
         "max_filtered_batches": 1,

@@ -1,11 +1,9 @@
 """The report shows what a policy keeps out of training, and nothing where there is nothing."""
 
 import statistics
-from pathlib import Path
 
 import pytest
 
-from queues.policy.admission import OnOverdue
 from queues.readers.open_run import open_ledger
 from queues.readers.selection_bias import Distribution, Fate, compare, report_bias
 from tests.queues.broker.test_overdue import straggle
@@ -13,7 +11,7 @@ from tests.queues.conftest import WAIT, answer, make_broker, opened
 from tests.queues.simulated_run import Run, make_state
 
 
-def simulated(policy: OnOverdue) -> tuple[list[Fate], list[float], list[float]]:
+def simulated(policy):
     """Fates of a long run with lognormal lengths; true seconds of what was trained and dropped."""
     run = Run(make_state(1, 8, 150, 1, policy=policy), 3, 0.0, fail_rate=0.0, death_rate=0.0)
     run.run()
@@ -31,7 +29,7 @@ def simulated(policy: OnOverdue) -> tuple[list[Fate], list[float], list[float]]:
     return fates, kept, lost
 
 
-def test_dropping_favours_short_answers_and_the_report_says_so() -> None:
+def test_dropping_favours_short_answers_and_the_report_says_so():
     fates, kept, lost = simulated("drop")
     report = compare(fates)
     assert report.groups["dropped"] == len(lost) > 20
@@ -43,7 +41,7 @@ def test_dropping_favours_short_answers_and_the_report_says_so() -> None:
 
 
 @pytest.mark.parametrize("policy", ["wait", "mask", "train"])
-def test_where_everything_is_trained_the_report_shows_no_bias(policy: OnOverdue) -> None:
+def test_where_everything_is_trained_the_report_shows_no_bias(policy):
     fates, kept, lost = simulated(policy)
     report = compare(fates)
     assert report.bias == 1.0
@@ -55,7 +53,7 @@ def test_where_everything_is_trained_the_report_shows_no_bias(policy: OnOverdue)
         assert late.mean > 2 * trained.mean, "it is the long ones that are late"
 
 
-def test_lengths_of_what_waits_are_those_that_were_drawn() -> None:
+def test_lengths_of_what_waits_are_those_that_were_drawn():
     _, waited, _ = simulated("wait")
     _, kept, lost = simulated("drop")
     drawn = statistics.fmean(kept + lost)
@@ -63,22 +61,20 @@ def test_lengths_of_what_waits_are_those_that_were_drawn() -> None:
     assert statistics.fmean(kept) < 0.9 * statistics.fmean(waited)
 
 
-def test_distributions_are_those_of_the_nearest_rank() -> None:
+def test_distributions_are_those_of_the_nearest_rank():
     assert Distribution.of([]) == Distribution(count=0, mean=None, p50=None, p95=None, max=None)
     assert Distribution.of([4.0]) == Distribution(count=1, mean=4.0, p50=4.0, p95=4.0, max=4.0)
     hundred = Distribution.of(range(100, 0, -1))
     assert hundred == Distribution(count=100, mean=50.5, p50=50, p95=95, max=100)
 
 
-def test_nothing_trained_has_no_bias() -> None:
+def test_nothing_trained_has_no_bias():
     assert compare([]).bias is None
     assert compare([Fate(name="dropped", seconds=1.0)]).bias is None
 
 
 @pytest.mark.parametrize("policy", ["drop", "mask"])
-async def test_the_ledger_of_a_run_tells_what_became_of_every_group(
-    tmp_path: Path, policy: str
-) -> None:
+async def test_the_ledger_of_a_run_tells_what_became_of_every_group(tmp_path, policy):
     settings = {"on_overdue": policy, "filter_tied": True, "patience_seconds": 0.0}
     async with opened(make_broker(tmp_path, **settings)) as broker:
         straggler = await straggle(broker)

@@ -1,25 +1,20 @@
 """Scores of held-out evaluations: the mean of the rollouts, and the best of several of a prompt."""
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from headway import clock
 from queues.readers.group_history import last_lease
-from queues.records import Evaluation
 from tests.queues.conftest import answer, make_broker, make_prompts, opened
 
 WAIT = 10.0
 
 
-def scored(
-    directory: Path, rewards: Sequence[float | None], *, prompts: int, before: int
-) -> Evaluation:
+def scored(directory, rewards, *, prompts, before):
     """Return the outcome of samples with these rewards; restart the broker at `before`."""
 
-    async def answer_some(count: int) -> Evaluation | None:
+    async def answer_some(count):
         async with opened(make_broker(directory, max_attempts=1)) as broker:
             samples = len(rewards) // prompts
             await broker.evaluate(
@@ -60,7 +55,7 @@ def test_the_score_is_of_samples_and_pass_at_k_of_the_best_of_prompts_of_which_n
     assert outcome.lowest_version == outcome.highest_version == (None if score is None else 0)
 
 
-async def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> None:
+async def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.serving("a", 0)
         assert last_lease(tmp_path) is None

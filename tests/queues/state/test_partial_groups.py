@@ -1,7 +1,6 @@
 """Tokens that were saved without a result: who gets them, and when they are left."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,15 +11,15 @@ from queues.policy.admission import Bounds, feasible, fits, leases_allowed
 from queues.records import FinishReason
 from queues.schema import decode, encode
 from tests.queues.conftest import (
+    WAIT,
     answer,
+    begin_work,
     make_broker,
     make_group,
     make_prompts,
     make_rollout,
     opened,
 )
-
-WAIT = 5.0
 
 
 def partial_of(lease, *versions):
@@ -59,11 +58,9 @@ def test_a_group_that_goes_on_leaves_room_for_those_that_are_leased_with_it(
     assert after.total() <= bounds.window(3)
 
 
-async def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_token(tmp_path: Path):
+async def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_token(tmp_path):
     async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as broker:
-        await broker.issue(make_prompts(3), cursor="3")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 6, WAIT)
+        leases = await begin_work(broker, 3, capacity=6)
         assert [lease.saved for lease in leases] == [None] * 3
         await broker.save("a", partial_of(leases[0], 0))
         await broker.save("a", partial_of(leases[0], 0, 1, 1))
@@ -82,13 +79,10 @@ async def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_to
 
 
 async def test_saved_tokens_that_are_too_old_are_left_and_the_group_is_sampled_afresh(
-    tmp_path: Path,
+    tmp_path,
 ):
     async with opened(make_broker(tmp_path, steps=5, max_staleness=1)) as broker:
-        await broker.issue(make_prompts(8), cursor="8")
-        await broker.serving("a", 0)
-        await broker.serving("b", 0)
-        (straggler,) = await broker.lease("a", 2, WAIT)
+        (straggler,) = await begin_work(broker, 8, "a", "b", capacity=2)
         for lease in await broker.lease("b", 6, WAIT):
             await broker.put("b", answer(lease))
         await broker.take(0, WAIT)
@@ -106,12 +100,10 @@ async def test_saved_tokens_that_are_too_old_are_left_and_the_group_is_sampled_a
     assert (again.saved, again.start_version, again.deadline_version) == (None, 2, 3)
 
 
-async def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path: Path):
+async def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         await broker.evaluate("e", make_prompts(1, 7), temperature=0.0, min_version=0)
-        await broker.issue(make_prompts(1), cursor="1")
-        await broker.serving("a", 0)
-        evaluation, lease = await broker.lease("a", 3, WAIT)
+        evaluation, lease = await begin_work(broker, 1, capacity=3)
         await broker.save("a", partial_of(evaluation, 0))
         await broker.save("b", partial_of(lease, 0))
         with pytest.raises(SchemaError, match="nothing of group"):

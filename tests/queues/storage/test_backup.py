@@ -12,9 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,14 +32,14 @@ WAIT = 10.0
 ROWS = "SELECT * FROM batches", "SELECT * FROM batch_groups", "SELECT version FROM checkpoints"
 
 
-def begin(folder: Path, name: str = "run", **options: Any) -> Any:
+def begin(folder, name="run", **options):
     """Return a broker whose backup has, unless `backup_seconds` is given, only what is urgent."""
     (folder / "backup").mkdir(exist_ok=True)
     spec = {"backup": folder / "backup", "backup_seconds": 1000.0, "steps": 100} | options
     return make_broker(folder / name, owner=name, session="{}", **spec)
 
 
-def lose(folder: Path, name: str) -> Path:
+def lose(folder, name):
     """Make the run anew from a copy of the backup, as it is now."""
     copy = Path(shutil.copytree(folder / "backup", folder / f"backup-{name}"))
     (folder / name).mkdir()
@@ -50,14 +48,14 @@ def lose(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def take_over(folder: Path, name: str) -> Path:
+def take_over(folder, name):
     """Make the run anew from the backup, which is then that of the new folder."""
     (folder / name).mkdir()
     restore(folder / "backup", folder / name)
     return folder / name
 
 
-async def work(broker: Any, groups: int, engine: str = "a") -> list[str]:
+async def work(broker, groups, engine="a"):
     """Issue prompts and put their results; return the ids of the groups."""
     cursor = int(await broker.cursor() or 0)
     await broker.issue(make_prompts(groups, cursor), cursor=str(cursor + groups))
@@ -68,7 +66,7 @@ async def work(broker: Any, groups: int, engine: str = "a") -> list[str]:
     return [lease.group_id for lease in leases]
 
 
-async def train(broker: Any) -> list[str]:
+async def train(broker):
     version = (await broker.status()).version
     batch = await broker.take(version, 0.0)
     if batch is None:
@@ -77,7 +75,7 @@ async def train(broker: Any) -> list[str]:
     return [decode(payload).group_id for payload in batch.payloads]
 
 
-async def test_a_run_whose_disk_is_lost_goes_on_from_its_backup(tmp_path: Path) -> None:
+async def test_a_run_whose_disk_is_lost_goes_on_from_its_backup(tmp_path):
     async with opened(begin(tmp_path, max_staleness=2)) as broker:
         await work(broker, 4)
         trained = await train(broker)
@@ -101,13 +99,13 @@ async def test_a_run_whose_disk_is_lost_goes_on_from_its_backup(tmp_path: Path) 
 
 
 async def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     async with opened(begin(tmp_path)) as broker:
         await work(broker, 2)
         trained = await train(broker)
 
-    def overtaken(folder: Path) -> list[int]:
+    def overtaken(folder):
         monkeypatch.undo()
         take_over(tmp_path, "elsewhere")
         return segments(folder)
@@ -119,14 +117,12 @@ async def test_a_broker_that_is_overtaken_while_it_begins_leaves_the_backup_alon
         assert [decode(x).group_id for x in read_batch(tmp_path / "elsewhere", 0)] == trained
 
 
-async def test_a_ledger_that_changes_while_it_is_copied_is_copied_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_ledger_that_changes_while_it_is_copied_is_copied_again(tmp_path, monkeypatch):
     async with opened(begin(tmp_path)) as broker:
         await work(broker, 2)
         original, copied = shutil.copyfile, list[Path]()
 
-        def copyfile(source: Path, target: Path, **options: Any) -> None:
+        def copyfile(source, target, **options):
             original(source, target, **options)
             if not copied:
                 with Path(source).open("ab") as file:  # as a broker that still writes
@@ -140,7 +136,7 @@ async def test_a_ledger_that_changes_while_it_is_copied_is_copied_again(
         monkeypatch.undo()
 
 
-async def test_results_follow_in_time(tmp_path: Path) -> None:
+async def test_results_follow_in_time(tmp_path):
     async with opened(begin(tmp_path, backup_seconds=0.1)) as broker:
         await work(broker, 2)
         until = time.monotonic() + 1.0  # ten times as long, for a machine with other work
@@ -161,15 +157,13 @@ STEPS = st.lists(st.sampled_from(["work", "train", "checkpoint", "fail", "close"
 @pytest.mark.hypothesis
 @settings(max_examples=25, deadline=None)
 @given(steps=STEPS, keep=st.sampled_from(["all", "needed"]))
-def test_the_backup_is_a_whole_run_with_every_batch_at_every_moment(
-    steps: list[str], keep: str
-) -> None:
+def test_the_backup_is_a_whole_run_with_every_batch_at_every_moment(steps, keep):
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.exists() else None) as made:
         asyncio.run(play(Path(made), steps, keep))
 
 
-async def play(folder: Path, steps: list[str], keep: str) -> None:
+async def play(folder, steps, keep):
     options = {"max_staleness": 2, "keep_rollouts": keep, "segment_bytes": 2000}
     broker = begin(folder, **options)
     for number, step in enumerate(steps):
@@ -208,7 +202,7 @@ async def play(folder: Path, steps: list[str], keep: str) -> None:
     await broker.close()
 
 
-async def test_of_two_brokers_with_one_backup_the_earlier_stops(tmp_path: Path) -> None:
+async def test_of_two_brokers_with_one_backup_the_earlier_stops(tmp_path):
     async with opened(begin(tmp_path, max_staleness=2)) as cut_off:
         await work(cut_off, 4)
         await train(cut_off)
@@ -224,7 +218,7 @@ async def test_of_two_brokers_with_one_backup_the_earlier_stops(tmp_path: Path) 
     await begin(tmp_path, "elsewhere").close()
 
 
-def test_changes_of_a_transaction_that_was_taken_back_are_not_handed_on(tmp_path: Path) -> None:
+def test_changes_of_a_transaction_that_was_taken_back_are_not_handed_on(tmp_path):
     database = sqlite3.connect(
         tmp_path / "a.sqlite", isolation_level=None, factory=ChangesConnection
     )
@@ -245,7 +239,7 @@ def test_changes_of_a_transaction_that_was_taken_back_are_not_handed_on(tmp_path
     database.close()
 
 
-async def test_shared_storage_that_fails_is_named(tmp_path: Path) -> None:
+async def test_shared_storage_that_fails_is_named(tmp_path):
     async with opened(begin(tmp_path)) as broker:
         await work(broker, 2)
         shutil.rmtree(tmp_path / "backup")
@@ -256,9 +250,7 @@ async def test_shared_storage_that_fails_is_named(tmp_path: Path) -> None:
         begin(tmp_path, backup=missing)
 
 
-async def test_segments_that_the_broker_before_appended_later_are_not_taken_for_new_ones(
-    tmp_path: Path,
-) -> None:
+async def test_segments_that_the_broker_before_appended_later_are_not_taken_for_new_ones(tmp_path):
     async with opened(begin(tmp_path, max_staleness=2)) as cut_off:
         await work(cut_off, 4)
         await train(cut_off)
@@ -276,15 +268,15 @@ async def test_segments_that_the_broker_before_appended_later_are_not_taken_for_
 
 
 async def test_a_segment_that_is_removed_while_the_journal_is_copied_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     async with opened(begin(tmp_path, max_staleness=2, segment_bytes=100)) as broker:
         monkeypatch.setattr(backup, "segments", lambda folder: [0, *segments(folder)])
         await work(broker, 4)
         assert len(await train(broker)) == 2
 
 
-async def test_a_backup_is_restored_whose_last_change_was_half_written(tmp_path: Path) -> None:
+async def test_a_backup_is_restored_whose_last_change_was_half_written(tmp_path):
     async with opened(begin(tmp_path, max_staleness=2)) as broker:
         await work(broker, 2)
         await train(broker)
@@ -301,9 +293,7 @@ async def test_a_backup_is_restored_whose_last_change_was_half_written(tmp_path:
         assert database.execute("SELECT count(*) FROM batches").fetchone()[0] == 1
 
 
-async def test_a_broker_that_is_killed_goes_on_from_its_folder_and_its_backup(
-    tmp_path: Path,
-) -> None:
+async def test_a_broker_that_is_killed_goes_on_from_its_folder_and_its_backup(tmp_path):
     program = (
         "import asyncio, os, sys; from pathlib import Path;"
         " from tests.queues.storage.test_backup import begin, train, work\n"
@@ -325,18 +315,18 @@ async def test_a_broker_that_is_killed_goes_on_from_its_folder_and_its_backup(
             assert (accounts.trained, accounts.trained_twice, accounts.balanced) == (2, 0, True)
 
 
-def stall(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+def stall(monkeypatch, work):
     """Have `work` done before whatever is made durable in the backup."""
     original = backup.sync_path
 
-    def sync(path: Path) -> None:
+    def sync(path):
         work()
         original(path)
 
     monkeypatch.setattr(backup, "sync_path", sync)
 
 
-async def until_paused(broker: Any, pattern: str) -> None:
+async def until_paused(broker, pattern):
     """Wait until the broker says that it pauses for this reason."""
     async with asyncio.timeout(WAIT):
         while not re.search(pattern, str(await broker.paused())):  # noqa: ASYNC110
@@ -345,13 +335,13 @@ async def until_paused(broker: Any, pattern: str) -> None:
 
 @pytest.mark.parametrize("is_full", [True, False])
 async def test_storage_that_is_full_or_does_not_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
-) -> None:
+    tmp_path, monkeypatch, is_full
+):
     async with opened(begin(tmp_path, max_staleness=2, probe_seconds=0.01)) as broker:
         await work(broker, 4)
         freed, waiting = threading.Event(), threading.Event()
 
-        def write() -> None:
+        def write():
             waiting.set()
             if is_full and not freed.is_set():
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -372,10 +362,8 @@ async def test_storage_that_is_full_or_does_not_answer_is_waited_for(
         assert database.execute("SELECT acked_at FROM batches").fetchone()[0] is not None
 
 
-async def test_full_storage_does_not_keep_a_broker_from_closing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write() -> None:
+async def test_full_storage_does_not_keep_a_broker_from_closing(tmp_path, monkeypatch):
+    def write():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     broker = begin(tmp_path, max_staleness=2)

@@ -38,11 +38,11 @@ class Recorded:
     """Its accounts after every commit, leases aside: a restart takes them back."""
 
 
-def settled(accounting: dict[str, Any]) -> dict[str, Any]:
+def settled(accounting):
     return accounting | {"queued": accounting["queued"] + accounting["leased"], "leased": 0}
 
 
-async def record(folder: Path, *, close: bool, checkpoint_pages: int = 40) -> Recorded:
+async def record(folder, *, close, checkpoint_pages=40):
     """Make some batches, filtered groups, an evaluation, and groups in every state.
 
     Few pages between SQLite's own checkpoints let both files of the ledger hold something.
@@ -51,7 +51,7 @@ async def record(folder: Path, *, close: bool, checkpoint_pages: int = 40) -> Re
     broker = make_broker(folder / "live", **OPTIONS)
     commit, ledger = broker.commits.ledger.commit, broker.commits.ledger
 
-    def spied() -> None:
+    def spied():
         commit()
         run.history.append(settled(account(ledger.counts()).to_dict()))
 
@@ -87,7 +87,7 @@ async def record(folder: Path, *, close: bool, checkpoint_pages: int = 40) -> Re
     return run
 
 
-async def feed_until(broker: Any, run: Recorded, version: int) -> Any:
+async def feed_until(broker, run, version):
     for _ in range(20):
         for lease in await broker.lease("a", 4, 0.0):
             payload = run.payloads[lease.group_id] = answer(lease)
@@ -99,11 +99,11 @@ async def feed_until(broker: Any, run: Recorded, version: int) -> Any:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["killed", "closed"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def run(request, tmp_path_factory):
     return asyncio.run(record(tmp_path_factory.mktemp("run"), close=request.param))
 
 
-async def look(folder: Path, run: Recorded) -> dict[str, Any]:
+async def look(folder, run):
     """Read everything back in every way there is, and compare it; the accounts at last."""
     accounting = read_accounting(folder).to_dict()
     assert settled(accounting) in run.history
@@ -125,7 +125,7 @@ async def look(folder: Path, run: Recorded) -> dict[str, Any]:
     return accounting
 
 
-def damage(folder: Path, seed: int) -> str:
+def damage(folder, seed):
     """One file of a run, cut or with some bits flipped; what was done."""
     draw = random.Random(seed)
     journal = sorted((folder / JOURNAL_NAME).glob("*.segment"))
@@ -145,9 +145,7 @@ def damage(folder: Path, seed: int) -> str:
     return f"seed {seed}: {path.name} {done}"
 
 
-async def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(
-    run: Recorded, tmp_path: Path
-) -> None:
+async def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(run, tmp_path):
     outcomes: Counter[str] = Counter()
     for seed in range(120):
         folder = tmp_path / str(seed)
@@ -169,7 +167,7 @@ async def test_a_damaged_run_gives_a_clear_error_or_a_state_it_was_in(
     assert min(outcomes[kind] for kind in ("LedgerError", "JournalError", "recovered")) >= 5
 
 
-async def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path: Path) -> None:
+async def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path):
     """A crash leaves what was written so far of the write-ahead log since its last checkpoint."""
     run = await record(tmp_path, close=False, checkpoint_pages=1000)
     content = (run.folder / WAL).read_bytes()
@@ -184,9 +182,7 @@ async def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path:
     assert (seen[0], seen[-1]) == (0, 2 * BATCHES)
 
 
-def test_a_journal_cut_at_any_byte_of_its_last_frames_keeps_those_before(
-    run: Recorded, tmp_path: Path
-) -> None:
+def test_a_journal_cut_at_any_byte_of_its_last_frames_keeps_those_before(run, tmp_path):
     journal = shutil.copytree(run.folder / JOURNAL_NAME, tmp_path / JOURNAL_NAME)
     path = min(journal.glob("*.segment"))
     segment = int(path.stem)
@@ -204,7 +200,7 @@ def test_a_journal_cut_at_any_byte_of_its_last_frames_keeps_those_before(
                 read_group(journal, location)
 
 
-def test_an_empty_ledger_beside_a_journal_begins_no_new_run(run: Recorded, tmp_path: Path) -> None:
+def test_an_empty_ledger_beside_a_journal_begins_no_new_run(run, tmp_path):
     folder = shutil.copytree(run.folder, tmp_path / "run")
     (folder / FILE_NAME).write_bytes(b"")
     with pytest.raises(LedgerError, match="empty, but journal/ holds rollouts of a run"):
@@ -213,7 +209,7 @@ def test_an_empty_ledger_beside_a_journal_begins_no_new_run(run: Recorded, tmp_p
         read_accounting(folder)
 
 
-def test_a_row_that_is_changed_lost_or_doubled_is_seen(run: Recorded, tmp_path: Path) -> None:
+def test_a_row_that_is_changed_lost_or_doubled_is_seen(run, tmp_path):
     for number, statement in enumerate(
         [
             "UPDATE results SET offset = offset + 1 WHERE group_id = 'g00000003'",

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -17,19 +16,23 @@ from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.parquet import export_parquet
 from queues.records import PutStatus
 from queues.state.broker_state import BrokerState
-from queues.state.groups import State
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
-from tests.queues.conftest import answer, make_broker, make_prompts, opened, train_a_batch
+from tests.queues.conftest import (
+    WAIT,
+    answer,
+    begin_work,
+    make_broker,
+    make_prompts,
+    opened,
+    train_a_batch,
+)
 
-WAIT = 10.0
 
-
-async def test_puts_that_arrive_together_share_one_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("of_one_message", [False, True])
+async def test_puts_that_arrive_together_share_one_commit(tmp_path, monkeypatch, of_one_message):
     events: list[str] = []
     for owner, method in ((Journal, "append"), (Journal, "commit"), (Ledger, "commit")):
         original = getattr(owner, method)
@@ -40,26 +43,25 @@ async def test_puts_that_arrive_together_share_one_commit(
 
         monkeypatch.setattr(owner, method, spy)
 
-    async with opened(
-        make_broker(tmp_path, groups_per_batch=8, commit_interval_seconds=0.1)
-    ) as broker:
-        await broker.issue(make_prompts(16), cursor="16")
-        await broker.serving("a", 0)
-        payloads = [answer(lease) for lease in await broker.lease("a", 32, WAIT)]
+    settings = {"commit_interval_seconds": 0.0 if of_one_message else 0.1}
+    async with opened(make_broker(tmp_path, groups_per_batch=8, **settings)) as broker:
+        leases = await begin_work(broker, 16, capacity=32)
+        puts = [("a", answer(lease)) for lease in leases]
         events.clear()
-        await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
-        puts = events[:]
-    assert puts == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
+        if of_one_message:
+            await broker.intake.put_many(puts)
+        else:
+            await asyncio.gather(*(broker.put(*put) for put in puts))
+        made = events[:]
+    assert made == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
 
 
-def slow_commits(
-    store: type, monkeypatch: pytest.MonkeyPatch
-) -> tuple[threading.Event, threading.Event, threading.Event]:
+def slow_commits(store, monkeypatch):
     """Let commits wait once the first event is set: they set the second and wait for the third."""
     slow, reached, release = threading.Event(), threading.Event(), threading.Event()
     commit = store.commit
 
-    def blocked(self: Journal | Ledger) -> None:
+    def blocked(self):
         if slow.is_set():
             reached.set()
             assert release.wait(30)
@@ -69,15 +71,11 @@ def slow_commits(
     return slow, reached, release
 
 
-async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(tmp_path, monkeypatch):
     slow, reached, release = slow_commits(Journal, monkeypatch)
 
     async with opened(make_broker(tmp_path)) as broker:
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, WAIT)
+        lease, other = await begin_work(broker, 2, capacity=4)
         slow.set()
         put = asyncio.create_task(broker.put("a", answer(lease)))
         assert await asyncio.to_thread(reached.wait, 30)
@@ -93,8 +91,8 @@ async def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
 
 @pytest.mark.parametrize("method", ["issue", "evaluate"])
 async def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+    tmp_path, monkeypatch, method
+):
     slow, reached, release = slow_commits(Ledger, monkeypatch)
 
     async with opened(make_broker(tmp_path)) as broker:
@@ -115,16 +113,12 @@ async def test_a_call_that_is_repeated_is_answered_no_sooner_than_the_first_is_d
         await asyncio.gather(first, repeated)
 
 
-async def test_after_a_failed_commit_nothing_is_accepted_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken_disk(self: Journal) -> None:
+async def test_after_a_failed_commit_nothing_is_accepted_any_more(tmp_path, monkeypatch):
+    def broken_disk(self):
         raise OSError(errno.EIO, "Input/output error")
 
     async with opened(make_broker(tmp_path)) as broker:
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, WAIT)
+        lease, other = await begin_work(broker, 4, capacity=4)
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
         with monkeypatch.context() as broken:
             broken.setattr(Journal, "commit", broken_disk)
@@ -142,16 +136,12 @@ async def test_after_a_failed_commit_nothing_is_accepted_any_more(
         assert (accounting.ready, accounting.queued, accounting.balanced) == (1, 3, True)
 
 
-async def test_leases_that_cannot_expire_stop_the_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object, **__: object) -> State:
+async def test_leases_that_cannot_expire_stop_the_broker(tmp_path, monkeypatch, caplog):
+    def broken(*_, **__):
         raise AssertionError("a bug")
 
     async with opened(make_broker(tmp_path, lease_seconds=0.2, heartbeat_seconds=0.05)) as broker:
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, _ = await broker.lease("a", 4, WAIT)
+        lease, _ = await begin_work(broker, 2, capacity=4)
         monkeypatch.setattr(BrokerState, "give_back", broken)
         why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
         with pytest.raises(LedgerError, match=why):
@@ -171,9 +161,7 @@ async def test_leases_that_cannot_expire_stop_the_broker(
     assert read_accounting(tmp_path).leased == 2
 
 
-async def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(
-    tmp_path: Path,
-) -> None:
+async def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(tmp_path):
     async with opened(make_broker(tmp_path)) as broker:
         (prompt,) = make_prompts(1)
         prompt.metadata["secret"] = object()
@@ -182,14 +170,14 @@ async def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(
         assert (await broker.accounting()).issued == 0
 
 
-async def half_a_run(directory: Path):
+async def half_a_run(directory):
     """Batch 0 trained, one group of the next ready, one leased, two queued."""
     broker = make_broker(directory)
     await train_a_batch(broker, 6, answered=3)
     return broker
 
 
-def tamper(directory: Path, statement: str) -> None:
+def tamper(directory, statement):
     """As a faulty program of ours would: with checksums that are right."""
     database = sqlite3.connect(directory / FILE_NAME)
     register(database)
@@ -198,7 +186,7 @@ def tamper(directory: Path, statement: str) -> None:
     database.close()
 
 
-async def test_the_accounts_are_read_while_the_broker_writes(tmp_path: Path) -> None:
+async def test_the_accounts_are_read_while_the_broker_writes(tmp_path):
     broker = await half_a_run(tmp_path)
     accounting = await asyncio.to_thread(read_accounting, tmp_path)
     assert accounting.to_dict() == {
@@ -211,7 +199,7 @@ async def test_the_accounts_are_read_while_the_broker_writes(tmp_path: Path) -> 
     assert read_accounting(tmp_path) == accounting
 
 
-async def test_the_ledger_is_one_file_once_the_broker_is_closed(tmp_path: Path) -> None:
+async def test_the_ledger_is_one_file_once_the_broker_is_closed(tmp_path):
     run, copy = tmp_path / "run", tmp_path / "copy"
 
     broker = await half_a_run(run)
@@ -230,8 +218,8 @@ async def test_the_ledger_is_one_file_once_the_broker_is_closed(tmp_path: Path) 
 
 
 async def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_from_closing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     impatient = partial(sqlite3.connect, timeout=0.05)
 
     with monkeypatch.context() as patched:
@@ -255,7 +243,7 @@ async def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_fr
         "UPDATE counters SET value = 7 WHERE name = 'issued'",
     ],
 )
-async def test_accounts_that_do_not_add_up_say_so(tmp_path: Path, statement: str) -> None:
+async def test_accounts_that_do_not_add_up_say_so(tmp_path, statement):
     await (await half_a_run(tmp_path)).close()
     tamper(tmp_path, statement)
     assert not read_accounting(tmp_path).balanced
@@ -263,16 +251,14 @@ async def test_accounts_that_do_not_add_up_say_so(tmp_path: Path, statement: str
         make_broker(tmp_path)
 
 
-async def test_a_group_in_two_batches_counts_as_trained_twice(tmp_path: Path) -> None:
+async def test_a_group_in_two_batches_counts_as_trained_twice(tmp_path):
     await (await half_a_run(tmp_path)).close()
     tamper(tmp_path, "INSERT INTO batch_groups VALUES (0, 2, 'g00000001')")
     accounting = read_accounting(tmp_path)
     assert (accounting.trained_twice, accounting.balanced) == (1, False)
 
 
-async def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(
-    tmp_path: Path,
-) -> None:
+async def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(tmp_path):
     broker = await half_a_run(tmp_path)
     await broker.serving("a", 1)
     (lease,) = await broker.lease("a", 2, WAIT)
@@ -291,26 +277,8 @@ async def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(
     await broker.close()
 
 
-async def test_export_has_every_journaled_rollout_with_its_state(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    broker = await half_a_run(tmp_path)
-    assert export_parquet(tmp_path, tmp_path / "live.parquet") == 6
-    await broker.close()
-    file = tmp_path / "rollouts.parquet"
-    assert export_parquet(tmp_path, file) == 6
-    table = pq.read_table(file)
-    assert table["group_id"].to_pylist() == [
-        group for number in (1, 2, 3) for group in [f"g{number:08d}"] * 2
-    ]
-    assert table["state"].to_pylist() == ["trained"] * 4 + ["ready"] * 2
-    assert table["trained_version"].to_pylist() == [0] * 4 + [None] * 2
-
-
-async def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(
-    tmp_path: Path,
-) -> None:
-    def folder(version: int) -> Path:
+async def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(tmp_path):
+    def folder(version):
         return tmp_path / "checkpoints" / f"v{version:06d}"
 
     async with opened(make_broker(tmp_path)) as broker:
@@ -329,7 +297,7 @@ async def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_t
     assert (tmp_path / FILE_NAME).read_bytes() == ledger
 
 
-async def test_a_checkpoint_moves_with_its_run(tmp_path: Path) -> None:
+async def test_a_checkpoint_moves_with_its_run(tmp_path):
     run, moved = tmp_path / "run", tmp_path / "moved"
 
     async with opened(make_broker(run)) as broker:
@@ -340,7 +308,7 @@ async def test_a_checkpoint_moves_with_its_run(tmp_path: Path) -> None:
     assert newest_checkpoint(moved) == (3, moved / "checkpoints" / "v000003")
 
 
-def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_not_a_run_is_refused_by_name(tmp_path):
     export = partial(export_parquet, file=tmp_path / "x")
     for read in (read_accounting, newest_checkpoint, export):
         with pytest.raises(InputError, match=r"no ledger\.sqlite here"):
@@ -352,7 +320,7 @@ def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
         make_broker(tmp_path)
 
 
-async def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+async def test_a_ledger_of_another_version_is_refused(tmp_path):
     await make_broker(tmp_path).close()
     tamper(tmp_path, "UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     for read in (read_accounting, make_broker):
@@ -360,9 +328,7 @@ async def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
             read(tmp_path)
 
 
-async def test_an_export_never_takes_the_place_of_a_file_nor_leaves_half_of_one(
-    tmp_path: Path,
-) -> None:
+async def test_an_export_never_takes_the_place_of_a_file_nor_leaves_half_of_one(tmp_path):
     await make_broker(tmp_path).close()
     before = (tmp_path / FILE_NAME).read_bytes()
     with pytest.raises(InputError, match="exists; name a file that does not"):

@@ -6,10 +6,8 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,16 +18,16 @@ from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from queues.storage import journal, pause
 from queues.storage.ledger import Ledger
-from tests.queues.conftest import answer, frames, make_broker, make_prompts, opened
+from tests.queues.conftest import answer, begin_work, frames, make_broker, opened
 
 
-async def until_paused(broker: Any, reason: str) -> None:
+async def until_paused(broker, reason):
     async with asyncio.timeout(20):
         while reason not in str((await broker.status()).paused):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-def fill(file: Path, block: int, *, leave: int) -> None:
+def fill(file, block, *, leave):
     """Write a file until the disk is full, and free the last `leave` bytes again."""
     with suppress(OSError), file.open("wb", buffering=0) as ballast:
         while True:
@@ -38,15 +36,13 @@ def fill(file: Path, block: int, *, leave: int) -> None:
 
 
 async def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(
-    tmp_path: Path, mount_disk: Callable[[str], Path], caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, mount_disk, caplog
+):
     disk, paused = mount_disk("3m"), 0
     sizes = {"groups_per_batch": 8, "segment_bytes": 10**5}
     settings = {"synchronous": "full", "probe_seconds": 0.05}
     async with opened(make_broker(disk / "run", **sizes, **settings)) as broker:
-        await broker.issue(make_prompts(16), cursor="16")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 32, 0.0)
+        leases = await begin_work(broker, 16, capacity=32)
         accepted: list[bytes] = []
         for number, lease in enumerate(leases[:8]):
             payload = answer(lease, reward=float(number))
@@ -76,54 +72,54 @@ async def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(
 class Full:
     """Runs out of room at the nth point where something is written, once."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self.at = at
         self.points = 0
 
-    def reached(self) -> bool:
+    def reached(self):
         self.points += 1
         return self.points == self.at
 
-    def file(self, original: Any) -> Any:
+    def file(self, original):
         full = self
 
         class File:
-            def write(self, content: bytes) -> int:
+            def write(self, content):
                 if full.reached():
                     original.write(content[: len(content) // 2])
                     original.flush()
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return original.write(content)
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 return getattr(original, name)
 
         return File()
 
 
-def sqlite_full() -> sqlite3.Error:
+def sqlite_full():
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
     return error
 
 
-def install(patch: pytest.MonkeyPatch, full: Full) -> None:
+def install(patch, full):
     """Every point where the broker writes: frames, new segments, syncs, and SQL of any kind."""
     open_file, execute, sync = Path.open, Ledger.execute, os.fdatasync
 
-    def opened(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+    def opened(self, mode="r", *args, **options):
         if mode != "xb":  # of new segments alone
             return open_file(self, mode, *args, **options)
         if full.reached():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         return full.file(open_file(self, mode))
 
-    def executed(self: Ledger, *args: Any, **options: Any) -> Any:
+    def executed(self, *args, **options):
         if full.reached():
             raise sqlite_full()
         return execute(self, *args, **options)
 
-    def synced(descriptor: int) -> None:
+    def synced(descriptor):
         if full.reached():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sync(descriptor)
@@ -133,13 +129,11 @@ def install(patch: pytest.MonkeyPatch, full: Full) -> None:
     patch.setattr(journal.os, "fdatasync", synced)
 
 
-async def small_run(folder: Path, full: Full) -> tuple[dict[str, Any], list[bytes]]:
+async def small_run(folder, full):
     with pytest.MonkeyPatch.context() as patch:
         broker = make_broker(folder, segment_bytes=6_000, probe_seconds=0.001)
         install(patch, full)
-        await broker.issue(make_prompts(4), cursor="4")
-        await broker.serving("a", 0)
-        leases = await broker.lease("a", 8, 10.0)
+        leases = await begin_work(broker, 4, capacity=8)
         for number, lease in enumerate(leases[:3]):
             await broker.put("a", answer(lease, reward=float(number)))
         batch = await broker.take(0, 10.0)
@@ -150,9 +144,7 @@ async def small_run(folder: Path, full: Full) -> tuple[dict[str, Any], list[byte
     return read_accounting(folder).to_dict(), batch.payloads
 
 
-async def test_wherever_room_runs_out_the_outcome_is_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_wherever_room_runs_out_the_outcome_is_the_same(tmp_path, caplog):
     nowhere = Full(at=0)
     expected = await small_run(tmp_path / "0", nowhere)
     assert nowhere.points > 40
@@ -168,12 +160,10 @@ async def test_wherever_room_runs_out_the_outcome_is_the_same(
 
 
 async def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     async with opened(make_broker(tmp_path)) as broker:
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, _ = await broker.lease("a", 4, 0.0)
+        lease, _ = await begin_work(broker, 2, capacity=4)
         monkeypatch.setattr(pause, "has_space", lambda *_: False)
         monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
         put = asyncio.create_task(broker.put("a", answer(lease)))
@@ -184,12 +174,12 @@ async def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
 
 
 async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     room = threading.Event()
     commit = Ledger.commit
 
-    def full(self: Ledger) -> None:
+    def full(self):
         if not room.is_set():
             raise sqlite_full()
         commit(self)
@@ -197,9 +187,7 @@ async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
     async with opened(
         make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1, probe_seconds=0.01)
     ) as broker:
-        await broker.issue(make_prompts(2), cursor="2")
-        await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 4, 10.0)
+        lease, other = await begin_work(broker, 2, capacity=4)
         monkeypatch.setattr(pause, "has_space", lambda *_: room.is_set())
         monkeypatch.setattr(Ledger, "commit", full)
         put = asyncio.create_task(broker.put("a", answer(lease)))
@@ -211,7 +199,7 @@ async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
         assert (await broker.status()).given_back == {}
 
 
-def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
+def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path):
     assert is_full(OSError(errno.ENOSPC, "x"), tmp_path)
     assert is_full(OSError(errno.EDQUOT, "x"), tmp_path)
     assert not is_full(OSError(errno.EIO, "x"), tmp_path)
@@ -232,9 +220,7 @@ def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_asking_for_room_takes_little_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asking_for_room_takes_little_of_it(tmp_path, monkeypatch):
     taken: list[int] = []
     monkeypatch.setattr(room.os, "posix_fallocate", lambda _, start, size: taken.append(size))
     free = shutil.disk_usage(tmp_path).free
@@ -244,20 +230,16 @@ def test_asking_for_room_takes_little_of_it(
     assert taken == [PROBE_BYTES, 4096], "of a disk that is too small by far, nothing"
 
 
-def test_a_quota_is_met_although_the_disk_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> None:
+def test_a_quota_is_met_although_the_disk_has_room(tmp_path, monkeypatch):
+    def refuse(*_):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(room.os, "posix_fallocate", refuse)
     assert not has_space(tmp_path)
 
 
-def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
+def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(tmp_path, monkeypatch):
+    def full(*_):
         raise sqlite_full()
 
     monkeypatch.setattr("queues.storage.ledger_schema.create_tables", full)
@@ -265,37 +247,3 @@ def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
         Ledger(tmp_path, synchronous="full")
     assert "not a ledger" not in str(raised.value)
     assert is_full(raised.value, tmp_path)
-
-
-@pytest.mark.ray
-async def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
-    ray_cluster: None,
-) -> None:
-    import ray
-
-    from queues.errors import BrokerLostError
-    from queues.ray_broker import BrokerClient
-
-    @ray.remote
-    class Pausing:
-        """Answers a put after 3 s, and says that it pauses, or not."""
-
-        def __init__(self, admits: bool) -> None:
-            self.admits = admits
-
-        async def put_many(self, puts: Any) -> list[PutStatus]:
-            await asyncio.sleep(3.0)
-            return [PutStatus.ACCEPTED] * len(puts)
-
-        async def paused(self) -> str | None:
-            return "no space" if self.admits else None
-
-    handles = [
-        Pausing.options(max_concurrency=9, num_cpus=0).remote(admits) for admits in (True, False)
-    ]
-    for handle in handles:
-        ray.get(handle.paused.remote())  # its process has started
-    patient, silent = (BrokerClient(handle, answer_seconds=0.1) for handle in handles)
-    assert (await patient.put("a", b"")) is PutStatus.ACCEPTED
-    with pytest.raises(BrokerLostError, match="put_many: the broker did not answer within 2 s"):
-        await silent.put("a", b"")

@@ -13,7 +13,7 @@ from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.storage.ledger_repair import GivenUp, go_back
 from queues.storage.ledger_schema import sessions_of
-from tests.queues.conftest import answer, make_broker, make_prompts, opened
+from tests.queues.conftest import make_broker, make_prompts, opened, put_all
 
 SIZES = {"steps": 9, "segment_bytes": 1, "patience_seconds": 0.0}
 """Every group has a journal segment of its own."""
@@ -29,8 +29,7 @@ async def train(broker, first, last):
             if not leases:
                 issued = int(await broker.cursor() or 0)
                 await broker.issue(make_prompts(2, issued), cursor=str(issued + 2))
-            for lease in leases:
-                await broker.put("a", answer(lease))
+            await put_all(broker, leases)
         assert len(batch.payloads) == 2
         await broker.ack(version, {"weights_checksum": f"w{version + 1}"})
         await broker.commit_checkpoint(version + 1, f"checkpoints/v{version + 1:06d}")
@@ -47,8 +46,7 @@ async def begin(folder):
         await train(broker, 3, TRAINED)
         await broker.serving("a", TRAINED)
         await broker.issue(make_prompts(5, 90), cursor="95")
-        for lease in (await broker.lease("a", 8, 0.0))[:4]:
-            await broker.put("a", answer(lease))
+        await put_all(broker, (await broker.lease("a", 8, 0.0))[:4])
         assert await broker.take(TRAINED, 0.0) is not None
 
 

@@ -1,7 +1,5 @@
 """The journal: frames come back by their location, and a torn tail costs only itself."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,14 +10,14 @@ from tests.property_examples import costly
 from tests.queues.conftest import frames
 
 
-def write(directory: Path, payloads: list[bytes], segment_bytes: int = 10**9) -> list[tuple]:
+def write(directory, payloads, segment_bytes=10**9):
     journal = Journal(directory, segment_bytes=segment_bytes)
     places = [journal.append(payload) for payload in payloads]
     journal.close()
     return places
 
 
-def test_a_frame_is_length_checksum_payload(tmp_path: Path) -> None:
+def test_a_frame_is_length_checksum_payload(tmp_path):
     (place,) = write(tmp_path, [b"abc"])
     assert place == (1, 0, 3, 0x78AF5F94892F3950 >> 1)
     (file,) = tmp_path.iterdir()
@@ -30,9 +28,7 @@ def test_a_frame_is_length_checksum_payload(tmp_path: Path) -> None:
 
 @costly
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=10), st.integers(1, 100))
-def test_every_payload_is_read_back_by_its_location(
-    tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], segment_bytes: int
-) -> None:
+def test_every_payload_is_read_back_by_its_location(tmp_path_factory, payloads, segment_bytes):
     directory = tmp_path_factory.mktemp("journal")
     places = write(directory, payloads, segment_bytes)
     assert [read_group(directory, place) for place in places] == payloads
@@ -40,7 +36,7 @@ def test_every_payload_is_read_back_by_its_location(
     assert all(size >= segment_bytes for size in sizes[:-1])
 
 
-def test_a_truncated_tail_is_readable_as_a_prefix_at_every_length(tmp_path: Path) -> None:
+def test_a_truncated_tail_is_readable_as_a_prefix_at_every_length(tmp_path):
     payloads = [b"first", b"", b"third"]
     places = write(tmp_path, payloads)
     (file,) = tmp_path.iterdir()
@@ -54,7 +50,7 @@ def test_a_truncated_tail_is_readable_as_a_prefix_at_every_length(tmp_path: Path
                 read_group(tmp_path, place)
 
 
-def test_a_damaged_frame_is_refused_and_its_neighbour_is_not(tmp_path: Path) -> None:
+def test_a_damaged_frame_is_refused_and_its_neighbour_is_not(tmp_path):
     first, second = write(tmp_path, [b"first", b"second"])
     (file,) = tmp_path.iterdir()
     content = bytearray(file.read_bytes())
@@ -65,7 +61,7 @@ def test_a_damaged_frame_is_refused_and_its_neighbour_is_not(tmp_path: Path) -> 
     assert read_group(tmp_path, second) == b"second"
 
 
-def test_a_journal_opened_again_begins_a_new_segment(tmp_path: Path) -> None:
+def test_a_journal_opened_again_begins_a_new_segment(tmp_path):
     write(tmp_path, [b"one"])
     (file,) = tmp_path.iterdir()
     before = file.read_bytes()
@@ -74,7 +70,7 @@ def test_a_journal_opened_again_begins_a_new_segment(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(JournalError, match=r"00000007\.segment: cannot be read"):
         read_group(tmp_path, Location(7, 0, 1, 1))
     (tmp_path / "notes.segment").touch()
@@ -82,9 +78,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         Journal(tmp_path, segment_bytes=1)
 
 
-def test_a_segment_in_the_place_of_another_is_refused_where_frames_begin_at_the_same_byte(
-    tmp_path: Path,
-) -> None:
+def test_a_segment_in_the_place_of_another_is_refused_where_frames_begin_at_the_same_byte(tmp_path):
     places = write(tmp_path, [b"one", b"two"], segment_bytes=1)
     one, two = sorted(tmp_path.iterdir())
     one.write_bytes(two.read_bytes())
@@ -93,7 +87,7 @@ def test_a_segment_in_the_place_of_another_is_refused_where_frames_begin_at_the_
     assert read_group(tmp_path, places[1]) == b"two"
 
 
-def test_a_length_that_is_damaged_is_not_read(tmp_path: Path) -> None:
+def test_a_length_that_is_damaged_is_not_read(tmp_path):
     (place,) = write(tmp_path, [b"one"])
     (file,) = tmp_path.iterdir()
     file.write_bytes(b"\xff\xff\xff\xff" + file.read_bytes()[4:])

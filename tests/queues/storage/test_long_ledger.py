@@ -1,7 +1,6 @@
 """Opening a long ledger costs little for each finished group, and has the time that it takes."""
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ STEPS = 10
 """Instructions of SQLite between two calls of a progress handler."""
 
 
-def instructions(folder: Path, groups: int) -> int:
+def instructions(folder, groups):
     """Return how many instructions of SQLite the recovery of a finished run takes."""
     write_long_ledger(folder, groups)
     ledger = Ledger(folder, synchronous="normal")
@@ -33,19 +32,19 @@ def instructions(folder: Path, groups: int) -> int:
     return len(calls) * STEPS
 
 
-def test_recovery_reads_finished_groups_only_to_count_them(tmp_path: Path) -> None:
+def test_recovery_reads_finished_groups_only_to_count_them(tmp_path):
     few, many = (instructions(tmp_path / str(count), count) for count in (2_000, 6_000))
     assert (many - few) / 4_000 < 50
 
 
-def test_a_long_ledger_is_a_run_that_can_go_on(tmp_path: Path) -> None:
+def test_a_long_ledger_is_a_run_that_can_go_on(tmp_path):
     write_long_ledger(tmp_path, 1_000)
     open_broker(tmp_path)
     accounts = read_accounting(tmp_path)
     assert (accounts.balanced, accounts.trained, accounts.dropped) == (True, 900, {"filtered": 100})
 
 
-def test_the_deadline_of_a_broker_grows_with_its_ledger(tmp_path: Path) -> None:
+def test_the_deadline_of_a_broker_grows_with_its_ledger(tmp_path):
     assert reading_seconds(tmp_path) == 0.0
     for name in ("ledger.sqlite", "ledger.sqlite-wal"):
         with (tmp_path / name).open("wb") as file:
@@ -53,14 +52,12 @@ def test_the_deadline_of_a_broker_grows_with_its_ledger(tmp_path: Path) -> None:
     assert reading_seconds(tmp_path) >= 4 * 60
 
 
-def test_a_process_verifies_a_ledger_once_for_each_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_verifies_a_ledger_once_for_each_content(tmp_path, monkeypatch):
     write_long_ledger(tmp_path, 100)
     verified = []
     check = open_run.check
 
-    def noted(database: sqlite3.Connection, path: Path) -> None:
+    def noted(database, path):
         verified.append(path)
         check(database, path)
 
@@ -86,7 +83,7 @@ def test_a_process_verifies_a_ledger_once_for_each_content(
         pass
 
 
-def test_sums_do_not_depend_on_the_version_of_python(tmp_path: Path) -> None:
+def test_sums_do_not_depend_on_the_version_of_python(tmp_path):
     write_long_ledger(tmp_path, 10)
     with open_ledger(tmp_path) as database:
         sums = dict(database.execute("SELECT name, value FROM checksums").fetchall())

@@ -2,7 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ BATCH = 4
 WAIT = 10.0
 
 
-def steps_of_the_last_ack(directory: Path, batches: int) -> int:
+def steps_of_the_last_ack(directory, batches):
     """Instructions of SQLite's machine, after so many batches."""
     prompts = make_prompts(batches * BATCH)
     groups = [
@@ -30,7 +29,7 @@ def steps_of_the_last_ack(directory: Path, batches: int) -> int:
     ledger.issue(groups, [dump_prompt(prompt) for prompt in prompts], "0", last=False)
     steps = 0
 
-    def step() -> None:
+    def step():
         nonlocal steps
         steps += 1
 
@@ -48,12 +47,12 @@ def steps_of_the_last_ack(directory: Path, batches: int) -> int:
     return steps
 
 
-def test_an_acknowledgement_takes_no_longer_however_long_the_run(tmp_path: Path) -> None:
+def test_an_acknowledgement_takes_no_longer_however_long_the_run(tmp_path):
     short = steps_of_the_last_ack(tmp_path / "short", batches=5)
     assert short == steps_of_the_last_ack(tmp_path / "long", batches=500)
 
 
-async def begin(directory: Path) -> None:
+async def begin(directory):
     """Of 6 groups 2 are trained, 1 is ready and 1 leased."""
     async with opened(make_broker(directory)) as broker:
         await train_a_batch(broker, 6, answered=3)
@@ -71,9 +70,7 @@ async def begin(directory: Path) -> None:
         "UPDATE batches SET acked_at = NULL",
     ],
 )
-async def test_whatever_changes_rows_changes_the_kept_counts(
-    tmp_path: Path, statement: str
-) -> None:
+async def test_whatever_changes_rows_changes_the_kept_counts(tmp_path, statement):
     await begin(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         register(database)
@@ -82,7 +79,7 @@ async def test_whatever_changes_rows_changes_the_kept_counts(
         assert kept_counts(database, newest=0) == count_rows(database)
 
 
-async def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path: Path) -> None:
+async def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path):
     await begin(tmp_path)
     ledger = Ledger(tmp_path, synchronous="normal")
     before = ledger.counts()
@@ -95,9 +92,7 @@ async def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lost", ["everything", "a count"])
-async def test_a_ledger_whose_counts_are_not_those_of_its_rows_is_counted_anew(
-    tmp_path: Path, lost: str
-) -> None:
+async def test_a_ledger_whose_counts_are_not_those_of_its_rows_is_counted_anew(tmp_path, lost):
     """One that an earlier Headway wrote has none at all."""
     await begin(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
