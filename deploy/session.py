@@ -16,7 +16,7 @@ from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
 from deploy.runtime.console import Terminal
-from deploy.runtime.environment import environment
+from deploy.runtime.machine import environment
 from deploy.runtime.session_process import Session
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter

@@ -41,7 +41,6 @@ ANSWER_SECONDS = 60.0
 PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 """HTTP answers of a server, or of a proxy before it, that is starting, busy or being replaced."""
 HTTP_STATUS = re.compile(r"status code (\d{3})")
-"""The HTTP status in the RuntimeError of Ray's client."""
 IGNORED = ("__pycache__", ".git", ".venv", "runs")
 
 

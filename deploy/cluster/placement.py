@@ -20,7 +20,6 @@ class Node:
     node_id: str
     address: str
     resources: Mapping[str, float]
-    """CPU, GPU and custom resources."""
     labels: Mapping[str, str]
     shares: tuple[float, ...] = ()
     """Shares of GPUs that processes take, which are not subtracted from the resources."""
@@ -183,7 +182,6 @@ def _pairs(labels: Mapping[str, str]) -> str:
 Process = tuple[Role, int]
 """A role, and the number of one of its processes, from 0."""
 Counts = tuple[int, ...]
-"""Numbers of processes, by role."""
 
 
 def assign(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> dict[Process, str] | None:

@@ -40,13 +40,11 @@ REPORT_SECONDS = 60.0
 
 
 class Bundle(NamedTuple):
-    """Resources that one process holds."""
+    """Resources that one process holds, of one node for ever, by their index in a group."""
 
     group: PlacementGroup
-    number: int
-    """Its index in the group."""
-    node: str
-    """Ray's id of its node, which Ray does not move it from."""
+    index: int
+    node_id: str
 
 
 class Reservation:
@@ -130,7 +128,7 @@ class Reservation:
     def holds(self, role: Role, number: int) -> bool:
         """Return True if a process has resources on a node that stays."""
         bundle = self._bundles.get((role, number))
-        return bundle is not None and bundle.node in staying_nodes()
+        return bundle is not None and bundle.node_id in staying_nodes()
 
     def add(self, role: Role, number: int) -> bool:
         """Reserve the resources of one process, if it holds none; return False if none are free.
@@ -168,7 +166,7 @@ class Reservation:
             if name in self.awaited
         }
         awaited = [replace(self._requests[name], count=n) for name, n in missing.items() if n]
-        held = {n: bundle.node for n in numbers if (bundle := self._own_bundle(role, n))}
+        held = {n: bundle.node_id for n in numbers if (bundle := self._own_bundle(role, n))}
         return to_free(awaited, _free_nodes(), held, self._requests[role].resources)
 
     def _own_bundle(self, role: Role, number: int) -> Bundle | None:
@@ -179,7 +177,7 @@ class Reservation:
     def node(self, role: Role, number: int) -> str | None:
         """Return Ray's id of the node where a process holds resources; None where it holds none."""
         bundle = self._bundles.get((role, number))
-        return bundle and bundle.node
+        return bundle and bundle.node_id
 
     def _try_to_reserve(
         self, requests: Sequence[ResourceRequest], first: int = 0
@@ -211,7 +209,7 @@ class Reservation:
         custom = {kind: n for kind, n in request.resources.items() if kind not in ("CPU", "GPU")}
         bundle = self._bundles.get((role, number))
         if bundle is not None:
-            strategy = PlacementGroupSchedulingStrategy(bundle.group, bundle.number)
+            strategy = PlacementGroupSchedulingStrategy(bundle.group, bundle.index)
             return {"resources": custom, "scheduling_strategy": strategy}
         if request.labels:
             return {"resources": custom, "label_selector": dict(request.labels)}

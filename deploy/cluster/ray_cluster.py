@@ -31,10 +31,8 @@ NO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Variable by which Ray hides all GPUs from processes that have reserved none."""
 COLOURS = "RAY_COLOR_PREFIX"
 """Variable that is "0" where Ray is to print no codes of colours, also in the file of a log."""
-RAYLET = "raylet"
-"""Name of the process by which Ray starts all others on a node."""
-RAYLET_SECONDS = 7.5
-"""Seconds between two looks whether it is stopped."""
+RAYLET, RAYLET_SECONDS = "raylet", 7.5
+"""Ray's process that starts all others of a node; seconds between looks whether it is stopped."""
 JOIN_SECONDS = 90.0
 """Deadline of a cluster to join, for which Ray itself tries again for many minutes."""
 VERSIONS_SECONDS = 60.0

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from headway.roles import Role
 
 VARIABLE = "HEADWAY_SUBMITTED_WITH"
-"""Environment variable with the submitter's versions, as JSON."""
+"""Variable with the submitter's versions, as JSON."""
 PACKAGES = {
     "headway-rl": ("headway-rl",),
     "ray": ("ray",),

@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 ACTOR = b":actor_name:"
 MARKS = (ACTOR, b":job_id:", b":task_name:")
 """Beginnings of lines that are Ray's own."""
-OTHERS = "worker"
-"""Name of the output of workers that were never an actor."""
 HEAD_BYTES = 2**16
 """Part of a file in which the actor's name is searched."""
 LONGEST_NAME = 100
@@ -116,7 +114,7 @@ def _role(file: Path) -> str:
     with file.open("rb") as opened:
         marks = [line for line in opened.read(HEAD_BYTES).splitlines() if line.startswith(ACTOR)]
     if not marks:
-        return OTHERS
+        return "worker"
     name = marks[-1].removeprefix(ACTOR)[:LONGEST_NAME].decode(errors="replace")
     return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
 

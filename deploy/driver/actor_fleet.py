@@ -59,11 +59,9 @@ class ActorFleet:
         reservation: Reservation,
         queues: tuple[BrokerClient, BroadcasterClient],
         *,
-        learner_starts: Callable[[], bool] = lambda: False,
-        create: Callable[..., Any] = create_actor,
+        learner_starts: Callable[[], bool],
     ) -> None:
-        self._context, self._spec_of, self._create = context, spec_of, create
-        self._reservation = reservation
+        self._context, self._spec_of, self._reservation = context, spec_of, reservation
         self._broker, self._broadcaster = queues
         self._learner_starts = learner_starts
         self._shared = context.config.deploy.ray_address != "local"
@@ -75,7 +73,7 @@ class ActorFleet:
         self._resized = False
         """True while broker and broadcaster know of another number than the recipe's."""
         self._printed: str | None = None
-        """Text that was printed last of actors that wait for resources."""
+        """Last text on actors that wait for resources."""
         self.actors: list[ActorSupervisor] = []
         """All that there ever were, by number."""
         for number in range(self.count):
@@ -316,7 +314,7 @@ class ActorFleet:
                 self._context,
                 self._spec_of(number, max(self.count, number + 1)),
                 lambda: (len(self.active), self._least or self.count),
-                lambda spec: self._create(spec, **self._reservation.options(Role.ACTOR, number)),
+                lambda spec: create_actor(spec, **self._reservation.options(Role.ACTOR, number)),
             )
             self.actors.append(actor)
         return self.actors[number]

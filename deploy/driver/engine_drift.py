@@ -85,11 +85,9 @@ class Finding:
 
     engine_id: str
     version: int
-    """Version of the batch that showed it."""
     mismatch_ratio: float
     mismatch_fresh: float | None
     response: Response
-    """Response of the run."""
 
 
 class DriftDetector:
@@ -151,9 +149,7 @@ class DriftWatch:
     """Names the engines of a run that drift, re-sends weights to them or restarts their actors."""
 
     def __init__(self, context: RunContext, actors: Sequence[ActorSupervisor]) -> None:
-        self._context = context
-        self._actors = actors
-        """All that the run ever had; a list that grows."""
+        self._context, self._actors = context, actors  # a list that grows
         weight_sync = context.config.weight_sync
         self._detector = DriftDetector(weight_sync.on_drift, resends=weight_sync.staged)
         self._findings: asyncio.Queue[Finding] = asyncio.Queue()

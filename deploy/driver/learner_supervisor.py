@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from deploy.cluster.placement_group import LOOK_SECONDS
 from deploy.driver.run_context import RunContext
 from deploy.driver.supervisor import TIMING, Supervisor, Timing
 from deploy.errors import RunFailed
@@ -24,9 +25,6 @@ from learner.ranks.ray_group import LearnerGroup
 from learner.ranks.spec import LearnerSpec
 from queues.ray_broker import BrokerClient
 from weight_sync.ray_broadcaster import BroadcasterClient
-
-LOOK_SECONDS = 1.0
-"""Seconds between two looks for free resources."""
 
 
 class LearnerSupervisor(Supervisor):

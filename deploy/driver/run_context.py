@@ -24,7 +24,6 @@ class RunContext:
     record: Record
     console: Terminal
     jsonl: JsonlWriter
-    """Writes the JSON-lines files of the directory."""
     checkpoint: tuple[int, Path] | None = None
     """Version and folder of the checkpoint that the learner goes on from."""
     process: Session | None = None

@@ -35,7 +35,6 @@ from headway.roles import Role
 INHERITED = "HEADWAY_SESSION"
 """Environment variable by which a session tells its next parent what the last one knew."""
 LAUNCHER = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-"""Command line of this program without its arguments."""
 MARK = "HEADWAY_RUN"
 """Environment variable of everything that a session starts: the folder of its run."""
 INTERRUPTED = 130
@@ -80,9 +79,8 @@ class History(RestartBudget):
     lost_since: float | None = None
     """Monotonic moment of the crash of the last session that worked, or of the first."""
     pid: int | None = None
-    """Process of a session that has lost its parent."""
+    """Process of a session that has lost its parent, and its socket."""
     socket: int | None = None
-    """Its socket."""
 
 
 class Session:

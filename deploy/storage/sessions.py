@@ -27,7 +27,7 @@ def begin_session(
     """Write down that a session begins at a version.
 
     `config` is the recipe of the folder, with the cores that were chosen for this machine;
-    `environment` is that of `deploy.runtime.environment`.
+    `environment` is that of `deploy.runtime.machine`.
 
     Returns:
         The row of the session as JSON, which the broker is to keep.

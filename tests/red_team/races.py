@@ -20,7 +20,7 @@ from deploy.errors import RunFailed
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.runtime import session_process
-from deploy.runtime.environment import environment
+from deploy.runtime.machine import environment
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from headway import clock

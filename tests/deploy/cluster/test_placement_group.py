@@ -1,6 +1,5 @@
 """Room on a cluster is given out to a whole run, or not at all."""
 
-import io
 import os
 import signal
 import time
@@ -8,22 +7,16 @@ import time
 import pytest
 import ray
 from ray.util import placement_group_table
-from rich.console import Console
 
 from deploy.cluster import placement_group
 from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
-from deploy.runtime.console import Terminal
 from headway.ray_process import is_placed
 from headway.roles import Role
+from tests.deploy.driver.contexts import make_terminal
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-
-
-def screen():
-    output = io.StringIO()
-    return output, Terminal(Console(file=output, width=400))
 
 
 def want(role, count, cpus, labels=None, **custom):
@@ -37,7 +30,7 @@ def states():
 
 def test_processes_work_in_the_room_of_their_own_number():
     here = ray.get_runtime_context().get_node_id()
-    output, shown = screen()
+    shown = make_terminal()
     wanted = [
         want(Role.LEARNER, 1, 0.25, {NODE_LABEL: here}),
         want(Role.ACTOR, 2, 0.25),
@@ -52,14 +45,14 @@ def test_processes_work_in_the_room_of_their_own_number():
         assert held.options(Role.REWARD_MODEL, 0) == unreserved
         work = ray.remote(num_cpus=0.25)(lambda: os.getpid()).options(**places[2])
         assert ray.get(work.remote(), timeout=60) > 0
-        assert output.getvalue() == ""
+        assert shown.console.file.getvalue() == ""
     finally:
         ray.util.remove_placement_group(held.group)
 
 
 def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back(monkeypatch):
     here = ray.get_runtime_context().get_node_id()
-    held = Reservation([want(Role.ACTOR, 1, 0.25)], 30.0, screen()[1])
+    held = Reservation([want(Role.ACTOR, 1, 0.25)], 30.0, make_terminal())
     try:
         assert held.add(Role.ACTOR, 0), "it has what the run began with"
         assert held.lacking(Role.ACTOR, [1], 2) == []
@@ -85,19 +78,19 @@ def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back(monkeypat
 
 
 def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind():
-    output, shown = screen()
+    shown = make_terminal()
     more = ray.cluster_resources()["CPU"] + 1
     with pytest.raises(RunFailed, match=r"no free resources .* = 1.5; free now .*: .*2 CPU"):
         Reservation([want(Role.ACTOR, 2, more / 2)], 1.5, shown, first_report_seconds=0.5)
     waiting = "waiting for free resources on the cluster for 1 s; free now are"
-    assert waiting in output.getvalue()
+    assert waiting in shown.console.file.getvalue()
     assert "PENDING" not in states()
 
 
 def test_a_run_that_lost_nodes_begins_with_as_many_processes_as_there_is_room_for():
     cpus = ray.cluster_resources()["CPU"]
     wanted = [want(Role.LEARNER, 1, cpus / 4), want(Role.ACTOR, 9, cpus / 4)]
-    held = Reservation(wanted, 30.0, screen()[1], fewest={Role.ACTOR: 2})
+    held = Reservation(wanted, 30.0, make_terminal(), fewest={Role.ACTOR: 2})
     try:
         waits = [held.waits(Role.ACTOR, number) for number in range(9)]
         assert waits == [False] * 3 + [True] * 6
@@ -106,11 +99,11 @@ def test_a_run_that_lost_nodes_begins_with_as_many_processes_as_there_is_room_fo
     finally:
         ray.util.remove_placement_group(held.group)
     with pytest.raises(RunFailed, match="no free resources"):
-        Reservation(wanted, 1.5, screen()[1], fewest={Role.ACTOR: 4})
+        Reservation(wanted, 1.5, make_terminal(), fewest={Role.ACTOR: 4})
 
 
 def test_an_interrupt_is_heard_while_a_run_waits_for_resources():
-    _, shown = screen()
+    shown = make_terminal()
     shown.say = lambda _: os.kill(os.getpid(), signal.SIGINT)
     began, more = time.monotonic(), ray.cluster_resources()["CPU"] + 1
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,8 +118,8 @@ def test_an_interrupt_is_heard_while_a_run_waits_for_resources():
 
 def test_a_wait_ends_when_others_release_resources():
     cpus = ray.cluster_resources()["CPU"]
-    others = Reservation([want(Role.ACTOR, 1, cpus)], 30.0, screen()[1])
-    _, shown = screen()
+    others = Reservation([want(Role.ACTOR, 1, cpus)], 30.0, make_terminal())
+    shown = make_terminal()
     shown.say = lambda _: ray.util.remove_placement_group(others.group)
     held = Reservation([want(Role.ACTOR, 1, cpus)], 60.0, shown)
     assert held.options(Role.ACTOR, 0)
@@ -135,7 +128,7 @@ def test_a_wait_ends_when_others_release_resources():
 
 def test_a_run_that_reserves_nothing_has_no_group():
     before = len(placement_group_table())
-    held = Reservation([want(Role.ACTOR, 3, 0)], 1.0, screen()[1])
+    held = Reservation([want(Role.ACTOR, 3, 0)], 1.0, make_terminal())
     assert held.options(Role.ACTOR, 0) == {"resources": {}, "scheduling_strategy": "SPREAD"}
     assert len(placement_group_table()) == before
 
@@ -143,13 +136,13 @@ def test_a_run_that_reserves_nothing_has_no_group():
 def test_a_cluster_of_the_runs_own_has_no_group_and_processes_go_where_their_labels_are():
     before = len(placement_group_table())
     wanted = [want(Role.ACTOR, 1, 0.25, {"pool": "generate"}, fast=0.5)]
-    held = Reservation(wanted, 1.0, screen()[1], shared=False)
+    held = Reservation(wanted, 1.0, make_terminal(), shared=False)
     options = {"resources": {"fast": 0.5}, "label_selector": {"pool": "generate"}}
     assert held.options(Role.ACTOR, 0) == options
     assert held.add(Role.ACTOR, 1)
     [lack] = held.lacking(Role.ACTOR, [1], 2)
     assert "on nodes labelled pool=generate; no node is" in lack
-    held = Reservation([want(Role.ACTOR, 1, 0.25)], 1.0, screen()[1], shared=False)
+    held = Reservation([want(Role.ACTOR, 1, 0.25)], 1.0, make_terminal(), shared=False)
     assert held.lacking(Role.ACTOR, [1], 2) == []
     more = int(4 * ray.cluster_resources()["CPU"]) + 1
     assert f"actors: {more} process(es)" in held.lacking(Role.ACTOR, [1], more)[0]

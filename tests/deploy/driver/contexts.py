@@ -15,10 +15,14 @@ from deploy.storage.run_record import Record
 from weight_sync.config import WeightSyncConfig
 
 
+def make_terminal():
+    return Terminal(Console(file=io.StringIO(), width=400))
+
+
 def make_context(folder, *, on_drift="alert", **settings):
     """Make the context of a run in a folder, with these settings of [deploy]."""
     directory = RunDirectory(folder)
-    console = Terminal(Console(file=io.StringIO(), width=400))
+    console = make_terminal()
     return RunContext(
         config=SimpleNamespace(
             deploy=DeployConfig(**settings),

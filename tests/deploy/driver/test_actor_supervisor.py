@@ -266,21 +266,6 @@ def test_an_actor_is_given_up_if_it_is_not_needed_and_else_ends_the_run(
     assert played.supervisor.given_up == given_up
 
 
-def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):
-    again = raised(EngineDied("the engine is gone"))
-    played = stage(*[again] * 8, max_restarts=7)
-    with pytest.raises(RunFailed) as caught:
-        played.play()
-    assert str(caught.value) == (
-        "actor-3 died 8 times in a row, more than deploy.max_restarts = 7 makes up for; "
-        "the last error: the engine is gone"
-    )
-    assert caught.value.exit_code == 1
-    assert played.waits == [1, 2, 4, 8, 16, 30, 30]
-    assert played.record.restarts.total() == 7
-    assert played.events[-3:] == [("kill", 7), ("release", "engine-3"), ("permit", "engine-3")]
-
-
 def test_ten_good_minutes_begin_the_count_anew(stage):
     died = RayActorError()
     played = stage(died, (OVER, died, 599.0), (OVER, died, 300.0), (OVER, died, 600.0), died, OVER,

@@ -1,25 +1,18 @@
 """Engines that drift are named soon, and honest ones are not, whatever the noise."""
 
 import asyncio
-import copy
-import dataclasses
 import math
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
 
 from deploy.driver.engine_drift import DriftDetector, DriftWatch
 from deploy.driver.run_metrics import RunMetrics
-from learner.config.learner import LearnerConfig
 from learner.diagnostics.batch_report import EngineFigures
 from learner.diagnostics.engine_comparison import compare
-from learner.update import Updater
 from tests.deploy.driver.contexts import make_context, output
-from tests.learner.rollouts import PlainEngine, group, rollout
 
 BATCHES = 20
 """Batches within which a drifting engine is to be named."""
@@ -200,50 +193,3 @@ async def test_the_driver_says_what_it_found_and_does_what_the_recipe_says(tmp_p
     assert "engine-1 drifts: its log-probabilities differ from the learner's 144 times" in printed
     assert "its actor is restarted" in printed
     assert "engine-0" not in printed
-
-
-def sampled(policy, number, version, draw):
-    """Return a group that an engine with these weights sampled from a prompt of two tokens."""
-    prompt, rollouts = draw.choices(range(11), k=2), []
-    for index in range(4):
-        tokens, logprobs, state = [*prompt], [], torch.zeros(6, dtype=torch.float64)
-        for position in range(10):
-            state = 0.5 * state + policy.embedding.weight[tokens[position]]
-            if position + 1 == len(tokens):
-                scores = (policy.head.weight @ torch.tanh(state)).log_softmax(0)
-                tokens.append(draw.choices(range(11), scores.exp().tolist())[0])
-                logprobs.append(float(scores[tokens[-1]]))
-        one = rollout(
-            tokens, reward=tokens.count(3) / 11, versions=version, logprobs=logprobs, index=index
-        )
-        rollouts.append(dataclasses.replace(one, engine_id=f"engine-{number}"))
-    return group(f"g{draw.random()}", rollouts)
-
-
-@pytest.mark.parametrize("oldest", [0, 2])
-@torch.no_grad()
-def test_a_wrong_tensor_in_one_of_two_engines_is_found_while_the_learner_learns(oldest):
-    """From batch 12 on; before, and with rollouts that are stale, both engines are well."""
-    learner, draw, planted = PlainEngine(learning_rate=0.3), random.Random(5), 12
-    updater = Updater(learner, LearnerConfig(loss="cispo", microbatch_tokens=64))
-    detector = DriftDetector("alert", resends=True)
-    published = []
-    for version in range(planted + BATCHES):
-        published.append(copy.deepcopy(learner.policy))
-        groups = []
-        for number in draw.choices(range(2), k=6):
-            served = max(0, version - draw.randint(0, oldest))
-            weights = copy.deepcopy(published[served])
-            if number == 1 and version >= planted:
-                weights.embedding.weight[7] *= -1.0
-            groups.append(sampled(weights, number, served, draw))
-        with torch.enable_grad():
-            report = updater.update(groups, version)
-        if findings := detector.observe(version, report.engines):
-            break
-    assert [(finding.engine_id, finding.response) for finding in findings] == [
-        ("engine-1", "alert")
-    ]
-    print(f"named after {version + 1 - planted} batches, {findings[0].mismatch_ratio:.1f} times")
-    assert version >= planted
-    assert report.mismatch > 0

@@ -1,16 +1,14 @@
 """The order in which learner and engines start."""
 
 import asyncio
-import io
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.run import Run
-from deploy.runtime.console import Terminal
+from tests.deploy.driver.contexts import make_terminal
 
 
 class Starting:
@@ -35,7 +33,7 @@ class Started(Run):
         self.events = []
         self.context = SimpleNamespace(
             config=load_recipe("gsm8k_qwen_1gpu", ["actors.count=2", *settings]),
-            console=Terminal(Console(file=io.StringIO(), width=200)),
+            console=make_terminal(),
             inputs=SimpleNamespace(model_path="model"),
         )
         self.exporter = None

@@ -3,28 +3,25 @@
 import asyncio
 import contextlib
 import errno
-import io
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from rich.console import Console
 
 from deploy.config.loader import load_recipe
 from deploy.driver.watchdog import Probes, Watchdog, concerned, write_durably, writing_ends
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
-from deploy.runtime.console import Terminal
-from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
-from tests.deploy.driver.contexts import until
+from tests.deploy.driver.contexts import make_context, output, until
 from weight_sync.announcements import WeightUpdateReport
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
@@ -42,6 +39,10 @@ STATUS = SimpleNamespace(
     last_error=None,
     paused=None,
 )
+
+
+def status(**changes):
+    return SimpleNamespace(**{**vars(STATUS), **changes})
 
 
 class Process:
@@ -64,25 +65,18 @@ class Stage:
         intervals = {"look_seconds": 0.01, "answer_seconds": 0.05, "stall_seconds": 1000.0}
         settings = [f"deploy.watchdog_seconds={deadline}"]
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
-        self.events, self.restarts, self.answer, self.output = [], [], STATUS, io.StringIO()
+        self.events, self.restarts, self.answer = [], [], STATUS
         self.learner_waits, self.learner_starts, self.looks = None, False, 0
         self.moves = False
         self.actor_restarts, self.actor = [], ActorHealth(engine_id="engine-0")
-        self.record = Record(name="x", steps=5, max_staleness=2, started_at=0.0)
-        self.directory = RunDirectory(tmp_path)
+        context = replace(make_context(tmp_path), config=load_recipe("demo", settings))
+        self.record, self.directory = context.record, context.directory
         self.directory.logs.mkdir()
-        self.watchdog = Watchdog(
-            SimpleNamespace(
-                config=load_recipe("demo", settings),
-                directory=self.directory,
-                console=Terminal(Console(file=self.output, width=400)),
-                record=self.record,
-                jsonl=SimpleNamespace(write=file or self.directory.append),
-            ),
-            self,
-            self.save,
-            Probes(**{**intervals, "dump": self.dump, **probes}),
-        )
+        if file is not None:
+            context = replace(context, jsonl=SimpleNamespace(write=file))
+        self.output = partial(output, context)
+        probes = Probes(**{**intervals, "dump": self.dump, **probes})
+        self.watchdog = Watchdog(context, self, self.save, probes)
         self.named = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
 
     # the processes, as the watchdog reaches them
@@ -140,13 +134,13 @@ class Stage:
             following.result()
 
     def said(self, text):
-        return lambda: text in self.output.getvalue()
+        return lambda: text in self.output()
 
 
 def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_path):
     stage = Stage(tmp_path)
     asyncio.run(stage.until(stage.said("stacks in")))
-    assert "broker waits on learner for batch 1 to be trained since" in stage.output.getvalue()
+    assert "broker waits on learner for batch 1 to be trained since" in stage.output()
     [row] = stage.directory.rows("waits.jsonl")
     assert (row["who"], row["on"], row["what"]) == ("broker", "learner", "batch 1 to be trained")
     assert row["seconds"] > 0.05
@@ -164,10 +158,9 @@ async def test_a_wait_is_said_once_and_its_end_too(tmp_path):
     await until(stage.said("broker waits on learner"))
     looks = stage.looks
     await until(lambda: stage.looks >= looks + 5)
-    depth = {**STATUS.depth, "taken": 0}
-    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
+    stage.answer = status(depth={**STATUS.depth, "taken": 0})
     await following
-    assert stage.output.getvalue().count("broker waits on learner for batch 1") == 1
+    assert stage.output().count("broker waits on learner for batch 1") == 1
 
 
 def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
@@ -178,8 +171,7 @@ def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
         asked.append("learner-1")
         await asyncio.Event().wait()
 
-    depth = {**STATUS.depth, "taken": 0}
-    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": depth})
+    stage.answer = status(depth={**STATUS.depth, "taken": 0})
     hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
     stage.named = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
     asyncio.run(stage.until(stage.said("stacks in")))
@@ -209,7 +201,7 @@ def test_a_wait_is_shown_before_its_stacks_are_dumped(tmp_path):
     async def play():
         following = asyncio.create_task(stage.until(stage.said("stacks in")))
         await until(stage.said("broker waits on learner for batch 1"))
-        assert "stacks" not in stage.output.getvalue()
+        assert "stacks" not in stage.output()
         release.set()
         await following
 
@@ -253,8 +245,7 @@ def test_a_learner_that_hangs_is_restarted_unless_the_recipe_ends_the_run(tmp_pa
     stage = Stage(tmp_path, aborts=aborts)
     if not taken:
         depth = {**STATUS.depth, "taken": 0}
-        changed = {"depth": depth, "waits_for": {"g1": "engine-0"}}
-        stage.answer = SimpleNamespace(**{**vars(STATUS), **changed})
+        stage.answer = status(depth=depth, waits_for={"g1": "engine-0"})
     reason = r"waits on learner .* headway resume"
     with pytest.raises(RunFailed, match=reason) if aborts else contextlib.nullcontext():
         asyncio.run(stage.until(lambda: stage.said("stacks in")() and stage.looks > 20))
@@ -295,7 +286,7 @@ async def test_nothing_has_to_move_while_a_disk_is_full_or_the_learner_loads(tmp
     stage.learner_starts = not paused
     stage.learner_waits = reason if excuse == "the learner pauses" else None
     if excuse == "the broker pauses":
-        stage.answer = SimpleNamespace(**{**vars(STATUS), "paused": reason})
+        stage.answer = status(paused=reason)
     following = asyncio.create_task(stage.until(lambda: False))
     began = time.monotonic()
     await until(lambda: time.monotonic() > began + 0.5)  # longer than a stall
@@ -305,8 +296,8 @@ async def test_nothing_has_to_move_while_a_disk_is_full_or_the_learner_loads(tmp
     stage.learner_waits, stage.learner_starts, stage.answer = None, False, STATUS
     with pytest.raises(RunFailed, match="nothing moved"):
         await following
-    assert stage.output.getvalue().count("paused: ") == paused
-    assert stage.output.getvalue().count("the pause is over") == paused
+    assert stage.output().count("paused: ") == paused
+    assert stage.output().count("the pause is over") == paused
 
 
 def test_a_checkpoint_that_is_written_may_take_as_long_as_its_bytes(tmp_path):
@@ -374,7 +365,7 @@ def test_every_one_of_the_processes_that_call_rewards_is_seen_with_their_actor()
 )
 def test_an_actor_that_hangs_is_restarted(tmp_path, silent, moves, restarts):
     stage = Stage(tmp_path)
-    stage.answer = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 0)})
+    stage.answer = status(depth=dict.fromkeys(STATES, 0))
     stage.moves, stage.actor = moves, ActorHealth(engine_id="engine-0", running=3)
     stage.named["actor-0"] = Process(9, silent=silent)
     asyncio.run(stage.until(lambda: stage.actor_restarts or stage.looks > 60))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from deploy.storage.run_directory import RunDirectory
 from queues.schema import summarize
-from tests.deploy.conftest import HEADWAY
 from tests.deploy.running import ACTOR, ENDLESS, Running, restarts
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(1200)]
@@ -16,42 +16,6 @@ def scale(headway, name, actors):
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-def test_a_run_grows_and_shrinks_and_a_resume_keeps_its_size(headway):
-    slow = "actors.scripted_options={tokens_per_second=20.0}"
-    with Running(headway, "scaled", *ENDLESS, slow, cores=ONE) as run:
-        run.trains(3)
-        assert scale(headway, "scaled", 3)[0] == 0
-        run.until(lambda: run.served("engine-1") and run.served("engine-2"))
-        run.trains_more(3)
-        code, words = scale(headway, "scaled", 100)
-        assert code == 2
-        assert "scaled keeps 3 actor(s): actors: 100 process(es), each with 0.25 CPU" in words
-        oldest = run.first(ACTOR)
-        assert scale(headway, "scaled", 1)[0] == 0
-        run.until(lambda: len(run.titled(ACTOR)) == 1)
-        assert run.titled(ACTOR) == [oldest], "the newest leave"
-        run.trains_more(3)
-        assert scale(headway, "scaled", 2)[0] == 0
-        run.until(lambda: len(run.served("engine-1")) > 1)
-        run.interrupt()
-        asked = [(row["before"], row["asked"], bool(row["refused"]))
-                 for row in run.rows("scalings.jsonl")]  # fmt: skip
-        assert asked == [(1, 3, False), (3, 100, True), (3, 1, False), (1, 2, False)]
-        run.start([HEADWAY, "resume", "scaled"])
-        run.trains_more(3)
-        assert len(run.titled(ACTOR)) == 2
-        output = run.interrupt()
-    assert "the learner and 2 actor(s) load" in output
-    assert "actors.count: 1 → 2" in output
-    assert run.summary["restarts"] == restarts()
-    assert run.summary["max_lag_trained"] <= 2
-    accounts = headway.accounting("scaled")
-    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
-    assert accounts["trained"] == 2 * len(run.rows("metrics.jsonl"))
-    code, words = scale(headway, "scaled", 2)
-    assert (code, "go on with `headway resume" in words) == (2, True)
-
-
 def tokens_kept(run):
     """Return the tokens that the ledger has: of accepted results, and of unfinished groups."""
     [(accepted,)] = run.query("SELECT SUM(tokens) FROM results")
@@ -60,8 +24,8 @@ def tokens_kept(run):
 
 
 @pytest.mark.vllm
-def test_vllm_engines_that_leave_hand_over_every_token(headway):
-    """A run with one engine, three, and one again; prints its throughput each time."""
+def test_a_run_grows_and_shrinks_and_engines_that_leave_hand_over_every_token(headway):
+    """It has one engine, three, one again and then two; prints its throughput each time."""
     settings = (
         *ENDLESS, "actors.engine=vllm", "actors.max_new_tokens=200", "actors.kv_cache_gib=0.25",
         "prompts.groups_per_batch=4", "learner.microbatch_tokens=512",
@@ -81,12 +45,26 @@ def test_vllm_engines_that_leave_hand_over_every_token(headway):
         assert scale(headway, "scaled-vllm", 3)[0] == 0
         run.until(lambda: run.served("engine-1") and run.served("engine-2"))
         measure(3)
+        code, words = scale(headway, "scaled-vllm", 100)
+        assert code == 2
+        assert "keeps 3 actor(s): actors: 100 process(es), each with 0.25 CPU" in words
+        oldest = run.first(ACTOR)
         assert scale(headway, "scaled-vllm", 1)[0] == 0
         run.until(lambda: len(run.titled(ACTOR)) == 1)
+        assert run.titled(ACTOR) == [oldest], "the newest leave"
         measure(1)
+        assert scale(headway, "scaled-vllm", 2)[0] == 0
+        run.until(lambda: len(run.served("engine-1")) > 1)
         run.interrupt()
+    asked = [(row["before"], row["asked"], bool(row["refused"]))
+             for row in run.rows("scalings.jsonl")]  # fmt: skip
+    assert asked == [(1, 3, False), (3, 100, True), (3, 1, False), (1, 2, False)]
+    assert RunDirectory(run.folder).config().actors.count == 2, "a resume keeps its size"
+    code, words = scale(headway, "scaled-vllm", 2)
+    assert (code, "go on with `headway resume" in words) == (2, True)
     accounts = headway.accounting("scaled-vllm")
     assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
+    assert accounts["trained"] == 4 * len(run.rows("metrics.jsonl"))
     assert run.summary["max_lag_trained"] <= 2
     assert run.summary["restarts"] == restarts()
     again = [row for row in headway.rollouts("scaled-vllm") if row["attempt"] > 1]

@@ -69,29 +69,26 @@ def test_a_run_outlives_its_learner_alone_and_with_broker_or_broadcaster(headway
     assert "learner is restarted (1 of 5 in a row)" in run.output()
 
 
-@pytest.mark.parametrize("trained", [(), ("learner.lora.rank=4",)], ids=["weights", "adapter"])
-def test_a_run_outlives_a_rank_of_its_learner(headway, trained):
-    settings = (*lasts(40), SLOW, "learner.ranks=2", "actors.cpus=0.0", *trained)
-    with Running(headway, f"rank-{len(trained)}", *settings) as run:
+def test_a_run_outlives_a_rank_of_its_learner(headway):
+    settings = (*lasts(40), SLOW, "learner.ranks=2", "actors.cpus=0.0")
+    with Running(headway, "ranks", *settings) as run:
         run.trains(13)
-        run.strike(f"{RANK} learner-1", signal.SIGKILL)
-        if not trained:
-            run.strike(f"{RANK} learner-1", signal.SIGSTOP)
-        again = run.check(40, learner=1 if trained else 2)
+        for how in (signal.SIGKILL, signal.SIGSTOP):
+            run.strike(f"{RANK} learner-1", how)
+        again = run.check(40, learner=2)
     assert again >= 2, "batches after the checkpoint are trained again"
     assert "the learner goes on from version 10" in run.output()
 
 
-@pytest.mark.parametrize("trained", [(), ("learner.lora.rank=4",)], ids=["weights", "adapter"])
-def test_without_staleness_a_killed_learner_ends_with_the_same_weights(headway, trained):
+def test_without_staleness_a_killed_learner_ends_with_the_same_weights(headway):
     settings = (
-        *trained, *lasts(16), SLOW, "queues.max_staleness=0", "learner.threads=1",
+        *lasts(16), SLOW, "queues.max_staleness=0", "learner.threads=1",
         "learner.learning_rate=1e-2", "learner.checkpoint_every=4",
         'actors.reward=["varied:score"]',
     )  # fmt: skip
-    with Running(headway, f"untouched-{len(trained)}", *settings) as untouched:
+    with Running(headway, "untouched", *settings) as untouched:
         untouched.ends()
-    with Running(headway, f"touched-{len(trained)}", *settings) as run:
+    with Running(headway, "touched", *settings) as run:
         for batches in (2, 10):  # before the first checkpoint, and after two
             run.trains(batches)
             run.strike(RANK, signal.SIGKILL)

@@ -5,7 +5,7 @@ import pytest
 from deploy.api.training_run import resume
 from deploy.config.changes import rule_of
 from deploy.config.loader import load_recipe
-from deploy.runtime.environment import environment
+from deploy.runtime.machine import environment
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session, earlier_sessions, recipe_at, resumed_recipe
 from headway.errors import InputError
