@@ -40,10 +40,10 @@ REPORT_SECONDS = 60.0
 
 
 class Bundle(NamedTuple):
-    """Resources that one process holds, of one node for ever, by their index in a group."""
+    """Resources that one process holds, of one node for ever, by their position in a group."""
 
     group: PlacementGroup
-    index: int
+    position: int
     node_id: str
 
 
@@ -209,7 +209,7 @@ class Reservation:
         custom = {kind: n for kind, n in request.resources.items() if kind not in ("CPU", "GPU")}
         bundle = self._bundles.get((role, number))
         if bundle is not None:
-            strategy = PlacementGroupSchedulingStrategy(bundle.group, bundle.index)
+            strategy = PlacementGroupSchedulingStrategy(bundle.group, bundle.position)
             return {"resources": custom, "scheduling_strategy": strategy}
         if request.labels:
             return {"resources": custom, "label_selector": dict(request.labels)}
