@@ -12,7 +12,7 @@ from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
 from deploy.preflight.machine_checks import backup_warning
-from deploy.report.report import draw
+from deploy.report.report import report
 from deploy.report.summary import summarise
 from deploy.run import Run
 from deploy.runtime.console import Terminal
@@ -113,10 +113,14 @@ def _record_crashes(context: RunContext, process: Session) -> None:
 
 
 def draw_report(context: RunContext) -> None:
-    """Draw the report of the run; an error is only printed, since the run itself has ended."""
+    """Draw the report of a run that has trained something.
+
+    An error is only printed, since the run itself has ended.
+    """
     directory = context.directory
     try:
-        draw(context.record, directory)
+        if context.record.batches:
+            report(directory)
     except Exception as error:  # noqa: BLE001
         context.console.say(
             f"no report was drawn ({error!r}); try `headway report {directory.path}`"

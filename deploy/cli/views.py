@@ -98,7 +98,7 @@ def inspect(
 
     With --parquet, export its rollouts instead.
     """
-    from deploy.report.tables import show_accounting, show_bias, show_changes, show_failed
+    from deploy.report.tables import describe_changes, show_accounting, show_bias, show_failed
     from deploy.storage.run_directory import RunDirectory
     from deploy.storage.sessions import read_sessions
     from queues.readers import accounting
@@ -126,7 +126,8 @@ def inspect(
         show_accounting(accounts, console)
         show_failed(failed, console)
         show_bias(bias, console)
-        show_changes(read_sessions(directory), console)
+        for change in describe_changes(read_sessions(directory)):
+            console.print(change, markup=False, highlight=False, soft_wrap=True)
 
 
 def report(

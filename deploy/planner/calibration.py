@@ -96,7 +96,7 @@ def rates_of(
     measured = batches[WARM_UP:]
     reports = [batch.report for batch in measured]
     begin, end = batches[WARM_UP - 1].times.step_finished_at, batches[-1].times.step_finished_at
-    updates = successful_updates(swaps)
+    seconds, updates = end - begin, successful_updates(swaps)
     trained = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
     swapped = [update for update in updates if begin < update.published_at <= end]
     staging = [
@@ -123,10 +123,9 @@ def rates_of(
         first=batches[0].version,
         last=batches[-1].version,
         explained=explained,
-        samples_per_second=sum(report.rollouts_trained for report in reports) / (end - begin),
-        learner_idle=sum(batch.times.wait_seconds for batch in measured) / (end - begin),
-        lag_mean=sum((report.lag_mean or 0.0) * report.tokens_trained for report in reports)
-        / tokens,
+        samples_per_second=sum(report.rollouts_trained for report in reports) / seconds,
+        learner_idle=sum(batch.times.wait_seconds for batch in measured) / seconds,
+        lag_mean=sum((r.lag_mean or 0.0) * r.tokens_trained for r in reports) / tokens,
     )
 
 
@@ -239,9 +238,7 @@ def _learner(batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]) -> L
     fitted = _least_squares(factors, seconds)
     residuals = seconds - factors @ fitted
     batch_seconds, token_seconds = fitted.tolist()
-    taken = np.unique(
-        [g.taken_at for g in groups if g.taken_at is not None and g.taken_at != g.accepted_at]
-    )
+    taken = np.unique([g.taken_at for g in groups if g.taken_at not in (None, g.accepted_at)])
     begun = np.array([batch.times.wait_finished_at for batch in measured])
     index = np.searchsorted(taken, begun) - 1
     fetches = (begun - taken[np.maximum(index, 0)])[index >= 0]

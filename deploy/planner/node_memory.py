@@ -5,7 +5,7 @@ recipe ─▶ model sizes (the only part that computes) ─▶ processes ─▶ 
                 └── the same with one setting changed, until it fits (remedies) ◀───────────┘
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from deploy.planner.byte_counts import (
 from deploy.planner.model_sizes import Sizes
 from deploy.planner.process_memory import (
     DRIVER_BASE,
+    Parts,
     Process,
     counted,
     engine,
@@ -99,26 +100,33 @@ def _nodes(
     """Yield the nodes of a run; actors are on the learner's node where weights cannot leave it.
 
     Without a placement of their own they may also take the GPUs that the learner leaves there.
-
     Published versions lie in shared memory: two on each node, while one follows another, and a copy
     of the newest in Ray's object store if it travels by that.
     """
     versions = 3 if config.weight_sync.transport == "object_store" else 2
     published = {"published versions": versions * version if config.weight_sync.staged else 0.0}
-    driver = {"driver, broker": float(DRIVER_BASE)}
+    driver = {"driver, broker": float(DRIVER_BASE), **published}
     local = config.deploy.ray_address == "local"
     if local or (config.weight_sync.one_node and config.deploy.placement.actors is None):
-        together = (rank, actor)
-        yield Node("node", together, driver | _hosts(together) | published)
+        yield _node("node", (rank, actor), driver)
         return
     learners: tuple[Process, ...] = (_on_a_node(rank, gpus),)
     if config.deploy.placement.actors is None and gpus is not None and actor.gpus:
         free = gpus - learners[0].count * learners[0].gpus
         if engines := min(actor.count, int((free + EPSILON) / actor.gpus)):
             learners += (replace(actor, count=engines),)
-    yield Node("learner's node", learners, driver | _hosts(learners) | published)
-    actors = (_on_a_node(actor, gpus),)
-    yield Node("actors' node", actors, _hosts(actors) | published)
+    yield _node("learner's node", learners, driver)
+    yield _node("actors' node", (_on_a_node(actor, gpus),), published)
+
+
+def _node(name: str, processes: tuple[Process, ...], shared: Parts) -> Node:
+    """Return nodes with processes, and with bytes that lie there once."""
+    own = {
+        f"{process.count} × {process.role}": process.count * total(process.host)
+        + total(process.first)
+        for process in processes
+    }
+    return Node(name, processes, {**own, **shared})
 
 
 def _on_a_node(process: Process, gpus: int | None) -> Process:
@@ -129,31 +137,17 @@ def _on_a_node(process: Process, gpus: int | None) -> Process:
     return replace(process, count=min(process.count, max(1, most)))
 
 
-def _hosts(processes: tuple[Process, ...]) -> dict[str, float]:
-    return {
-        f"{process.count} × {process.role}": process.count * total(process.host)
-        + total(process.first)
-        for process in processes
-    }
-
-
 def _lacks(nodes: tuple[Node, ...], capacity: Capacity) -> Iterator[Lack]:
     for node in nodes:
         if capacity.host is not None and (needed := total(node.parts)) > capacity.host:
             largest = max(node.processes, key=lambda process: process.count * total(process.host))
-            yield Lack(
-                largest.role,
-                f"the {node.name} has {gib(capacity.host)} GiB of memory, and needs "
-                f"{gib(needed)}: {described(node.parts)}",
-                needed - capacity.host,
-            )
+            text = f"the {node.name} has {gib(capacity.host)} GiB of memory, and needs "
+            text += f"{gib(needed)}: {described(node.parts)}"
+            yield Lack(largest.role, text, needed - capacity.host)
         if capacity.gpus is not None and (cards := _gpus(node.processes)) > capacity.gpus:
             most = max(node.processes, key=lambda process: process.count * process.gpus)
-            yield Lack(
-                most.role,
-                f"the {node.name} has {counted(capacity.gpus, 'GPU')}, and needs {cards:g}",
-                (cards - capacity.gpus) * (capacity.gpu or GIB),
-            )
+            text = f"the {node.name} has {counted(capacity.gpus, 'GPU')}, and needs {cards:g}"
+            yield Lack(most.role, text, (cards - capacity.gpus) * (capacity.gpu or GIB))
         if capacity.gpu is not None:
             for process in node.processes:
                 yield from _lacks_of_a_gpu(process, capacity.gpu)
@@ -168,20 +162,14 @@ def _gpus(processes: tuple[Process, ...]) -> float:
 
 
 def _lacks_of_a_gpu(process: Process, gpu: float) -> Iterator[Lack]:
-    if (needed := total(process.device)) > gpu:
-        yield Lack(
-            process.role,
-            f"a GPU of the {process.role} has {gib(gpu)} GiB, and needs {gib(needed)}: "
-            f"{described(process.device)}",
-            needed - gpu,
-        )
-    elif process.limit is not None and (needed := total(process.least)) > process.limit:
-        yield Lack(
-            process.role,
-            f"an engine may take {gib(process.limit)} GiB of each GPU "
-            f"(actors.gpu_memory_utilization), and needs {gib(needed)}: {described(process.least)}",
-            needed - process.limit,
-        )
+    needed, least = total(process.device), total(process.least)
+    if needed > gpu:
+        text = f"a GPU of the {process.role} has {gib(gpu)} GiB, and needs {gib(needed)}: "
+        yield Lack(process.role, text + described(process.device), needed - gpu)
+    elif process.limit is not None and least > process.limit:
+        text = f"an engine may take {gib(process.limit)} GiB of each GPU "
+        text += f"(actors.gpu_memory_utilization), and needs {gib(least)}: "
+        yield Lack(process.role, text + described(process.least), least - process.limit)
 
 
 def _lacks_of_a_shared_gpu(processes: tuple[Process, ...], gpu: float) -> Iterator[Lack]:
@@ -192,11 +180,8 @@ def _lacks_of_a_shared_gpu(processes: tuple[Process, ...], gpu: float) -> Iterat
                 process.role if process.count == 1 else f"{process.count} × {process.role}"
                 for process in sharing
             )
-            yield Lack(
-                sharing[0].role,
-                f"{roles} share a GPU of {gib(gpu)} GiB, and need {gib(needed)}",
-                needed - gpu,
-            )
+            text = f"{roles} share a GPU of {gib(gpu)} GiB, and need {gib(needed)}"
+            yield Lack(sharing[0].role, text, needed - gpu)
 
 
 def on_one_gpu(processes: tuple[Process, ...]) -> Iterator[list[Process]]:
@@ -221,7 +206,7 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def described(parts: Mapping[str, float]) -> str:
+def described(parts: Parts) -> str:
     """Format the parts of at least 0.05 GiB, the largest first."""
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {gib(size)}" for name, size in ordered if size >= GIB / 20)

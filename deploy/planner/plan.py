@@ -132,17 +132,16 @@ def show(document: dict[str, Any], console: Console) -> None:
             f"{measured['lag_mean']:.2f} and {simulated['lag_mean']:.2f}; its rates explain "
             f"{itself['explained']:.0%} of its rollouts' times"
         )
-    tried = len({row["actors"] for row in document["prospects"]})
-    if tried < document["splits"]:
-        splits = document["splits"]
+    tried, splits = len({row["actors"] for row in document["prospects"]}), document["splits"]
+    if tried < splits:
         lines.append(f"{tried} of {splits} splits were tried, the best one's neighbours included")
-    lines += [f"note: {note}" for note in document["notes"]]
-    lines.append(
+    lines += [
+        *(f"note: {note}" for note in document["notes"]),
         f"best: actors.count = {chosen['actors']}, learner.ranks = {chosen['ranks']}, "
         f"queues.max_staleness = {chosen['max_staleness']}: "
-        f"{chosen['samples_per_second']:.1f} samples/s"
-    )
-    lines.append(f"limited by {LIMITS[chosen['limit']]}")
+        f"{chosen['samples_per_second']:.1f} samples/s",
+        f"limited by {LIMITS[chosen['limit']]}",
+    ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
@@ -157,9 +156,7 @@ def _rates(
     recorded = run.config()
     refuse_another_model(config, recorded)
     measured = read_rates(run)
-    evaluated = recorded.heldout is not None
-    if evaluated:
-        evaluated = bool(run.summary().get("heldout", True))
+    evaluated = recorded.heldout is not None and bool(run.summary().get("heldout", True))
     notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
     rates = replace(measured.rates, ranks=recorded.learner.ranks)
     return rates, [*differences(config, recorded), *notes], _compare(measured, recorded)
@@ -179,13 +176,13 @@ def _given_rates(config: RunConfig, given: PlanInputs) -> Rates:
         )
     if train <= 0:
         raise InputError(f"--train-rate {train} must be above 0")
-    slots, group_size = config.actors.max_concurrent_rollouts, config.prompts.group_size
+    slots, size = config.actors.max_concurrent_rollouts, config.prompts.group_size
     return Rates(
         engine=EngineRates.of_throughput(one=one, full=full, slots=slots),
         learner=LearnerRates(token_seconds=1 / train),
         update=UpdateRates(pause_seconds=given.pause),
         lengths=lognormal_lengths(
-            tokens, given.tokens_variation, group_size=group_size, seed=config.seed
+            tokens, given.tokens_variation, group_size=size, seed=config.seed
         ),
     )
 

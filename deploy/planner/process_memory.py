@@ -99,8 +99,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
     What a checkpoint has is copied to host memory, and written while training goes on.
     """
     learner = config.learner
-    itemsize = WEIGHT[learner.dtype]
-    loaded = itemsize * sizes.parameters / (learner.ranks if learner.zero_stage == 3 else 1)
+    loaded = _weights(learner, sizes)
     models = [sizes] if critic is None else [sizes, critic]
     held = _added([_states(learner, model) for model in models])
     step = {"step": sum(_step(learner, model.trained) for model in models)}
@@ -118,7 +117,7 @@ def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None
         "checkpoint of the model": captured.pop("checkpoint of the model"),
     }
     if learner.kl is not None and learner.kl.refresh_every is not None:
-        first["checkpoint of the reference"] = float(itemsize * sizes.parameters)
+        first["checkpoint of the reference"] = float(WEIGHT[learner.dtype] * sizes.parameters)
     if not learner.gpus:
         host = {"libraries": LEARNER_BASE, **training, **stepped, **captured}
         return Process(Role.LEARNER, learner.ranks, host, {}, 0, first=first)
@@ -141,11 +140,17 @@ def _larger(first: Parts, second: Parts) -> dict[str, float]:
     return dict(first if total(first) > total(second) else second)
 
 
+def _weights(learner: LearnerConfig, model: ModelSizes) -> float:
+    """Return the bytes of a rank's part of the weights of a model."""
+    sharing = learner.ranks if learner.zero_stage == 3 else 1
+    return WEIGHT[learner.dtype] * model.parameters / sharing
+
+
 def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
     """Return what a rank holds of a model from step to step, by DeepSpeed's stage."""
     stage, share = learner.zero_stage, model.trained / learner.ranks
     return {
-        "weights": WEIGHT[learner.dtype] * model.parameters / (learner.ranks if stage == 3 else 1),
+        "weights": _weights(learner, model),
         "gradients": GRADIENT * float(share if stage >= 2 else model.trained),
         **({"master weights": STEPPED * share} if stage else {}),
         "optimizer": MOMENTS * float(share if stage else model.trained),
@@ -157,14 +162,13 @@ def _captured(learner: LearnerConfig, model: ModelSizes) -> Parts:
 
     Every rank has those that it steps, and the first rank those of the model in addition.
     """
-    weights = float(model.trained if learner.lora else model.parameters)
-    states = (STEPPED + MOMENTS) * float(model.trained)
+    weights = WEIGHT[learner.dtype] * float(model.trained if learner.lora else model.parameters)
     if learner.zero_stage:
-        own, more = states / learner.ranks, 0.0
-    else:  # without an adapter, those that are stepped are the model's
-        own, more = 0.0, states if learner.lora else MOMENTS * float(model.trained)
-    first = WEIGHT[learner.dtype] * weights + more
-    return {"checkpoint": own, "checkpoint of the model": first}
+        own = (STEPPED + MOMENTS) * model.trained / learner.ranks
+        return {"checkpoint": own, "checkpoint of the model": weights}
+    # without an adapter, those that are stepped are the model's
+    states = (STEPPED * bool(learner.lora) + MOMENTS) * model.trained
+    return {"checkpoint": 0.0, "checkpoint of the model": weights + states}
 
 
 def _step(learner: LearnerConfig, trained: int) -> float:
@@ -178,11 +182,8 @@ def _step(learner: LearnerConfig, trained: int) -> float:
 def _passing(learner: LearnerConfig, models: Sequence[ModelSizes]) -> Parts:
     """Return what a pass forward and backward needs, of the model that needs more."""
     model = max(models, key=lambda model: model.activations + model.passing)
-    parts: dict[str, float] = {
-        "activations": model.activations,
-        "head, passing": model.passing,
-        **_backward(learner, model),
-    }
+    parts: dict[str, float] = {"activations": model.activations, "head, passing": model.passing}
+    parts |= _backward(learner, model)
     fragments = FRAGMENTS if learner.gpus else HEAP_FRAGMENTS
     return parts | {"fragments": fragments * total(parts)}
 
@@ -212,12 +213,9 @@ def engine(
     """Return an actor with its engine; `card` is the memory of a GPU in bytes, if it is known."""
     actors, staged = config.actors, config.weight_sync.staged
     weights = float(sizes.parameters * served.itemsize)
-    version = float(version_bytes(config, sizes.parameters, sizes.trained)) if staged else 0.0
-    host = {
-        "libraries": float(
-            ENGINE_BASE + (GPU_BASE * actors.tensor_parallel_size if actors.gpus else 0)
-        )
-    }
+    version = staged * float(version_bytes(config, sizes.parameters, sizes.trained))
+    workers = actors.tensor_parallel_size
+    host = {"libraries": float(ENGINE_BASE + (GPU_BASE * workers if actors.gpus else 0))}
     if config.weight_sync.codec == "delta":
         host["base of deltas"] = 2 * version
     mapped = {"staged version": version}
@@ -229,7 +227,6 @@ def engine(
         host |= {"weights": PACKED * weights, "next version": NEXT * weights}
         host["KV cache"] = float(served.cpu_cache)
         return Process(Role.ACTOR, actors.count, host, {}, 0, mapped=mapped)
-    workers = actors.tensor_parallel_size
     rollout = served.kv_token * served.context / min(workers, served.kv_heads)
     logits = 12.0 * actors.max_concurrent_rollouts * served.vocabulary  # gathered on each worker
     device = {"weights": weights / workers, "work": ENGINE_WORK + logits}
@@ -253,14 +250,8 @@ def engine(
             host["staged weights"] = weights
             notes.append("updates come from host memory")
     device |= {"KV cache": cache, "CUDA": float(CONTEXT)}
+    note, gpus = "; ".join(notes), actors.gpus
     return Process(
-        Role.ACTOR,
-        actors.count,
-        host,
-        device,
-        actors.gpus,
-        mapped=mapped,
-        note="; ".join(notes),
-        limit=limit,
-        least=least,
-    )
+        Role.ACTOR, actors.count, host, device, gpus,
+        mapped=mapped, note=note, limit=limit, least=least,
+    )  # fmt: skip

@@ -36,7 +36,7 @@ class EngineRates(_Seconds):
     """Work for one rollout beside its tokens, half at its beginning and half at its end; the other
     rollouts wait meanwhile."""
     put_seconds: float = 0.0
-    """From the end of a group's last rollout to the answer that it is accepted."""
+    """Seconds from the end of a group's last rollout to the answer that it is accepted."""
 
     @classmethod
     def of_throughput(cls, *, one: float, full: float, slots: int) -> Self:

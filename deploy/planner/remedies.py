@@ -14,6 +14,8 @@ from learner.config.learner import LearnerConfig
 
 Settings = dict[str, Any]
 """Values by the names of keys."""
+Change = tuple[str, Settings]
+"""A section of a recipe, and keys in it."""
 MOST_CHANGES = 8
 """Settings that are changed one after the other before it is given up."""
 
@@ -26,57 +28,50 @@ def remedies(
     `workers` are the values that `actors.tensor_parallel_size` may have, `gpus` the number of a
     node's.
     """
-    changes = [("actors", change) for change in _smaller_shares(config.actors)]
+    actors, share = config.actors, config.actors.gpu_memory_share
+    most = 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
+    larger = [more for more in (most, 2 * share, 1.5 * share, 1.25 * share) if share < more <= most]
+    shares = [*(larger if role is Role.ACTOR else ()), 0.75 * share, 0.5 * share]
+    changes: list[Change] = [
+        ("actors", {"gpu_memory_utilization": round(value, 3)})
+        for value in shares
+        if actors.gpus > 0
+    ]
     if role is Role.LEARNER:
-        own = _learner_changes(config.learner, longest, gpus)
-        changes = [*(("learner", change) for change in own), *changes]
+        changes = [*_learner_changes(config.learner, longest, gpus), *changes]
     else:
-        larger, fewer = _larger_shares(config.actors), _engine_changes(config.actors, workers)
-        changes = [("actors", c) for c in larger] + changes + [("actors", c) for c in fewer]
+        changes += _engine_changes(actors, workers)
     for section, change in changes:
         changed = getattr(config, section).model_copy(update=change)
         named = {f"{section}.{name}": value for name, value in change.items()}
         yield named, config.model_copy(update={section: changed})
 
 
-def _learner_changes(learner: LearnerConfig, longest: int, gpus: int) -> Iterator[Settings]:
+def _learner_changes(learner: LearnerConfig, longest: int, gpus: int) -> Iterator[Change]:
     if not learner.activation_checkpointing:
-        yield {"activation_checkpointing": True}
+        yield "learner", {"activation_checkpointing": True}
     for part in (2, 4, 8):
         if (tokens := learner.microbatch_tokens // part) >= longest:
-            yield {"microbatch_tokens": tokens}
+            yield "learner", {"microbatch_tokens": tokens}
     if learner.zero_stage == 0 or learner.optimizer != "adamw":
         return
     if learner.ranks > 1 and learner.zero_stage < 3:
-        yield {"zero_stage": learner.zero_stage + 1}
+        yield "learner", {"zero_stage": learner.zero_stage + 1}
     for ranks in (2 * learner.ranks, 4 * learner.ranks):
         if learner.gpus == 1 and ranks <= gpus:
-            yield {"ranks": ranks}
+            yield "learner", {"ranks": ranks}
     if learner.gpus > 0:
-        yield {"offload_optimizer": not learner.offload_optimizer}
+        yield "learner", {"offload_optimizer": not learner.offload_optimizer}
 
 
-def _smaller_shares(actors: ActorsConfig) -> Iterator[Settings]:
-    for part in (0.75, 0.5) if actors.gpus > 0 else ():
-        yield {"gpu_memory_utilization": round(part * actors.gpu_memory_share, 3)}
-
-
-def _larger_shares(actors: ActorsConfig) -> Iterator[Settings]:
-    share, most = actors.gpu_memory_share, 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
-    for more in (most, 2 * share, 1.5 * share, 1.25 * share):
-        if actors.gpus > 0 and share < more <= most:
-            yield {"gpu_memory_utilization": round(more, 3)}
-
-
-def _engine_changes(actors: ActorsConfig, workers: Sequence[int]) -> Iterator[Settings]:
+def _engine_changes(actors: ActorsConfig, workers: Sequence[int]) -> Iterator[Change]:
     if actors.gpus == 0:
-        yield {"kv_cache_gib": 1.0}
-    else:
-        for size in workers:
-            if size != actors.gpus:
-                yield {"tensor_parallel_size": size, "gpus": float(size)}
+        yield "actors", {"kv_cache_gib": 1.0}
+    for size in workers:
+        if actors.gpus not in (0, size):
+            yield "actors", {"tensor_parallel_size": size, "gpus": float(size)}
     if actors.count > 1:
-        yield {"count": actors.count // 2}
+        yield "actors", {"count": actors.count // 2}
 
 
 def _excess(lacks: Sequence[Lack]) -> float:
@@ -101,7 +96,6 @@ def refuse(
         return
     lacks = prediction.lacks
     settings: Settings = {}
-    texts = [lack.text for lack in lacks]
     for _ in range(MOST_CHANGES):
         role = lacks[0].role
         tried = [
@@ -123,4 +117,6 @@ def refuse(
     help_ = f"set {named}, with which it fits"
     if lacks:
         help_ = "no setting that was tried helps: take more or larger GPUs, or a smaller model"
-    raise InputError("\n".join(["the run does not fit into memory:", *texts, help_]))
+    raise InputError(
+        "\n".join(["the run does not fit into memory:", *(x.text for x in prediction.lacks), help_])
+    )

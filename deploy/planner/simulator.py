@@ -158,7 +158,7 @@ class Simulation:
         """Sums over engines after the warm-up and at the end."""
 
     def run(self) -> Outcome:
-        """Simulate to the last batch."""
+        """Simulate until the last batch is trained."""
         for engine in self._engines:
             self._broker.serving(engine.name, 0)
         self._feed()
@@ -247,7 +247,7 @@ class Simulation:
         self._lease([engine])
 
     def _train(self, tokens: int) -> None:
-        """Begin a step."""
+        """Begin a step of the learner."""
         assert self._waits_since is not None
         self._waits.append(self._now - self._waits_since)
         self._waits_since = None
@@ -258,7 +258,7 @@ class Simulation:
         self._after(seconds, self._trained)
 
     def _trained(self) -> None:
-        """End a step."""
+        """End a step of the learner."""
         self._ends.append(self._now)
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines:
@@ -297,14 +297,12 @@ class Simulation:
             slots = engine.free_slots
             if slots < group_slots or self._broker.over:
                 continue
-            leases = self._broker.lease(engine.name, slots, now=self._now, expires=FOREVER)
-            if not leases:
-                continue
-            self._feed()
-            engine.advance(self._now)
-            for lease in leases:
-                self._begin(engine, lease)
-            self._plan_end(engine)
+            if leases := self._broker.lease(engine.name, slots, now=self._now, expires=FOREVER):
+                self._feed()
+                engine.advance(self._now)
+                for lease in leases:
+                    self._begin(engine, lease)
+                self._plan_end(engine)
 
     def _begin(self, engine: SimulatedEngine, lease: Lease) -> None:
         engine.free_slots -= lease.capacity
@@ -322,8 +320,7 @@ class Simulation:
         ready = len(broker.results) >= self._setting.spec.groups_per_batch
         if self._waits_since is None or broker.taken or not ready or broker.training_over:
             return
-        taken = broker.take(broker.version)
-        if taken is None:
+        if (taken := broker.take(broker.version)) is None:
             return
         if len(self._ends) >= self._setting.warm_up:
             for group_id in taken:
@@ -337,10 +334,9 @@ class Simulation:
         warm_up = setting.warm_up
         seconds = ends[-1] - ends[warm_up - 1]
         idle_before, idle = self._idle_seconds
-        batches = setting.last - warm_up
-        rollouts = batches * setting.spec.groups_per_batch * setting.spec.group_size
+        samples = setting.spec.groups_per_batch * setting.spec.group_size
         return Outcome(
-            samples_per_second=rollouts / seconds,
+            samples_per_second=(setting.last - warm_up) * samples / seconds,
             learner_idle=sum(self._waits[warm_up:]) / seconds,
             actors_idle=(idle - idle_before) / seconds / setting.engines,
             lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
@@ -352,10 +348,9 @@ class Simulation:
 
 def quantile(counts: Mapping[int, int], share: float) -> int:
     """Return the smallest value that at least `share` of the counted values do not exceed."""
-    values = sorted(counts)
+    values, least = sorted(counts), share * sum(counts.values())
     below = accumulate(counts[value] for value in values)
-    total = sum(counts.values())
-    return next(value for value, upto in zip(values, below, strict=True) if upto >= share * total)
+    return next(value for value, upto in zip(values, below, strict=True) if upto >= least)
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:

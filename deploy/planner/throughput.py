@@ -28,7 +28,7 @@ AS_GOOD = 0.99
 """A smaller bound that reaches this share of the largest throughput is the better choice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prospect:
     """The prediction for one bound with one split."""
 
@@ -36,8 +36,6 @@ class Prospect:
     ranks: int
     max_staleness: int
     outcome: Outcome
-    actors_alone: float
-    """Samples/s of these actors if the learner took no time."""
     ess: float | None
     """Share of the tokens that count; it falls with the square of the lag, as policies drift."""
     limit: str
@@ -97,8 +95,7 @@ def some_counts(most: int, own: int) -> list[int]:
 
 def between(tried: Sequence[int], middle: int) -> list[int]:
     """Return the counts halfway from `middle` to the next tried counts below and above."""
-    index = tried.index(middle)
-    pairs = pairwise(tried[max(0, index - 1) : index + 2])
+    pairs = [pair for pair in pairwise(tried) if middle in pair]
     return [(low + high) // 2 for low, high in pairs if high - low > 1]
 
 
@@ -135,9 +132,9 @@ def setting_of(
 
 def setting_of_run(config: RunConfig, batches: int) -> Setting:
     """Return the setting of a recipe as it is, with `batches` ending while groups are leased."""
-    bound, actors = config.queues.max_staleness, config.actors.count
+    bound, beyond = config.queues.max_staleness, config.queues.max_staleness + 1
     return setting_of(
-        config, staleness=bound, actors=actors, steps=batches + bound + 1, beyond=bound + 1
+        config, staleness=bound, actors=config.actors.count, steps=batches + beyond, beyond=beyond
     )
 
 
@@ -172,16 +169,7 @@ def predict_split(
             window = setting.queues.bounds(setting.spec).window(0)
             held = window / config.prompts.groups_per_batch
             limit = "window" if held < staleness + 1 else "staleness"
-        ess_loss = rates.ess_loss
-        prospects.append(
-            Prospect(
-                actors=actors,
-                ranks=ranks,
-                max_staleness=staleness,
-                outcome=outcome,
-                actors_alone=actors_alone,
-                ess=None if ess_loss is None else exp(-ess_loss * outcome.lag_square_mean),
-                limit=limit,
-            )
-        )
+        loss = rates.ess_loss
+        ess = None if loss is None else exp(-loss * outcome.lag_square_mean)
+        prospects.append(Prospect(actors, ranks, staleness, outcome, ess, limit))
     return prospects

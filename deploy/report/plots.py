@@ -1,11 +1,11 @@
 """The plots of a report, each a matplotlib figure of one subject for one run or several."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploy.report.summary import resumptions, successful_updates, version_seconds
 from deploy.storage.run_record import Record
@@ -25,10 +25,13 @@ GREY = "#8a939c"
 LONGEST_LABEL = 60
 MOST_PARTS = 32
 """Curves of parts of the reward."""
+LINES = ("-", "--", ":", "-.")
 WINDOW = 15
 """Number of batches that throughput and idle time are averaged over."""
 VERSIONS, SECONDS = "policy version", "seconds of training"
 """Labels of horizontal axes on which resumptions are marked."""
+
+Points = Sequence[tuple[Any, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,46 @@ class PlottedRun:
     """Its resumptions, and the program and machine of its last session."""
 
 
+class Curve(NamedTuple):
+    """A curve of a run."""
+
+    name: str
+    """What it shows; empty for the only curve of a run."""
+    points: Points
+    style: Mapping[str, Any] = {}
+    """Options of `Axes.plot`; a colour holds where the run is alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Axes with the same curves of each run."""
+
+    curves: Callable[[PlottedRun], Iterable[Curve]]
+    xlabel: str = VERSIONS
+    ylabel: str = ""
+    bottom: float | None = 0
+    """Lowest value shown; None adapts it to the points."""
+    scale: str = "linear"
+    crowded: bool = False
+    """True if the curves of several runs are too many for a legend."""
+
+    def draw(self, axes: "Axes", runs: Sequence[PlottedRun]) -> None:
+        """Draw the curves that have points."""
+        several = len(runs) > 1
+        for run in runs:
+            for name, points, style in self.curves(run):
+                if points:
+                    label = f"{run.label}: {name}" if several and name else name or run.label
+                    options = {"lw": 1.4, "color": run.colour, **style}
+                    options |= {"color": run.colour} if several else {}
+                    axes.plot(*zip(*points, strict=True), label=plain(label), **options)
+        axes.set_yscale(self.scale)
+        axes.set_ylim(self.bottom)
+        _label(axes, self.xlabel, self.ylabel)
+        if len(axes.get_lines()) > 1 and not (several and self.crowded):
+            axes.legend(fontsize=7, frameon=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Plot:
     """A plot of the page."""
@@ -56,6 +99,20 @@ class Plot:
     draw: Callable[["Figure", Sequence[PlottedRun]], None]
     applies: Callable[[PlottedRun], bool] = lambda run: True
     """Return False if there is nothing to draw of a run; without any, the plot is left out."""
+
+    @classmethod
+    def of(cls, title: str, description: str, *panels: Panel) -> "Plot":
+        """Return a plot of panels one above the other, for runs with a point in one of them."""
+
+        def draw(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+            column = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+            for panel, axes in zip(panels, column, strict=True):
+                panel.draw(axes, runs)
+
+        def applies(run: PlottedRun) -> bool:
+            return any(curve.points for panel in panels for curve in panel.curves(run))
+
+        return cls(title, description, draw, applies)
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -69,12 +126,17 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
-    """Draw a plot."""
+    """Draw a plot, with a dotted line wherever a later session of a run began."""
     figure = new_figure(*SIZE)
     plot.draw(figure, runs)
     for axes in figure.axes:
         for run in runs:
-            _mark_resumptions(axes, run, run.colour if len(runs) > 1 else GREY)
+            seconds = version_seconds(run.record.batches)
+            for version in resumptions(run.record.batches):
+                at = {VERSIONS: version, SECONDS: seconds[version]}.get(axes.get_xlabel())
+                if at is not None:
+                    colour = run.colour if len(runs) > 1 else GREY
+                    axes.axvline(at, color=colour, lw=1, ls=(0, (1, 3)))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(visible=True, alpha=0.25, lw=0.6)
         axes.tick_params(labelsize=8)
@@ -89,7 +151,7 @@ def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
     ]
 
 
-def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
+def throughput(batches: Sequence[TrainedBatch]) -> Points:
     """Return seconds since the first step, and rollouts trained per second over WINDOW batches.
 
     The first batch of a session is left out, since its beginning is not known. Means over fewer
@@ -109,124 +171,62 @@ def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float
         if window > 0:
             points.append((passed, sum(rollouts for rollouts, _ in recent) / window, len(recent)))
     whole = [point for point in points if point[2] == WINDOW] or points
-    return [seconds for seconds, _, _ in whole], [rate for _, rate, _ in whole]
+    return [(seconds, rate) for seconds, rate, _ in whole]
 
 
-def waiting(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
+def waiting(batches: Sequence[TrainedBatch]) -> Points:
     """Return versions, and percentages of their time spent waiting, over WINDOW batches."""
     times = [batch.times for batch in batches]
-    waits = [time.wait_seconds for time in times]
-    whole = [time.published_at - time.wait_started_at for time in times]
-    sums = zip(smooth(waits), smooth(whole), strict=True)
-    shares = [100 * wait / time if time > 0 else 0.0 for wait, time in sums]
-    return [batch.version for batch in batches], shares
+    waits = smooth([time.wait_seconds for time in times])
+    whole = smooth([time.published_at - time.wait_started_at for time in times])
+    return [
+        (batch.version, 100 * wait / time if time > 0 else 0.0)
+        for batch, wait, time in zip(batches, waits, whole, strict=True)
+    ]
 
 
-def _mark_resumptions(axes: "Axes", run: PlottedRun, colour: str) -> None:
-    """Draw a dotted line wherever a later session of the run began."""
-    resumed, seconds = resumptions(run.record.batches), version_seconds(run.record.batches)
-    marks: Mapping[str, Sequence[float]] = {
-        VERSIONS: resumed,
-        SECONDS: [seconds[version] for version in resumed],
-    }
-    for mark in marks.get(axes.get_xlabel(), ()):
-        axes.axvline(mark, color=colour, lw=1, ls=(0, (1, 3)))
+def _points(run: PlottedRun, figure: Callable[[BatchReport], float | None]) -> Points:
+    """Return versions and values of one figure of the batches that have it."""
+    points = [(batch.version, figure(batch.report)) for batch in run.record.batches]
+    return [(version, value) for version, value in points if value is not None]
 
 
-def _reward(figure: "Figure", runs: Sequence[PlottedRun], xlabel: str = VERSIONS) -> None:
-    axes = figure.subplots()
-    for run in runs:
-        batches = run.record.batches
-        seconds = version_seconds(batches)
-        label = f"{run.label}: " if len(runs) > 1 else ""
-        versions, rewards = _points(batches, lambda report: report.reward_mean)
-        if rewards:
-            xs = versions if xlabel == VERSIONS else [seconds[version] for version in versions]
-            axes.plot(xs, rewards, color=run.colour, label=f"{label}training", lw=0.9, alpha=0.55)
-        best = [row for row in run.record.heldout_sampled if "pass_at_k" in row]
-        for series, key, marker, name in (
-            (run.record.heldout, "score", "o-", "held-out, greedy"),
-            (run.record.heldout_sampled, "score", "s:", "held-out, sampled"),
-            (best, "pass_at_k", "^--", f"pass@{best[-1]['samples']}" if best else ""),
-        ):
-            scored = {row["version"]: row[key] for row in series if row[key] is not None}
-            if xlabel == SECONDS:
-                scored = {seconds[v]: score for v, score in scored.items() if v in seconds}
-            if scored:
-                curve = axes.plot(*zip(*scored.items(), strict=True), marker, color=run.colour)
-                curve[0].set(label=f"{label}{name}", markersize=3.5, linewidth=1.4)
-    _finish(axes, xlabel, legend=True)
+def _rewards(run: PlottedRun, *, over_seconds: bool = False) -> Iterator[Curve]:
+    record, seconds = run.record, version_seconds(run.record.batches)
+
+    def over(points: Points) -> Points:
+        return [(seconds[x], y) for x, y in points if x in seconds] if over_seconds else points
+
+    yield Curve("training", over(_points(run, lambda r: r.reward_mean)), {"lw": 0.9, "alpha": 0.55})
+    best = [row for row in record.heldout_sampled if "pass_at_k" in row]
+    for name, rows, key, marker, line in (
+        ("held-out, greedy", record.heldout, "score", "o", "-"),
+        ("held-out, sampled", record.heldout_sampled, "score", "s", ":"),
+        (f"pass@{best[-1]['samples']}" if best else "", best, "pass_at_k", "^", "--"),
+    ):
+        scores = {row["version"]: row[key] for row in rows if row[key] is not None}
+        yield Curve(name, over([*scores.items()]), {"marker": marker, "ls": line, "ms": 3.5})
 
 
-def _line_of_each_run(
-    curve: Callable[[Sequence[TrainedBatch]], tuple[Sequence[float], Sequence[float]]],
-    xlabel: str,
-    ylabel: str,
-    top: float | None = None,
-    bottom: float | None = 0,
-) -> Callable[["Figure", Sequence[PlottedRun]], None]:
-    """Return a function that draws one curve of the batches of each run, on one vertical axis."""
-
-    def draw(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-        axes = figure.subplots()
-        for run in runs:
-            axes.plot(*curve(run.record.batches), color=run.colour, lw=1.4, label=run.label)
-        axes.set_ylim(bottom, top)
-        _finish(axes, xlabel, ylabel, legend=len(runs) > 1)
-
-    return draw
+def _reward_parts(run: PlottedRun) -> Iterator[Curve]:
+    """Yield the parts of a reward that has several, the first by name of those of all batches."""
+    names = {name for batch in run.record.batches for name in batch.report.reward_parts or ()}
+    for index, name in enumerate(sorted(names)[:MOST_PARTS] if len(names) > 1 else ()):
+        part = partial(lambda report, name: (report.reward_parts or {}).get(name), name=name)
+        style = {"color": COLOURS[index % len(COLOURS)], "ls": LINES[index % len(LINES)], "lw": 1.2}
+        yield Curve(name, _points(run, part), style)
 
 
-def _figure_plot(
-    title: str,
-    description: str,
-    figure: Callable[[BatchReport], float | None],
-    ylabel: str = "",
-    *,
-    bottom: float | None = 0,
-) -> Plot:
-    """Return a plot of one figure of the batches over the versions."""
-
-    def curve(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
-        return _points(batches, figure)
-
-    return Plot(
-        title,
-        description,
-        _line_of_each_run(curve, VERSIONS, ylabel, bottom=bottom),
-        applies=lambda run: bool(curve(run.record.batches)[0]),
-    )
+def _lags(run: PlottedRun) -> Iterator[Curve]:
+    yield Curve("mean", _points(run, lambda report: report.lag_mean))
+    yield Curve("largest", _points(run, lambda report: report.max_lag), {"lw": 0.8, "ls": ":"})
+    bound = _points(run, lambda report: run.record.max_staleness)
+    yield Curve("max_staleness", bound, {"lw": 0.7, "ls": "--"})
 
 
-def _part_names(run: PlottedRun) -> list[str]:
-    """Return the names of the parts of a run's reward, of all batches, the first in order."""
-    reports = [batch.report for batch in run.record.batches]
-    names = {name for report in reports for name in report.reward_parts or ()}
-    return sorted(names)[:MOST_PARTS]
-
-
-def _reward_parts(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-    axes = figure.subplots()
-    for run in runs:
-        for index, name in enumerate(_part_names(run)):
-            part = partial(lambda report, name: (report.reward_parts or {}).get(name), name=name)
-            colour = run.colour if len(runs) > 1 else COLOURS[index % len(COLOURS)]
-            label = f"{run.label}: {name}" if len(runs) > 1 else name
-            style = ("-", "--", ":", "-.")[index % 4 if len(runs) > 1 else 0]
-            versions, values = _points(run.record.batches, part)
-            axes.plot(versions, values, color=colour, label=label, lw=1.2, ls=style)
-    _finish(axes, VERSIONS, legend=True)
-
-
-def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+def _draw_lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    for run in runs:
-        _line(left, run, lambda report: report.lag_mean, label="mean", lw=1.4)
-        _line(left, run, lambda report: report.max_lag, label="largest", lw=0.8, ls=":")
-        bound = run.record.max_staleness
-        left.axhline(bound, color=run.colour, lw=0.7, ls="--", label="max_staleness")
-    left.set_ylim(0, None)
-    _finish(left, VERSIONS, "lag, versions", legend=len(runs) == 1)
+    Panel(curves=_lags, ylabel="lag, versions", crowded=True).draw(left, runs)
     width = 0.8 / len(runs)
     trained_lags: set[int] = set()
     for index, run in enumerate(runs):
@@ -238,21 +238,16 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         shares = [100 * tokens / (count.total() or 1) for tokens in count.values()]
         right.bar(positions, shares, width, color=run.colour)
     right.set_xticks(sorted(trained_lags))
-    _finish(right, "lag", "% of trained tokens")
+    _label(right, "lag", "% of trained tokens")
 
 
-def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    for run in runs:
-        _line(upper, run, lambda report: report.ess, label=run.label, lw=1.4)
-        for origin, style in (("fresh", "-"), ("crossed", "--"), ("stale", ":")):
-            kl = partial(lambda report, origin: report.origins[origin].kl, origin=origin)
-            _line(lower, run, kl, label=origin, lw=1.1, ls=style)
-    _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
-    _finish(lower, VERSIONS, "KL, nats/token", legend=len(runs) == 1)
+def _divergences(run: PlottedRun) -> Iterator[Curve]:
+    for origin, line in zip(("fresh", "crossed", "stale"), LINES, strict=False):
+        kl = partial(lambda report, origin: report.origins[origin].kl, origin=origin)
+        yield Curve(origin, _points(run, kl), {"lw": 1.1, "ls": line})
 
 
-def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+def _draw_left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     measures = (("seconds", "seconds"), ("tokens", "tokens per rollout"), ("reward", "reward"))
     rows = [
         (run, fate, f"{run.label}: {fate}" if len(runs) > 1 else fate)
@@ -269,113 +264,104 @@ def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         labels = [plain(f"{label} ({run.bias.groups[fate]})") for run, fate, label in rows]
         axes.set_yticks(range(len(rows)), labels)
         axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
-        _finish(axes, title)
+        _label(axes, title)
 
 
-def _weight_sync(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-    axes = figure.subplots()
-    for run in runs:
-        done = successful_updates(run.record.swaps)
-        versions = [update.version for update in done]
-        serving = [taken for update in done if (taken := update.serving_seconds) is not None]
-        stopped = [update.stalled_seconds for update in done]
-        prefix = f"{run.label}: " if len(runs) > 1 else ""
-        colour = run.colour if len(runs) > 1 else COLOURS[1]
-        axes.plot(
-            versions, serving, ".", color=run.colour, ms=3, label=f"{prefix}published to serving"
-        )
-        axes.plot(versions, stopped, "x", color=colour, ms=3, label=f"{prefix}engine stopped")
-    axes.set_yscale("log")
-    _finish(axes, VERSIONS, "seconds", legend=True)
+def _weight_updates(run: PlottedRun) -> Iterator[Curve]:
+    done = successful_updates(run.record.swaps)
+    served = [(update.version, update.serving_seconds) for update in done]
+    known = [(version, seconds) for version, seconds in served if seconds is not None]
+    stopped = [(update.version, update.stalled_seconds) for update in done]
+    marks = {"ls": "", "ms": 3}
+    yield Curve("published to serving", known, {"marker": ".", **marks})
+    yield Curve("engine stopped", stopped, {"marker": "x", "color": COLOURS[1], **marks})
+
+
+def _figure(figure: Callable[[BatchReport], float | None], **options: Any) -> Panel:
+    """Return a panel with one figure of the batches of each run."""
+    return Panel(curves=lambda run: [Curve("", _points(run, figure))], **options)
 
 
 PLOTS = (
-    Plot("Reward", "Mean reward of each batch, and scores of held-out prompts.", _reward),
-    Plot(
+    Plot.of(
+        "Reward",
+        "Mean reward of each batch, and scores of held-out prompts.",
+        Panel(curves=_rewards, bottom=None),
+    ),
+    Plot.of(
         "Reward over time",
         "The same, over the seconds in which the run trained, pauses between sessions left out.",
-        partial(_reward, xlabel=SECONDS),
+        Panel(curves=partial(_rewards, over_seconds=True), xlabel=SECONDS, bottom=None),
     ),
-    Plot(
+    Plot.of(
         "Reward by part",
         "Mean of each part of the reward, unweighted.",
-        _reward_parts,
-        applies=lambda run: len(_part_names(run)) > 1,
+        Panel(curves=_reward_parts, bottom=None),
     ),
-    Plot(
+    Plot.of(
         "Throughput",
         f"Rollouts trained per second, over {WINDOW} batches.",
-        _line_of_each_run(throughput, "seconds since the first step", "rollouts/s"),
+        Panel(
+            curves=lambda run: [Curve("", throughput(run.record.batches))],
+            xlabel="seconds since the first step",
+            ylabel="rollouts/s",
+        ),
     ),
-    Plot(
+    Plot.of(
         "Learner idle",
         f"Share of time spent waiting for a batch, over {WINDOW} batches.",
-        _line_of_each_run(waiting, VERSIONS, "% of the learner's time", 100),
+        Panel(
+            curves=lambda run: [Curve("", waiting(run.record.batches))],
+            ylabel="% of the learner's time",
+        ),
     ),
-    Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
-    Plot(
+    Plot("Lag of trained tokens", "Versions between sampling and training.", _draw_lag),
+    Plot.of(
         "Off-policyness",
         "Effective sample size; KL(sampler ‖ learner) of rollouts sampled wholly at the trained "
         "version (fresh), across an update with a kept KV cache (crossed), or earlier (stale).",
-        _ess,
+        _figure(lambda report: report.ess, xlabel="", ylabel="ESS / tokens", bottom=None),
+        Panel(curves=_divergences, ylabel="KL, nats/token", bottom=None, crowded=True),
     ),
-    _figure_plot(
+    Plot.of(
         "Response length",
         "Mean response length of each batch.",
-        lambda report: report.response_length_mean,
-        "sampled tokens per rollout",
+        _figure(lambda report: report.response_length_mean, ylabel="sampled tokens per rollout"),
     ),
-    _figure_plot("Loss", "With penalties, of each batch.", lambda report: report.loss, bottom=None),
-    _figure_plot(
+    Plot.of("Loss", "With penalties, of each batch.", _figure(lambda r: r.loss, bottom=None)),
+    Plot.of(
         "Gradient norm",
         "Before clipping, mean over the optimizer steps of a batch.",
-        lambda report: report.grad_norm,
+        _figure(lambda report: report.grad_norm),
     ),
-    _figure_plot(
+    Plot.of(
         "Entropy",
         "Of the policy, over trained tokens.",
-        lambda report: report.entropy_mean,
-        "nats a token",
+        _figure(lambda report: report.entropy_mean, ylabel="nats a token"),
     ),
-    _figure_plot(
+    Plot.of(
         "Learning rate",
         "Of the last optimizer step of each batch.",
-        lambda report: report.learning_rate,
+        _figure(lambda report: report.learning_rate),
     ),
     Plot(
         "Left out, and trained",
         "Groups by outcome: mean (dot), median to 95th percentile (line). Of aborted groups only "
         "the seconds are known, as a lower bound.",
-        _left_out,
+        _draw_left_out,
         lambda run: any(run.bias.groups[fate] for fate in FATES if fate != "trained"),
     ),
-    Plot("Weight updates", "One mark per engine and version.", _weight_sync),
+    Plot.of(
+        "Weight updates",
+        "One mark per engine and version.",
+        Panel(curves=_weight_updates, ylabel="seconds", bottom=None, scale="log"),
+    ),
 )
 
 
-def _points(
-    batches: Sequence[TrainedBatch], figure: Callable[[BatchReport], float | None]
-) -> tuple[list[int], list[float]]:
-    """Return versions and values of one figure of the batches that have it."""
-    points = [(batch.version, figure(batch.report)) for batch in batches]
-    known = [(version, value) for version, value in points if value is not None]
-    return [version for version, _ in known], [value for _, value in known]
-
-
-def _line(
-    axes: "Axes", run: PlottedRun, figure: Callable[[BatchReport], float | None], **style: Any
-) -> None:
-    versions, values = _points(run.record.batches, figure)
-    if values:
-        axes.plot(versions, values, color=run.colour, **style)
-
-
-def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False) -> None:
+def _label(axes: "Axes", xlabel: str, ylabel: str = "") -> None:
     axes.set_xlabel(xlabel, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=8)
-    handles, labels = axes.get_legend_handles_labels()
-    if legend and handles:
-        axes.legend(handles, list(map(plain, labels)), fontsize=7, frameon=False)
 
 
 def plain(label: str) -> str:

@@ -3,17 +3,16 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from deploy.config.changes import differing
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
-from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
+from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of
 from deploy.report.summary import resumptions, summarise
-from deploy.report.tables import FIGURES, figures
-from deploy.report.timeline import draw_timeline, height, read_timeline
+from deploy.report.tables import FIGURES, describe_changes, figures
+from deploy.report.timeline import Timeline, draw_timeline, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from deploy.storage.sessions import read_sessions, settings
@@ -52,20 +51,39 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
     directories = [directory, *others]
     if len(directories) > MOST:
         raise InputError(f"{len(directories)} runs are too many for one page; compare up to {MOST}")
-    records = []
-    for run in directories:
-        record = read_record(run) if run.ledger.exists() else None
-        if record is None or not record.batches:
-            raise InputError(
-                f"{run.path} has trained no batch yet: none is in metrics.jsonl, and there is "
-                "nothing to draw"
-            )
-        records.append(record)
+    labels = _labels(directories)
+    runs = [*map(_plotted, directories, labels, COLOURS)]
+    title, timeline, newest = " · ".join(labels), None, []
+    if not others:
+        [record] = [run.record for run in runs]
+        title = f"{record.name}: {record.version} of {record.steps} steps"
+        timeline = read_timeline(directory, record)
+        newest = directory.rows(SAMPLES, lambda row: Sample(**row))[: -MOST_SAMPLES - 1 : -1]
+    text = page(title, runs, timeline, newest)
     file = directory.path / "compare.html" if others else directory.page
-    text = _page(records, directories)
     with atomic_file(file) as opened:
         opened.write(text.encode())
     return file
+
+
+def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
+    record = read_record(directory) if directory.ledger.exists() else None
+    if record is None or not record.batches:
+        raise InputError(
+            f"{directory.path} has trained no batch yet: none is in metrics.jsonl, and there is "
+            "nothing to draw"
+        )
+    with open_ledger(directory.path) as database:
+        bias = report_bias(database)
+    return PlottedRun(
+        label,
+        record,
+        bias,
+        colour,
+        _figures(record, directory),
+        settings(directory.config()),
+        notes(record, read_sessions(directory)),
+    )
 
 
 def read_record(directory: RunDirectory) -> Record:
@@ -86,48 +104,12 @@ def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
     return [batches[version] for version in sorted(batches)]
 
 
-def draw(record: Record, directory: RunDirectory) -> None:
-    """Write the page of a run, unless it has trained no batch."""
-    if record.batches:
-        text = _page([record], [directory])
-        with atomic_file(directory.page) as file:
-            file.write(text.encode())
-
-
-def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str:
-    labels, runs = _labels(directories), []
-    for label, record, directory, colour in zip(
-        labels, records, directories, COLOURS, strict=False
-    ):
-        with open_ledger(directory.path) as database:
-            bias = report_bias(database)
-        sessions = read_sessions(directory)
-        runs.append(
-            PlottedRun(
-                label,
-                record,
-                bias,
-                colour,
-                _figures(record, directory),
-                settings(directory.config()),
-                notes(record, sessions),
-            )
-        )
-    first = records[0]
-    if len(runs) > 1:
-        return page(" · ".join(labels), runs, None)
-    title = f"{first.name}: {first.version} of {first.steps} steps"
-    newest = directories[0].rows(SAMPLES, lambda row: Sample(**row))[-MOST_SAMPLES:]
-    return page(title, runs, _timeline(first, directories[0]), newest[::-1])
-
-
 def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe where a run was resumed, with the settings that were changed, and its program."""
     notes = []
     if resumed := resumptions(record.batches):
         notes.append(f"resumed at version {', '.join(map(str, resumed))} (dotted lines)")
-    for session in sessions:
-        notes += [f"from version {session['version']} on: {text}" for text in session["changes"]]
+    notes += describe_changes(sessions)
     if sessions:
         newest = sessions[-1]
         machine, packages = newest["machine"], newest["packages"]
@@ -149,14 +131,6 @@ def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
     return {"status": status, **figures(summary)}
 
 
-def _timeline(record: Record, directory: RunDirectory) -> "tuple[str, Figure]":
-    timeline = read_timeline(directory, record)
-    figure = new_figure(13, height(timeline))
-    draw_timeline(figure, timeline, "")
-    steps = sum(span.kind == "step" for span in timeline.learner)
-    return f"Timeline: {steps} steps from version {timeline.first} on", figure
-
-
 def _labels(directories: Sequence[RunDirectory]) -> list[str]:
     """Return the names of the folders, with the parent folder where two are alike."""
     names = [directory.path.name for directory in directories]
@@ -166,33 +140,26 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A picture of the page."""
+def _svg(figure: "Figure", title: str) -> str:
+    """Return a figure in base64, since two pictures may have the same ids inside.
 
-    title: str
-    description: str
-    svg: str
-    """In base64, since two pictures may have the same ids inside."""
+    The same figure gives the same bytes.
+    """
+    import matplotlib as mpl
 
-    @classmethod
-    def of(cls, figure: "Figure", title: str, description: str = "") -> Self:
-        """Render a figure; the same figure gives the same bytes."""
-        import matplotlib as mpl
-
-        buffer = io.BytesIO()
-        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
-        return cls(title, description, b64encode(buffer.getvalue()).decode())
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return b64encode(buffer.getvalue()).decode()
 
 
 def page(
     title: str,
     runs: Sequence[PlottedRun],
-    timeline: tuple[str, "Figure"] | None,
+    timeline: Timeline | None,
     newest: Sequence[Sample] = (),
 ) -> str:
-    """Return the text of the page: figures, all plots, a timeline with its title, and samples.
+    """Return the text of the page: figures, all plots, a timeline and samples.
 
     Runs that are compared have a table of the settings that differ.
     """
@@ -214,10 +181,11 @@ def page(
         runs=runs,
         tables=tables,
         plots=[
-            Image.of(figure_of(plot, runs), plot.title, plot.description)
+            (plot, _svg(figure_of(plot, runs), plot.title))
             for plot in PLOTS
             if any(map(plot.applies, runs))
         ],
-        timeline=timeline and Image.of(timeline[1], timeline[0]),
+        timeline=timeline,
+        timeline_svg=timeline and _svg(draw_timeline(timeline), timeline.title),
         newest=[(heading(sample), text_of(sample)) for sample in newest],
     )

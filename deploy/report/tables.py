@@ -176,12 +176,11 @@ def show_accounting(accounting: Accounting, console: Console) -> None:
     console.print(table)
 
 
-def show_changes(sessions: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the settings that changed between sessions, given as rows of `read_sessions`."""
-    for session in sessions:
-        for change in session["changes"]:
-            line = f"from version {session['version']} on: {change}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+def describe_changes(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the settings that changed between sessions, given as rows of `read_sessions`."""
+    return [
+        f"from version {row['version']} on: {text}" for row in sessions for text in row["changes"]
+    ]
 
 
 def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:

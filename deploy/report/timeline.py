@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from deploy.report.plots import new_figure
 from deploy.report.summary import WARM_UP
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -19,7 +20,7 @@ from weight_sync.announcements import WeightUpdateReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 STEPS = 10
 """Batches that a timeline shows."""
@@ -68,6 +69,12 @@ class Timeline:
     """Spans of the kinds wait, step, publish, ack and checkpoint."""
     updates: Mapping[str, Sequence[Span]]
     """By engine, spans of the kinds staging, prepare, permit, pause and failed."""
+
+    @property
+    def title(self) -> str:
+        """The number of steps, and the version from which they are."""
+        steps = sum(span.kind == "step" for span in self.learner)
+        return f"Timeline: {steps} steps from version {self.first} on"
 
 
 def read_timeline(directory: RunDirectory, record: Record) -> Timeline:
@@ -201,14 +208,10 @@ def update_spans(swaps: Iterable[WeightUpdateReport]) -> dict[str, list[Span]]:
     return {engine: spans[engine] for engine in sorted(spans)}
 
 
-def height(timeline: Timeline) -> float:
-    """Return the height in inches that a timeline needs."""
-    return 1.2 + ROW_INCHES * (2 + len(timeline.actors) + len(timeline.updates))
-
-
-def draw_timeline(figure: "Figure | SubFigure", timeline: Timeline, title: str) -> None:
-    """Fill a figure with the axes of a timeline over a common time in seconds."""
+def draw_timeline(timeline: Timeline) -> "Figure":
+    """Draw a timeline: axes over a common time in seconds."""
     rows = 2 + len(timeline.actors) + len(timeline.updates)
+    figure = new_figure(13, 1.2 + ROW_INCHES * rows)
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
     begin, end = timeline.begin, timeline.end
     left = iter(axes)
@@ -227,7 +230,7 @@ def draw_timeline(figure: "Figure | SubFigure", timeline: Timeline, title: str) 
         at = ("data", "axes fraction")
         axes[0].annotate(f"v{version}", (start, 1.02), xycoords=at, fontsize=8)
     axes[-1].set(xlabel="seconds", xlim=(0, end - begin))
-    figure.suptitle(title, fontsize=11)
+    return figure
 
 
 def _curve(axes: "Axes", curve: Curve, begin: float, label: str, colour: str) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from deploy.cli import main
 from deploy.errors import RunFailed
-from deploy.report.report import draw
+from deploy.report.report import report
 from deploy.report.summary import summarise
 from deploy.runtime import session_process
 from deploy.runtime.machine import environment
@@ -75,11 +75,11 @@ def write_model(folder: Path, stamp: str) -> None:
         (folder / part).write_text(stamp)
 
 
-def load_inputs(config, *, resumed=None):
+def load_inputs(config, **_):
     return SimpleNamespace(stamp=stamp_of(config.warm_start))
 
 
-def run_session(config, inputs, directory, terminal):
+def run_session(config, inputs, directory, terminal, process):
     """Train the recipe to its end, one group a batch, with a checkpoint after each."""
     stopped.began = True
 
@@ -116,7 +116,8 @@ def run_session(config, inputs, directory, terminal):
     summary = summarise(record, status=status, now=clock.now())
     directory.write_summary(summary)
     with suppress(BlockingIOError):  # as `deploy.session`: a run does not fail for its page
-        draw(record, directory)
+        if record.batches:
+            report(directory)
     return summary
 
 
@@ -130,7 +131,6 @@ def replace_what_is_slow() -> None:
     from deploy.report import report, tables
 
     tables.show = lambda *_: None
-    report.new_figure = report.draw_timeline = lambda *_: None
     report.page = lambda title, *_: f"<html>{title}</html>\n"
     sft = ModuleType("deploy.offline.warm_start")
 
@@ -145,7 +145,7 @@ def replace_what_is_slow() -> None:
 
     sft.warm_start = warm_start
     sys.modules[sft.__name__] = sft
-    session_process.begin_session = lambda: None  # in this process
+    session_process.begin_session = lambda _: None  # in this process
 
 
 # --- a race

@@ -20,10 +20,12 @@ from deploy.report.plots import (
     waiting,
 )
 from deploy.report.report import MOST, notes, page, report
+from deploy.report.timeline import build
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
+from queues.readers.group_history import History
 from queues.readers.selection_bias import Fate, compare
 from tests.deploy.run_rows import batch_row, weight_update
 
@@ -84,21 +86,21 @@ def lines(title, *runs):
 
 def test_throughput_leaves_out_the_pause_between_two_sessions():
     rows = [batch(0), batch(1), batch(50, session=2.0), batch(51, session=2.0)]
-    assert throughput(rows) == ([4.0, 8.0], [2.0, 2.0])
+    assert throughput(rows) == [(4.0, 2.0), (8.0, 2.0)]
 
 
 def test_throughput_begins_where_its_mean_is_over_a_whole_window():
     rows = [batch(version, took=0.5 + version / 10) for version in range(WINDOW + 4)]
     rows += [batch(50 + version, session=2.0) for version in range(WINDOW - 1)]
-    seconds, rates = throughput(rows)
-    assert len(rates) == 4
-    assert seconds[0] == pytest.approx(
+    points = throughput(rows)
+    assert len(points) == 4
+    assert points[0][0] == pytest.approx(
         rows[WINDOW].times.step_finished_at - rows[0].times.step_finished_at
     )
 
 
 def test_waiting_is_a_share_of_the_time_of_its_batches():
-    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == ([0, 1], [0.0, 37.5])
+    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == [(0, 0.0), (1, 37.5)]
 
 
 def test_a_mean_goes_back_no_further_than_its_width():
@@ -182,7 +184,10 @@ def whole(*labels):
     """Draw the page of some runs, with every plot."""
     fates = [Fate(name="trained", seconds=2.0), Fate(name="dropped", seconds=6.0)]
     runs = [shown(label, fates=fates) for label in labels]
-    return page(" · ".join(labels), runs, ("Timeline", figure_of(PLOTS[0], runs)))
+    timeline = build(
+        [batch(0)], [], History(groups=[], acked_at={}, checkpoints={}), groups_per_batch=2
+    )
+    return page(" · ".join(labels), runs, timeline)
 
 
 def test_a_page_needs_nothing_from_elsewhere():
