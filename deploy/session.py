@@ -87,7 +87,10 @@ def run(
     except RunFailed as error:
         if error.exit_code != 1:
             raise
-        raise error.with_hint(describe_logs(config, directory)) from error
+        joined = config.deploy.ray_address != "local"
+        output = "the log of the driver" if joined else "the output of every process"
+        elsewhere = ", other output with Ray: `ray logs cluster`" if joined else ""
+        raise error.with_hint(f"{output} is in {directory.logs}{elsewhere}") from error
     finally:
         with deferred():
             if directory.ledger.exists():
@@ -125,15 +128,6 @@ def draw_report(context: RunContext) -> None:
         context.console.say(
             f"no report was drawn ({error!r}); try `headway report {directory.path}`"
         )
-
-
-def describe_logs(config: RunConfig, directory: RunDirectory) -> str:
-    """Say where the output of a run's processes is; in its folder unless it joined a cluster."""
-    if config.deploy.ray_address == "local":
-        return f"the output of every process is in {directory.logs}"
-    return (
-        f"the log of the driver is in {directory.logs}, other output with Ray: `ray logs cluster`"
-    )
 
 
 def describe_interrupted(directory: RunDirectory) -> str:

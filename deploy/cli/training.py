@@ -3,6 +3,7 @@
 Each checks its recipe and prints its first line before it imports anything heavy.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +84,7 @@ def resume(
     """
     from deploy.cluster.cleanup import end_leftovers
     from deploy.runtime.console import Terminal
-    from deploy.storage.repair.backups import from_backup
+    from deploy.storage.repair.backups import from_backup, named_backup
     from deploy.storage.run_directory import RunDirectory
     from headway.full_disk import wait_for_space
     from queues.storage.backup import CURRENT
@@ -96,7 +97,7 @@ def resume(
             process.goes_on(directory.path)
     else:
         directory = RunDirectory.open(run, runs_dir)
-    with directory.held(end_leftovers, is_again=is_again):
+    with directory.held(end_leftovers, is_again=is_again), named_backup(directory):
         if is_again:
             for folder in (directory.path, directory.backup):
                 wait_for_space(folder, terminal.say)
@@ -109,15 +110,17 @@ def _resume(
     terminal: "Terminal",
     process: Session | None,
 ) -> None:
-    from deploy.storage.repair.backups import named_backup
+    """Go on with a run that this command holds."""
     from deploy.storage.sessions import resumed_recipe
 
-    with named_backup(directory):
-        config, changes = resumed_recipe(directory, overrides)
+    config, changes = resumed_recipe(directory, overrides)
     if process is not None:
         process.allow(config.deploy.max_restarts)
-    asks_for_more = any(change.name == "steps" for change in changes)
-    if (trained := _trained_when_done(directory)) is not None and not asks_for_more:
+    trained: int | None = None
+    with suppress(InputError):  # a damaged summary is made again
+        if directory.status() == "done":
+            trained = int(directory.summary("version")["version"])
+    if trained is not None and not any(change.name == "steps" for change in changes):
         terminal.say(
             f"{config.name} is done: {trained} of {config.steps} steps are trained; to train more: "
             f"headway resume {directory.path} --set steps=…"
@@ -136,15 +139,6 @@ def _resume(
         if overrides:
             directory.store_recipe(config)
         _train(config, inputs, directory, terminal, process)
-
-
-def _trained_when_done(directory: "RunDirectory") -> int | None:
-    """Return the number of batches of a run that is done; None if it is not, or cannot be said."""
-    try:
-        done = directory.status() == "done"
-        return int(directory.summary("version")["version"]) if done else None
-    except InputError:  # a damaged summary is made again
-        return None
 
 
 def _train(

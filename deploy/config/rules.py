@@ -11,7 +11,6 @@ from learner.config.objective_rules import (
     what_ties_teach,
 )
 from learner.config.traits import ObjectiveTraits
-from weight_sync.config import WeightSyncConfig
 
 LEAST_RATE = 1e-5
 """Learning rate of an adapter below which it hardly changes."""
@@ -191,21 +190,4 @@ def check_transport(config: RecipeKeys) -> None:
             'weight_sync.transport = "nccl" needs learner and engines on different GPUs, and '
             f"learner.gpus = {learner.gpus:g}, actors.gpus = {actors.gpus:g} may share one; set "
             'both to at least 1, or weight_sync.transport = "ipc"'
-        )
-
-
-def check_devices(weight_sync: WeightSyncConfig, ray_address: str) -> None:
-    """Check that this machine has the device that the transport needs, if the run will be on it.
-
-    Raises:
-        InputError: There is no such device.
-    """
-    if weight_sync.staged or ray_address != "local":
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        raise InputError(
-            f'weight_sync.transport = "{weight_sync.transport}" needs a CUDA device, and this '
-            f"machine has none that torch can use; set it to {STAGED}"
         )

@@ -140,6 +140,11 @@ class RunConfig(RecipeKeys):
         except ValidationError as error:
             raise InputError("\n".join(explain(error, type(self)))) from None
 
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as JSON values, without `deploy.runs_dir`: a run may be moved."""
+        exclude = {"deploy": {"runs_dir"}}
+        return self.with_model_names().model_dump(mode="json", exclude=exclude)
+
     def with_model_names(self) -> "RunConfig":
         """Return the recipe with the names of its warm start and of its reward models filled in.
 
@@ -153,6 +158,14 @@ class RunConfig(RecipeKeys):
                 if section is not None
             }
         )
+
+    @property
+    def heldout_source(self) -> tuple[str, str, dict[str, Any]]:
+        """The setting that names the source of held-out problems, its value, and its options."""
+        own = self.heldout.source_options if self.heldout else {}
+        if self.heldout is not None and self.heldout.source is not None:
+            return "heldout.source", self.heldout.source, own
+        return "prompts.source", self.prompts.source, own or self.prompts.source_options
 
     @property
     def warm_start(self) -> Path:

@@ -10,13 +10,14 @@ input, a loss that is not finite, a bug. So does a learner that keeps dying.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from deploy.cluster.placement_group import LOOK_SECONDS
 from deploy.driver.run_context import RunContext
 from deploy.driver.supervisor import TIMING, Supervisor, Timing
 from deploy.errors import RunFailed
-from deploy.storage.repair.whole_checkpoints import find_checkpoint_of_live
+from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from headway.daemon_thread import run_in_daemon_thread
 from headway.metrics import MetricsAccess
 from headway.roles import ProcessName, Role
@@ -115,7 +116,7 @@ class LearnerSupervisor(Supervisor):
         try:
             async with asyncio.timeout(seconds):
                 await self._broker.begin_learner(self._epoch)
-                find = lambda: find_checkpoint_of_live(directory, self._say)  # noqa: E731
+                find = partial(find_checkpoint, directory, self._say, is_live=True)
                 version, folder = await run_in_daemon_thread(find) or (0, None)
         except TimeoutError:
             raise RunFailed(

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.config import ActorsConfig
 from actors.engines.model_folder import check_model, context_length, weight_shapes
 from actors.engines.sampling_rules import check_sampling
 from actors.environments.load_environment import load_environment
@@ -21,9 +20,7 @@ from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.preflight.machine_checks import check_free_space, check_machine, check_run_folders
 from deploy.preflight.models import (
-    Shapes,
     check_adapter,
-    check_examples,
     check_workers,
     find_model,
     fingerprint_of_model,
@@ -61,8 +58,6 @@ class Loaded:
 
     config: RunConfig
     inputs: Inputs
-    shapes: Shapes | None
-    """Shapes of the model's weights, by their names; None for a name on the hub."""
     prompts: OpenedPrompts
     resumed: RunDirectory | None
     """The run that goes on; None for a new one."""
@@ -71,25 +66,21 @@ class Loaded:
 def check_scoring(config: RunConfig) -> None:
     """Import rewards and environment, and check their options."""
     actors = config.actors
-    for names in (actors.reward, scored_by(actors)):
+    for names in (actors.reward, actors.heldout_reward or ()):
         load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
     load_environment(
         actors.environment, actors.environment_options, code_execution=actors.code_execution
     )
 
 
-def scored_by(actors: ActorsConfig) -> tuple[str, ...]:
-    """Return the rewards of held-out rollouts."""
-    return actors.heldout_reward or actors.reward
-
-
 def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
     """Refuse prompts that the rewards cannot score, or that could not be known again if retired."""
+    actors = config.actors
     if config.prompts.pass_rate_cap is not None:
         for prompt in prompts.first:
             split(prompt.prompt_id)
-    check_scorable(config.actors.reward, [*prompts.first, *prompts.of_parts])
-    check_scorable(scored_by(config.actors), prompts.problems)
+    check_scorable(actors.reward, [*prompts.first, *prompts.of_parts])
+    check_scorable(actors.heldout_reward or actors.reward, prompts.problems)
 
 
 def check_objective(config: RunConfig) -> None:
@@ -133,12 +124,11 @@ def _check_reward_models(loaded: Loaded) -> None:
 
 
 def _check_new(loaded: Loaded) -> None:
-    """Compare adapters and examples of a run that begins with what they were made from."""
+    """Compare the adapters of a run that begins with their models."""
     if loaded.resumed is not None:
         return
-    check_examples(loaded.config)
     learner, path = loaded.config.learner, loaded.inputs.model_path
-    check_adapter(learner.lora, path, section="learner.lora", shapes=loaded.shapes)
+    check_adapter(learner.lora, path, section="learner.lora")
     if (critic := learner.critic) is not None:
         own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
         check_adapter(critic.lora, own, section="learner.critic.lora")
@@ -202,20 +192,21 @@ def load_inputs(
     loaded = _load(config, resumed)
     for check in CHECKS:
         check(loaded)
-    if needs_space and loaded.shapes is not None:
+    if needs_space and Path(path := loaded.inputs.model_path).is_dir():
         checkpoints = None if resumed is None else resumed.checkpoints
-        check_free_space(config, loaded.shapes, folders, resumed=checkpoints)
+        check_free_space(config, weight_shapes(path), folders, resumed=checkpoints)
     return loaded.inputs
 
 
 def _load(config: RunConfig, resumed: RunDirectory | None) -> Loaded:
     """Find the models, import the user's code, and open the sources."""
-    path = model_path(config)
+    is_new = resumed is None
+    path = model_path(config, is_new=is_new)
     check_model(path)
     check_scoring(config)
     begun = resumed.path if resumed is not None and resumed.ledger.exists() else None
     prompts = open_prompts(config, model_path=path, begun=begun)
-    reward_models = reward_model_paths(config)
+    reward_models = reward_model_paths(config, is_new=is_new)
     named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
     inputs = Inputs(
         path,
@@ -225,8 +216,7 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Loaded:
         reward_models,
         {name: fingerprint_of_model(folder) for name, folder in named.items()},
     )
-    shapes = weight_shapes(path) if Path(path).is_dir() else None
-    return Loaded(config=config, inputs=inputs, shapes=shapes, prompts=prompts, resumed=resumed)
+    return Loaded(config=config, inputs=inputs, prompts=prompts, resumed=resumed)
 
 
 @_foreign_code()

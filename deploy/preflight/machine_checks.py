@@ -11,7 +11,7 @@ import psutil
 from rich.filesize import decimal
 
 from deploy.config.devices import visible_gpus
-from deploy.config.rules import check_devices
+from deploy.config.rules import STAGED
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address, metrics_access
@@ -35,7 +35,7 @@ def check_machine(config: RunConfig) -> None:
     _check_cores(config)
     check_gpus(config, visible_gpus())
     _check_offload(config)
-    check_devices(config.weight_sync, deploy.ray_address)
+    check_cuda(config)
     _check_address(deploy.ray_address)
     if deploy.metrics:
         metrics_access(deploy)
@@ -123,6 +123,19 @@ def check_gpus(config: RunConfig, available: int) -> None:
             f"actors.tensor_parallel_size = {actors.tensor_parallel_size} would take "
             f"{learner.ranks} and {workers}; set learner.gpus and actors.gpus, which may be shares "
             "such as 0.5"
+        )
+
+
+def check_cuda(config: RunConfig) -> None:
+    """Refuse a transport that needs a CUDA device on a machine without one."""
+    if config.weight_sync.staged or config.deploy.ray_address != "local":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError(
+            f'weight_sync.transport = "{config.weight_sync.transport}" needs a CUDA device, and '
+            f"this machine has none that torch can use; set it to {STAGED}"
         )
 
 

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from actors.engines.model_folder import attention_heads, describe, parallel_sizes, weight_shapes
 from actors.sources.fingerprints import of_files
@@ -26,26 +25,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def check_examples(config: RunConfig) -> None:
-    """Refuse, for a new run, what was trained on files of examples that have changed since.
-
-    To be called when `model_path` and `reward_model_paths` have accepted the folders.
-
-    Raises:
-        InputError: A file changed; names it.
-    """
-    if config.sft is not None:
-        refuse_other_files(config.warm_start, warm_start_origin(config), SFT_ANEW)
-    if config.actors.asks_reward_models and not config.actors.reward_model.paths:
-        refuse_other_files(config.reward_models, reward_model_origin(config), REWARD_MODELS_ANEW)
-
-
-def model_path(config: RunConfig) -> str:
-    """Return the folder or hub name of the initial weights.
+def model_path(config: RunConfig, *, is_new: bool = False) -> str:
+    """Return the folder or hub name of the initial weights, of a run that `is_new` or goes on.
 
     Raises:
         InputError: The recipe's warm start does not exist or was made with other settings, or it
-            names a missing folder.
+            names a missing folder; for a new run also if files of examples have changed since.
     """
     if config.sft is None:
         if config.model.path is not None:
@@ -54,23 +39,24 @@ def model_path(config: RunConfig) -> str:
             "the recipe builds a model from scratch ([model.tiny]) but has no [sft] section; "
             "random weights answer nothing, so there is nothing to reinforce"
         )
-    folder = config.warm_start
+    folder, origin = config.warm_start, warm_start_origin(config)
     if not (folder / "config.json").exists():
-        made = same_warm_starts(config)
-        hint = f', or set sft.name = "{made[0]}", which was made with these' if made else ""
+        made = sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}"))
+        same = [f.parents[1].name.removesuffix("-sft") for f in made if f.read_text() == origin]
+        hint = f', or set sft.name = "{same[0]}", which was made with these' if same else ""
         raise InputError(
             f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
             f"with the same recipe and settings first{hint}"
         )
-    refuse_another_origin(folder, warm_start_origin(config), SFT_ANEW)
+    refuse_another_origin(folder, origin, SFT_ANEW, files=is_new)
     return str(folder.resolve())  # other nodes may have the target of a link, but not the link
 
 
-def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
+def reward_model_paths(config: RunConfig, *, is_new: bool = False) -> tuple[str, ...]:
     """Return the folders or hub names of the models behind the reward `reward_model`, if used.
 
     Raises:
-        InputError: They do not exist, or were made with other settings.
+        InputError: As `model_path`.
     """
     named, folder = config.actors.reward_model.paths, config.reward_models
     if not config.actors.asks_reward_models:
@@ -84,16 +70,12 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
             "reward-model` with the same recipe and settings first, or name model folders in "
             "actors.reward_model.paths"
         )
-    refuse_another_origin(folder, reward_model_origin(config), REWARD_MODELS_ANEW)
+    refuse_another_origin(folder, reward_model_origin(config), REWARD_MODELS_ANEW, files=is_new)
     return tuple(str(path.absolute()) for path in members)
 
 
-def check_adapter(
-    lora: LoraConfig | None, path: str, *, section: str, shapes: Shapes | None = None
-) -> None:
-    """Compare a section with the model of a folder or hub name, before anything is loaded.
-
-    `shapes` are those of its weights if they were read before. Of a hub name they are not fetched.
+def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:
+    """Compare a section with the model of a folder, or with what a hub says of it.
 
     Raises:
         InputError: The model is quantised or has no such layers, or the adapter to begin with is
@@ -105,7 +87,7 @@ def check_adapter(
     layers: set[str] | None = None
     if Path(path).is_dir():
         transposed = description.get("model_type") in TRANSPOSED
-        layers = set() if transposed else _linear_layers(shapes or weight_shapes(path))
+        layers = set() if transposed else _linear_layers(weight_shapes(path))
     quantised = bool(description.get("quantization_config"))
     adapted_layers(lora, model=path, linear=layers, quantised=quantised, section=section)
     if lora.path is not None:
@@ -113,9 +95,9 @@ def check_adapter(
 
 
 def _linear_layers(shapes: Shapes) -> set[str]:
-    """Return the last parts of the names of the matrices inside layers, which have numbers.
+    """Return the last parts of the names of matrices inside layers, which have numbers.
 
-    Embeddings and the head are outside; experts are held as one tensor.
+    Experts are held as one tensor.
     """
     split = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
     return {
@@ -178,7 +160,7 @@ def warm_start_origin(config: RunConfig) -> str:
         del sections["sft"]["name"]
     sft = config.sft
     named = sft and [sft.demonstrations, sft.options, _weights_of(sft.lora)]
-    sections[FILES] = of_files([named or (), _heldout_options(config)])
+    sections[FILES] = of_files([named or (), config.heldout_source[2] if config.heldout else ()])
     return json.dumps(sections, sort_keys=True)
 
 
@@ -199,57 +181,27 @@ def _weights_of(lora: LoraConfig | None) -> str:
     return "" if lora is None or lora.path is None else str(Path(lora.path) / WEIGHTS_FILE)
 
 
-def _heldout_options(config: RunConfig) -> Mapping[str, Any]:
-    """Return the options that decide which problems examples must not have."""
-    heldout, prompts = config.heldout, config.prompts
-    if heldout is None:
-        return {}
-    return heldout.source_options or prompts.source_options
-
-
-def same_warm_starts(config: RunConfig) -> list[str]:
-    """Return the names of runs whose warm start was made with the same settings."""
-    origin = warm_start_origin(config)
-    made = sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}"))
-    return [f.parents[1].name.removesuffix("-sft") for f in made if f.read_text() == origin]
-
-
-def refuse_other_files(folder: Path, wanted: str, remedy: str) -> None:
-    """Refuse a folder for a new run whose files of examples, or of held-out problems, changed.
-
-    Otherwise its examples might have problems that are held out now. A file that is gone is not
-    compared; the arguments are those of `refuse_another_origin`, which has accepted the folder.
-
-    Raises:
-        InputError: A file changed; names it.
-    """
-    made = json.loads((folder / ORIGIN_FILE).read_text()).get(FILES, {})
-    for name, present in json.loads(wanted)[FILES].items():
-        if made.get(name, present) != present:
-            raise InputError(
-                f"{folder} was made with another {name} ({made[name]} then, {present} now). For"
-                f" this one, {remedy}"
-            )
-
-
 def fingerprint_of_model(path: str) -> str:
-    """Return a fingerprint of a model folder; of a name on the hub, the name.
-
-    See `weight_sync.base_model.fingerprint`.
-    """
+    """Return a fingerprint of a model folder; of a name on the hub, the name."""
     if not Path(path).is_dir():
         return path
     return fingerprint(file for file in Path(path).iterdir() if file.is_file())
 
 
-def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
+def refuse_another_origin(folder: Path, wanted: str, remedy: str, *, files: bool = False) -> None:
     """Refuse the folder of a warm start or of reward models that was made with other settings.
 
-    `wanted` are the settings as JSON; `remedy` tells in the error how to make a folder that fits.
+    Args:
+        folder: The folder.
+        wanted: The settings as JSON.
+        remedy: How to make a folder that fits, for the error.
+        files: Refuse it also if files of examples or of held-out problems have changed: examples
+            might have problems that are held out now. A file that is gone is not compared.
 
     Raises:
-        InputError: Settings differ, or the folder has none; names those that differ.
+        InputError: Settings or files differ, or the folder has no record; names what differs.
     """
+    present = json.loads(wanted)
     try:
         made = json.loads((folder / ORIGIN_FILE).read_text())
     except (OSError, ValueError) as error:
@@ -258,8 +210,14 @@ def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
         ) from None
     differ = [
         f"{change.name} = {change.before}, not {change.after}"
-        for change in changes(made | {FILES: None}, json.loads(wanted) | {FILES: None})
+        for change in changes(made | {FILES: None}, present | {FILES: None})
     ]
     if differ:
         shown = "; ".join(differ[:3]) + ("; and more" if len(differ) > 3 else "")
         raise InputError(f"{folder} was made with {shown}. For this recipe, {remedy}")
+    for name, now in present[FILES].items() if files else ():
+        if (then := made.get(FILES, {}).get(name, now)) != now:
+            raise InputError(
+                f"{folder} was made with another {name} ({then} then, {now} now). For this one, "
+                f"{remedy}"
+            )

@@ -109,10 +109,7 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
         return [], []
     planned = plan(section, steps=config.steps, temperature=config.actors.temperature)
     size = max(evaluation.size for evaluation in planned)
-    source_name, options, setting = section.source, section.source_options, "heldout.source"
-    if source_name is None:
-        source_name, setting = config.prompts.source, "prompts.source"
-        options = options or config.prompts.source_options
+    setting, source_name, options = config.heldout_source
     source = load_source(
         source_name,
         options=options,
@@ -141,11 +138,10 @@ def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt])
     before, now = of_prompts(recorded), of_prompts(problems[: len(recorded)])
     if before == now:
         return problems
-    own = config.heldout and config.heldout.source
-    setting, name = ("heldout", own) if own else ("prompts", config.prompts.source)
+    setting, name, _ = config.heldout_source
     if config.prompts.on_change == "refuse":
         raise InputError(
-            f"{setting}.source = {name!r}: the held-out problems are not those that the run began "
+            f"{setting} = {name!r}: the held-out problems are not those that the run began "
             f"with ({before} before, {now} now), so that it could train what it is scored on. Put "
             "them back, or keep those of its ledger and train neither: "
             '--set prompts.on_change="new_epoch"'

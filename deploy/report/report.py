@@ -15,7 +15,7 @@ from deploy.report.tables import FIGURES, describe_changes, figures
 from deploy.report.timeline import Timeline, draw_timeline, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
-from deploy.storage.sessions import read_sessions, settings
+from deploy.storage.sessions import read_sessions
 from headway import clock
 from headway.atomic_file import atomic_file
 from headway.clean_text import printable
@@ -81,7 +81,7 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
         bias,
         colour,
         _figures(record, directory),
-        settings(directory.config()),
+        directory.config().settings(),
         notes(record, read_sessions(directory)),
     )
 

@@ -16,6 +16,7 @@ from deploy.storage.run_documents import RunDocuments
 from deploy.storage.run_lock import RunLock, RunMissing
 from headway.atomic_file import sync_path
 from headway.errors import InputError, is_bad_input
+from headway.file_lock import is_at
 from headway.nearest_name import nearest
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
@@ -194,7 +195,7 @@ class RunDirectory(RunDocuments):
         doomed = self._beside("discarded")
         with deferred():
             with self.lock.named():
-                if not self.lock.is_ours(descriptor):
+                if not is_at(descriptor, self.lock.file):
                     return
                 _delete(doomed)
                 self.path.rename(doomed)

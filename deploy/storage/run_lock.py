@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.runtime import session_process
 from headway.errors import InputError
-from headway.file_lock import is_at, is_held, locked
+from headway.file_lock import is_held, locked
 from queues.readers.open_run import is_open
 
 NAMING_SECONDS = 2.0
@@ -24,7 +24,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file = folder / session_process.DRIVER_LOCK
+        self.file = folder / session_process.DRIVER_LOCK
         self._parent = folder / session_process.PARENT_LOCK
 
     def named(self) -> AbstractContextManager[int]:
@@ -35,7 +35,7 @@ class RunLock:
     @contextmanager
     def taken(self) -> Iterator[int]:
         """Lock the folder, without a look at its processes, and yield the lock's descriptor."""
-        with locked(self._file) as descriptor:
+        with locked(self.file) as descriptor:
             _sign(descriptor)
             yield descriptor
 
@@ -56,7 +56,7 @@ class RunLock:
             raise self.going_on(by_signer=True)  # perhaps between two sessions of a command
         with ExitStack() as hold:
             try:
-                descriptor = hold.enter_context(locked(self._file))
+                descriptor = hold.enter_context(locked(self.file))
             except BlockingIOError:
                 raise self.going_on(by_signer=True) from None
             except FileNotFoundError:
@@ -68,13 +68,9 @@ class RunLock:
             _sign(descriptor)
             yield
 
-    def is_ours(self, descriptor: int) -> bool:
-        """Return True if the descriptor of a lock is that of the folder that is here now."""
-        return is_at(descriptor, self._file)
-
     def rests(self) -> bool:
         """Return True if no process works on the run."""
-        return not (is_held(self._file) or is_held(self._parent) or is_open(self.folder))
+        return not (is_held(self.file) or is_held(self._parent) or is_open(self.folder))
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
@@ -86,7 +82,7 @@ class RunLock:
         holder = ""
         if by_signer:
             with suppress(OSError):
-                holder = self._file.read_text(errors="replace")
+                holder = self.file.read_text(errors="replace")
         return InputError(
             f"a run named {self.folder.name!r} is going on in {self.folder.parent}{holder}; choose "
             "another name, or wait for its end"

@@ -33,9 +33,9 @@ def begin_session(
         The row of the session as JSON, which the broker is to keep.
     """
     rows = read_sessions(directory)
-    changed = changes(rows[-1]["recipe"], settings(config)) if rows else []
+    changed = changes(rows[-1]["recipe"], config.settings()) if rows else []
     described = list(map(str, changed))
-    row = {"version": version, **environment, "changes": described, "recipe": settings(config)}
+    row = {"version": version, **environment, "changes": described, "recipe": config.settings()}
     directory.rewrite(FILE, [*rows, row])
     return json.dumps(row)
 
@@ -57,10 +57,10 @@ def resumed_recipe(
         InputError: It is not valid, or the run cannot go on with a change; names each, and why.
     """
     config, sessions = directory.config(overrides), read_sessions(directory)
-    before = sessions[-1]["recipe"] if sessions else settings(directory.config())
+    before = sessions[-1]["recipe"] if sessions else directory.config().settings()
     if config.learner.cores is None:
         before["learner"]["cores"] = None  # they were chosen for the machine of that session
-    changed = changes(before, settings(config))
+    changed = changes(before, config.settings())
     renamed = config.name == directory.path.name  # the folder was copied or renamed
     refused = [
         f"{change}: {reason}"
@@ -112,8 +112,3 @@ def earlier_sessions(
 def _recipe(directory: RunDirectory, recipe: Mapping[str, Any]) -> RunConfig:
     deploy = {**recipe["deploy"], "runs_dir": str(directory.path.parent)}
     return RunConfig.model_validate_json(json.dumps({**recipe, "deploy": deploy}), strict=True)
-
-
-def settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings of a recipe but `deploy.runs_dir`, since a run may be moved."""
-    return config.with_model_names().model_dump(mode="json", exclude={"deploy": {"runs_dir"}})

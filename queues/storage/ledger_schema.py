@@ -111,8 +111,10 @@ def open_tables(database: sqlite3.Connection, directory: Path) -> None:
         LedgerError: It is damaged, of another version, or empty although there are rollouts.
     """
     path = directory / FILE_NAME
-    register(database)
     (existing,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if existing:
+        check_schema_version(database, path)
+    register(database)
     if not existing:
         if any((directory / JOURNAL_NAME).glob("*.segment")):
             raise LedgerError(
@@ -121,7 +123,6 @@ def open_tables(database: sqlite3.Connection, directory: Path) -> None:
             )
         create_tables(database)
         database.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    check_schema_version(database, path)
     check(database, path)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.storage.jsonl import Say, set_aside
-from deploy.storage.repair.backups import named_backup
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
@@ -62,53 +61,33 @@ def examine(directory: RunDirectory, recorded: Sequence[Checkpoint]) -> Iterator
         yield Examined(version, folder, damage and f"{folder}: {damage}")
 
 
-def find_checkpoint(directory: RunDirectory, say: Say) -> tuple[int, Path] | None:
+def find_checkpoint(
+    directory: RunDirectory, say: Say, *, is_live: bool = False
+) -> tuple[int, Path] | None:
     """Return version and folder of the checkpoint to go on from; None for the initial weights.
 
-    A damaged checkpoint is set aside, and the one before it taken. Call it while the run is held.
+    A damaged checkpoint is set aside, and the one before it taken. Call it while the run is held;
+    the ledger of a run that `is_live` keeps damaged checkpoints, and the learner saves them anew.
 
     Raises:
         LedgerError: The ledger is missing or damaged, or ends before the newest checkpoint does.
         JournalError: A group that is needed from there on cannot be read from the journal.
     """
-    with named_backup(directory):
-        progress = check_ledger(directory)
-        if progress is None:
-            return None
-        chosen, damaged = _newest_whole(directory, progress.checkpoints)
-        for text in give_up(directory, damaged):
-            say(f"{text}; the one before is taken")
-        _require_groups(directory, chosen[0] if chosen else 0)
-        return chosen
-
-
-def find_checkpoint_of_live(directory: RunDirectory, say: Say) -> tuple[int, Path] | None:
-    """Return version and folder of the checkpoint to go on from, while a broker has the ledger.
-
-    Damaged checkpoints are set aside. The ledger keeps them, and the learner saves them anew.
-
-    Raises:
-        JournalError: There are any, and a group that is needed because of that cannot be read.
-    """
-    progress = read_progress(directory.path, verify=False)
-    chosen, damaged = _newest_whole(directory, progress.checkpoints)
-    for checkpoint in damaged:
-        say(f"{_set_aside(checkpoint)}; the one before is taken")
-    if damaged:
-        _require_groups(directory, chosen[0] if chosen else 0)
-    return chosen
-
-
-def _newest_whole(
-    directory: RunDirectory, recorded: Sequence[Checkpoint]
-) -> tuple[tuple[int, Path] | None, list[Examined]]:
-    """Return version and folder of the newest whole checkpoint, and the damaged ones after it."""
+    verified = read_progress(directory.path, verify=False) if is_live else check_ledger(directory)
+    if verified is None:
+        return None
+    chosen: Examined | None = None
     damaged: list[Examined] = []
-    for checkpoint in examine(directory, recorded):
+    for checkpoint in examine(directory, verified.checkpoints):
         if checkpoint.damage is None:
-            return (checkpoint.version, checkpoint.folder), damaged
+            chosen = checkpoint
+            break
         damaged.append(checkpoint)
-    return None, damaged
+    for text in give_up(directory, damaged, forget=not is_live):
+        say(f"{text}; the one before is taken")
+    if damaged or not is_live:
+        _require_groups(directory, chosen.version if chosen else 0)
+    return (chosen.version, chosen.folder) if chosen else None
 
 
 def _require_groups(directory: RunDirectory, since: int) -> None:
@@ -123,19 +102,15 @@ def _require_groups(directory: RunDirectory, since: int) -> None:
         )
 
 
-def give_up(directory: RunDirectory, damaged: Sequence[Examined]) -> Iterator[str]:
-    """Set damaged checkpoints aside; yield a description of each."""
-    for checkpoint in damaged:
-        yield _set_aside(checkpoint)
-    if damaged:
+def give_up(
+    directory: RunDirectory, damaged: Sequence[Examined], *, forget: bool = True
+) -> Iterator[str]:
+    """Set damaged checkpoints aside and `forget` them in the ledger; yield a line for each."""
+    for version, folder, damage in damaged:
+        kept = f", and kept as {set_aside(folder)}" if folder.exists() else ""
+        yield f"checkpoint {version} is damaged: {damage}{kept}"
+    if damaged and forget:
         forget_checkpoints(directory.path, [checkpoint.version for checkpoint in damaged])
-
-
-def _set_aside(damaged: Examined) -> str:
-    """Rename the folder of a damaged checkpoint, if there is one, and describe it."""
-    version, folder, damage = damaged
-    kept = f", and kept as {set_aside(folder)}" if folder.exists() else ""
-    return f"checkpoint {version} is damaged: {damage}{kept}"
 
 
 def check_ledger(directory: RunDirectory) -> Progress | None:

@@ -14,7 +14,7 @@ from deploy.preflight.machine_checks import (
     check_descriptors,
     check_machine,
 )
-from deploy.preflight.models import check_examples, model_path, warm_start_origin
+from deploy.preflight.models import model_path, warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from weight_sync.open_files import MOST
@@ -336,7 +336,8 @@ def test_a_warm_start_of_another_adapter_is_refused_for_a_new_run(tmp_path):
     weights.write_bytes(b"first")
     config = recipe(tmp_path, f"sft.lora.path={tmp_path}", "sft.optimizer=adamw")
     make_warm_start(config)
-    check_examples(config)
+    model_path(config, is_new=True)
     weights.write_bytes(b"second")
+    model_path(config)
     with pytest.raises(InputError, match=r"was made with another .*adapter_model\.safetensors"):
-        check_examples(config)
+        model_path(config, is_new=True)

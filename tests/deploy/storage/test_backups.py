@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.storage.repair.backups import find_begun_run, from_backup
-from deploy.storage.repair.salvage import salvage
+from deploy.storage.repair.backups import find_begun_run, from_backup, named_backup
 from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session, resumed_recipe
@@ -79,7 +78,8 @@ def test_a_folder_that_exists_stays_and_is_named(run, tmp_path):
     directory, backup = run
     with pytest.raises(InputError, match="exists: go on with `headway resume"):
         from_backup(backup, tmp_path / "runs_dir", print)
-    assert find_checkpoint(directory, print) is not None, "it has not been taken over"
+    with named_backup(directory):
+        pass  # it has not been taken over
 
 
 def test_what_is_no_backup_is_named(tmp_path):
@@ -123,11 +123,16 @@ def is_whole(made):
     return (version, (folder / "model.safetensors").read_text()) == (4, "weights 4")
 
 
-@pytest.mark.parametrize("command", [find_checkpoint, salvage])
+def refused(command, directory, message):
+    result = call_main([command, directory.path], directory.path.parent)
+    assert result.returncode == 1
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["resume", "salvage"])
 def test_a_folder_that_comes_back_is_refused_and_changes_nothing(lost_and_found, command):
     directory, made = lost_and_found
-    with pytest.raises(LedgerError, match="is older than its backup, from which the run went on"):
-        command(directory, print)
+    refused(command, directory, "is older than its backup, from which the run went on")
     assert is_whole(made)
 
 
@@ -139,12 +144,11 @@ def test_a_folder_that_comes_back_is_replaced_alone(lost_and_found):
     assert is_whole(made)
 
 
-@pytest.mark.parametrize("command", [find_checkpoint, salvage])
+@pytest.mark.parametrize("command", ["resume", "salvage"])
 def test_damage_names_the_backup_that_has_what_is_lost(run, command):
     directory, backup = run
     directory.ledger.write_bytes(b"no ledger" * 1000)
-    with pytest.raises(LedgerError, match=rf"move .*mine away, and `headway resume {backup}`"):
-        command(directory, print)
+    refused(command, directory, f"move {directory.path} away, and `headway resume {backup}`")
 
 
 def test_a_run_that_is_replaced_takes_its_backup_with_it(run, tmp_path):

@@ -3,9 +3,7 @@
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.config.rules import check_devices
 from headway.errors import InputError
-from weight_sync.config import WeightSyncConfig
 
 GPUS = ["learner.gpus=1", "actors.gpus=1"]
 SHARES = ["learner.gpus=0.5", "actors.gpus=0.5"]
@@ -49,15 +47,3 @@ def test_a_direct_transport_is_taken_where_it_may_work(overrides) -> None:
     config = load_recipe("demo", overrides)
     assert not config.weight_sync.staged
     assert config.weight_sync.one_node == (config.weight_sync.transport == "ipc")
-
-
-def test_a_machine_without_cuda_is_told_of_once(monkeypatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match='"nccl" needs a CUDA device, and this machine has none'):
-        check_devices(WeightSyncConfig(transport="nccl"), "local")
-    check_devices(WeightSyncConfig(transport="nccl"), "10.0.0.1:6379")
-    check_devices(WeightSyncConfig(), "local")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    check_devices(WeightSyncConfig(transport="nccl"), "local")

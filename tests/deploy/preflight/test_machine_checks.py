@@ -1,4 +1,4 @@
-"""Folders that a run may be kept in."""
+"""What this machine lacks for a recipe: folders, CUDA, threads."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.preflight.machine_checks import backup_warning, check_machine, check_run_folders
+from deploy.preflight.machine_checks import (
+    backup_warning,
+    check_cuda,
+    check_machine,
+    check_run_folders,
+)
 from headway.errors import InputError
 
 
@@ -39,3 +44,17 @@ def test_an_optimizer_on_the_cpus_of_a_cluster_wants_threads(tmp_path: Path) -> 
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"on another cluster with one thread a rank .* set learn"):
         check_machine(load_recipe("demo", settings).updated(learner={"cores": None}))
+
+
+def test_a_machine_without_cuda_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    direct = ["weight_sync.transport=nccl", "learner.gpus=1", "actors.gpus=1"]
+    config = load_recipe("demo", direct)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match='"nccl" needs a CUDA device, and this machine has none'):
+        check_cuda(config)
+    check_cuda(load_recipe("demo", [*direct, "deploy.ray_address=10.0.0.1:6379"]))
+    check_cuda(load_recipe("demo"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_cuda(config)
