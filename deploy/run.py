@@ -148,8 +148,8 @@ class Run:
         """Start all processes, learn, score, and record that all is done."""
         context, processes = self.context, self.processes
         await self.start()
-        inputs = context.inputs
-        await evaluations.queue_all(processes.broker, inputs.evaluations, inputs.problems)
+        prompts = context.inputs.prompts
+        await evaluations.queue_all(processes.broker, prompts.evaluations, prompts.problems)
         if self.exporter is not None and (warning := self.targets.warning()):
             context.console.say(warning)
         self.learning = named("learner", processes.learner.run())
@@ -229,16 +229,15 @@ class Run:
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""
-        config, inputs, broker = self.context.config, self.context.inputs, self.processes.broker
-        evaluates = evaluator(config.heldout)
-        await evaluations.initial(broker, inputs.evaluations, evaluates)
-        prompts = config.prompts
+        config, opened = self.context.config, self.context.inputs.prompts
+        broker = self.processes.broker
+        await evaluations.initial(broker, opened.evaluations, evaluator(config.heldout))
         await feed(
             broker,
-            inputs.source,
-            name=prompts.source,
+            opened.source,
+            name=config.prompts.source,
             deadline=config.deploy.stall_seconds,
-            on_change=prompts.on_change,
+            on_change=config.prompts.on_change,
         )
 
     async def save(self, insisted: asyncio.Event | None = None) -> None:

@@ -144,7 +144,7 @@ async def write_scores(
     async def score(version: int, model: Path, size: int) -> Record:
         try:
             async with asyncio.timeout(seconds):
-                result = await _score(fleet.broker, version, inputs.problems[:size])
+                result = await _score(fleet.broker, version, inputs.prompts.problems[:size])
             with (config.deploy.runs_dir / SCORED).open("a") as scored:
                 scored.write(f"{model} {Score.of(result)}\n")
             return result

@@ -46,9 +46,8 @@ async def generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -
     unbounded = config.queues.model_copy(update={"max_staleness": steps})
     fleet = await start_fleet(config, inputs.model_path, directory.path, unbounded, steps)
     await fleet.publish(0, Path(inputs.model_path))
-    await fleet.serve(
-        consumer=_consume(config, fleet.broker, directory), feeder=_feed(inputs, fleet.broker)
-    )
+    feeder = _feed(inputs, fleet.broker)
+    await fleet.serve(consumer=_consume(config, fleet.broker, directory), feeder=feeder)
 
 
 async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirectory) -> None:
@@ -76,7 +75,8 @@ async def _feed(inputs: Inputs, broker: BrokerClient) -> None:
         except QueueClosed:
             return
         if wanted:
-            await broker.issue(inputs.source.next(wanted), cursor=inputs.source.cursor())
+            source = inputs.prompts.source
+            await broker.issue(source.next(wanted), cursor=source.cursor())
 
 
 class Replay(Broker):
@@ -140,7 +140,7 @@ def main() -> None:
     with directory.created(config, replace=False):
         if kind in ("run", "train"):
             if kind == "train":  # checkpoints are scored afterwards
-                inputs = replace(inputs, evaluations=[])
+                inputs = replace(inputs, prompts=replace(inputs.prompts, evaluations=[]))
             run(config, inputs, directory, Terminal())
             return
         with cluster(config, directory.logs):

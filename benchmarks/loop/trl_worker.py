@@ -159,7 +159,7 @@ def train(
 
     stated = settings(config, directory, micro, generation)
     write_settings(stated, directory.path / SETTINGS)
-    rows = inputs.source.next(config.steps * config.prompts.groups_per_batch)
+    rows = inputs.prompts.source.next(config.steps * config.prompts.groups_per_batch)
     data = Dataset.from_list([{"prompt": row.text, "answer": row.answer} for row in rows])
     trainer = RecipeSchedule(
         config,

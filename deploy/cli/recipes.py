@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -108,7 +109,7 @@ def plan(
     )
     memory = check_memory(config, SafeConsole(stderr=True))
     if as_json:
-        typer.echo(json.dumps({**document, "memory": memory and memory.to_dict()}))
+        typer.echo(json.dumps({**document, "memory": memory and asdict(memory)}))
     else:
         throughput.show(document, SafeConsole())
 

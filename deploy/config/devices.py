@@ -63,11 +63,9 @@ def left_on_cards(shares: Iterable[float], parts: Iterable[float] = ()) -> list[
 
 
 def _gpus(config: RunConfig, available: int) -> tuple[float, float] | None:
-    """Return the GPUs of a rank and of an engine for a run on this machine.
+    """Return the GPUs of a rank and of an engine, where a recipe names none and there are enough.
 
-    Every rank and every worker of an engine gets a GPU of its own, or half of a single one where
-    there are only two of them. None for a recipe that names either key, and for one for which the
-    `available` GPUs are too few.
+    Every rank and every worker of an engine gets a GPU of its own, or half of the only one.
     """
     actors, learner = config.actors, config.learner
     given = "gpus" in actors.model_fields_set | learner.model_fields_set
@@ -80,20 +78,16 @@ def _gpus(config: RunConfig, available: int) -> tuple[float, float] | None:
 
 
 def _computes_in_bfloat16(config: RunConfig, gpus: float) -> bool:
-    """Return True for a learner on GPUs, and its engines, where a recipe names no dtype.
+    """Return True for a learner on GPUs, where a recipe names no dtype.
 
-    Not so with `[model.tiny]`, whose weights are float32, and with `learner.zero_stage` = 0, which
-    trains in float32 alone.
+    `[model.tiny]` and `learner.zero_stage` = 0 train in float32 alone.
     """
     named = "dtype" in config.actors.model_fields_set | config.learner.model_fields_set
     return not named and gpus > 0 and config.learner.zero_stage > 0 and config.model.tiny is None
 
 
 def _steps_on_cpu(config: RunConfig, gpus: float) -> bool:
-    """Return True for a learner on GPUs of this machine whose optimizer steps on the CPU.
-
-    Its ranks then share half of the cores, unless the recipe names threads or cores.
-    """
+    """Return True for optimizer steps on this machine's CPU, without named threads or cores."""
     learner = config.learner
     named = (learner.threads, learner.cores) != (None, None)
     here = config.deploy.ray_address == "local"

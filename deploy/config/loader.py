@@ -39,11 +39,7 @@ def preset_names() -> list[str]:
 
 
 def preset_text(name: str) -> str:
-    """Return the text of a preset's file.
-
-    Raises:
-        InputError: There is no preset of that name.
-    """
+    """Return the text of a preset's file; raise InputError if there is none of that name."""
     names = preset_names()
     if name not in names:
         hint = nearest(str(name), names)
@@ -55,10 +51,7 @@ def with_preset(document: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's document, as read from TOML, completed by the preset that it names.
 
     Where the recipe chooses another advantage, loss or correction than the preset, the preset's
-    options of that choice are left out.
-
-    Raises:
-        InputError: There is no such preset.
+    options of that choice are left out. Raises InputError if there is no such preset.
     """
     if "preset" not in document:
         return document

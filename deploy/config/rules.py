@@ -1,4 +1,7 @@
-"""Rules between the sections of a recipe: what an objective, a source and a transport ask for."""
+"""Rules between the sections of a recipe: what an objective, a source and a transport ask for.
+
+Every check raises InputError or ValueError that names the settings, and what would do.
+"""
 
 from actors.config import ActorsConfig, PromptsConfig
 from actors.shipped import REWARDS, SOURCES
@@ -19,10 +22,9 @@ LEAST_RATE = 1e-5
 def check_against_objective(config: RecipeKeys, traits: ObjectiveTraits) -> None:
     """Refuse a recipe whose rollouts are not what its objective needs.
 
-    Raises:
-        InputError: Stale rollouts that nothing corrects, a truncated behaviour policy that a ratio
-            compares with, groups of one that are compared, a baseline that nobody samples, or
-            groups that are dropped although they teach something.
+    These are stale rollouts that nothing corrects, a truncated behaviour policy that a ratio
+    compares with, groups of one that are compared, a baseline that nobody samples, and groups that
+    are dropped although they teach something.
     """
     _check_staleness(config, traits)
     learner, actors = config.learner, config.actors
@@ -56,11 +58,7 @@ def check_against_objective(config: RecipeKeys, traits: ObjectiveTraits) -> None
 
 
 def check_batch(config: RecipeKeys) -> None:
-    """Refuse groups and batches that are too small for what the advantage compares.
-
-    Raises:
-        InputError: Names the sizes, and what would do.
-    """
+    """Refuse groups and batches that are too small for what the advantage compares."""
     traits, prompts = config.learner.traits.advantage, config.prompts
     name, options = config.learner.advantage, config.learner.advantage_options
     if traits is None:
@@ -114,11 +112,7 @@ def hardly_trains(config: RecipeKeys) -> list[str]:
 
 
 def check_source(prompts: PromptsConfig, actors: ActorsConfig) -> None:
-    """Refuse a source that never comes back to a capped prompt, or that a reward cannot score.
-
-    Raises:
-        ValueError: Names both settings, and what would fit. Nothing is said of user code.
-    """
+    """Refuse a source that never comes back to a capped prompt, or that a reward cannot score."""
     entry, cap = SOURCES.get(prompts.source), prompts.pass_rate_cap
     if entry is None:
         return
@@ -144,12 +138,7 @@ STAGED = '"shared_memory", "object_store" or "filesystem"'
 
 
 def check_transport(config: RecipeKeys) -> None:
-    """Refuse a transport that cannot work between the learner and the actors of a recipe.
-
-    Raises:
-        InputError: They are on different nodes, or the engine or the GPUs are not what it needs, or
-            it would round an adapter.
-    """
+    """Refuse a transport that cannot work between learner and actors, or rounds an adapter."""
     weight_sync, placement = config.weight_sync, config.deploy.placement
     learner, actors, transport = config.learner, config.actors, config.weight_sync.transport
     if weight_sync.one_node and (placement.learner or placement.actors):

@@ -73,7 +73,7 @@ async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
 async def collect(context: RunContext, broker: "BrokerClient", trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
-    for version, evaluations in groupby(context.inputs.evaluations, attrgetter("version")):
+    for version, evaluations in groupby(context.inputs.prompts.evaluations, attrgetter("version")):
         if version in record.scored:
             continue
         results = [(planned, await outcome(broker, planned)) for planned in evaluations]

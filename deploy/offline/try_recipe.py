@@ -57,7 +57,7 @@ def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str
             f"learner.lora.path = {lora.path!r}: `headway try` plays with a model as its "
             "folder has it; to try both, merge them into a folder and name that in model.path"
         )
-    prompts = inputs.source.next(count)
+    prompts = inputs.prompts.source.next(count)
     descriptor, name = tempfile.mkstemp(prefix="headway-try-", suffix=".log")
     os.close(descriptor)
     log = Path(name)

@@ -1,4 +1,7 @@
-"""Loads and checks what a run is made from, before anything is written: model, prompts, rewards."""
+"""Loads and checks what a run is made from, before anything is written: model, prompts, rewards.
+
+Every function raises InputError for what is missing or cannot be used, and names what is allowed.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +16,6 @@ from actors.reward_models.folder import check_reward_model
 from actors.rewards.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
 from actors.sources.examples import DEMONSTRATIONS, PREFERENCES, load_examples
-from actors.sources.protocol import RestartableSource
-from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.config.rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.observability import trackers
@@ -33,7 +34,6 @@ from deploy.storage.sessions import read_sessions
 from headway.errors import HeadwayError, InputError
 from headway.output_limits import limited_output
 from queues.policy.prompt_retirement import split
-from queues.records import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,11 @@ class Inputs:
     """Everything outside the recipe that a run starts from."""
 
     model_path: str
-    source: RestartableSource
-    problems: list[Prompt]
-    """Held-out problems, as many as the largest evaluation needs; of a resumed run those that it
-    began with."""
-    evaluations: list[PlannedEvaluation]
+    prompts: OpenedPrompts
     reward_models: tuple[str, ...] = ()
     """Folders or hub names of the models behind the reward `reward_model`; empty without it."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the initial weights and of the reward models, by their role."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A recipe and its inputs, with what only the checks need."""
-
-    config: RunConfig
-    inputs: Inputs
-    prompts: OpenedPrompts
-    resumed: RunDirectory | None
-    """The run that goes on; None for a new one."""
 
 
 def check_scoring(config: RunConfig) -> None:
@@ -84,11 +69,7 @@ def check_prompts(config: RunConfig, prompts: OpenedPrompts) -> None:
 
 
 def check_objective(config: RunConfig) -> None:
-    """Compute the objective of two made-up rollouts; imports torch.
-
-    Raises:
-        InputError: The objective, which may be the user's, raised or does not fit the recipe.
-    """
+    """Compute the objective of two made-up rollouts, which may be the user's; imports torch."""
     from learner.objective.checks import check_objective as traits_of
 
     try:
@@ -104,63 +85,57 @@ def check_objective(config: RunConfig) -> None:
     check_against_objective(config, traits)
 
 
-def _check_engine(loaded: Loaded) -> None:
-    check_workers(loaded.config, loaded.inputs.model_path)
-    if loaded.config.actors.engine == "vllm":
-        check_sampling(loaded.inputs.model_path)
+def _check_engine(config: RunConfig, inputs: Inputs, _: RunDirectory | None) -> None:
+    check_workers(config, inputs.model_path)
+    if config.actors.engine == "vllm":
+        check_sampling(inputs.model_path)
 
 
-def _check_scores(loaded: Loaded) -> None:
-    check_prompts(loaded.config, loaded.prompts)
-    check_objective(loaded.config)
-    check_fit(loaded.inputs.model_path, loaded.config.actors, loaded.prompts.sample)
+def _check_scores(config: RunConfig, inputs: Inputs, _: RunDirectory | None) -> None:
+    check_prompts(config, inputs.prompts)
+    check_objective(config)
+    check_fit(inputs.model_path, config.actors, inputs.prompts.sample)
 
 
-def _check_reward_models(loaded: Loaded) -> None:
-    actors = loaded.config.actors
-    for path in loaded.inputs.reward_models:
-        longest = actors.max_model_len or context_length(loaded.inputs.model_path)
-        check_reward_model(path, actors, longest, map(opening, loaded.prompts.sample))
+def _check_reward_models(config: RunConfig, inputs: Inputs, _: RunDirectory | None) -> None:
+    actors = config.actors
+    for path in inputs.reward_models:
+        longest = actors.max_model_len or context_length(inputs.model_path)
+        check_reward_model(path, actors, longest, map(opening, inputs.prompts.sample))
 
 
-def _check_new(loaded: Loaded) -> None:
+def _check_new(config: RunConfig, inputs: Inputs, resumed: RunDirectory | None) -> None:
     """Compare the adapters of a run that begins with their models."""
-    if loaded.resumed is not None:
+    if resumed is not None:
         return
-    learner, path = loaded.config.learner, loaded.inputs.model_path
+    learner, path = config.learner, inputs.model_path
     check_adapter(learner.lora, path, section="learner.lora")
     if (critic := learner.critic) is not None:
         own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
         check_adapter(critic.lora, own, section="learner.critic.lora")
 
 
-def _check_resumed(loaded: Loaded) -> None:
-    """Refuse to resume a run whose model folders have other content than in its last session.
-
-    Raises:
-        InputError: One differs; names its role.
-    """
-    if (run := loaded.resumed) is None:
-        return
-    sessions = read_sessions(run)
+def _check_resumed(config: RunConfig, inputs: Inputs, resumed: RunDirectory | None) -> None:
+    """Refuse to resume a run whose model folders have other content than in its last session."""
+    sessions = read_sessions(resumed) if resumed is not None else []
     before = sessions[-1].get("models", {}) if sessions else {}
-    for name, fingerprint in loaded.inputs.models.items():
+    for name, fingerprint in inputs.models.items():
         if before.get(name, fingerprint) != fingerprint:
             raise InputError(
-                f"the {name} of {run.path.name} is not that of its last session ({before[name]} "
+                f"the {name} of {config.name} is not that of its last session ({before[name]} "
                 f"before, {fingerprint} now), and scores and KL would not be comparable; put it "
                 "back, or start a run of its own"
             )
 
 
-CHECKS: tuple[Callable[[Loaded], None], ...] = (
+CHECKS: tuple[Callable[[RunConfig, Inputs, RunDirectory | None], None], ...] = (
     _check_engine,
     _check_scores,
     _check_reward_models,
     _check_new,
     _check_resumed,
 )
-"""Checks of everything that was loaded, in their order."""
+"""Checks of a recipe, its inputs and the run that goes on, if one does, in their order."""
 
 
 @contextmanager
@@ -183,40 +158,29 @@ def load_inputs(
 
     The prompts of a resumed run must be those of its last session, unless prompts.on_change allows
     others. Unless it `needs_space`, the run goes on with whatever is free, and waits for more.
-
-    Raises:
-        InputError: Something is missing or cannot be used; names what is allowed.
     """
     folders = check_run_folders(config)
     check_machine(config)
-    loaded = _load(config, resumed)
+    inputs = _load(config, resumed)
     for check in CHECKS:
-        check(loaded)
-    if needs_space and Path(path := loaded.inputs.model_path).is_dir():
+        check(config, inputs, resumed)
+    if needs_space and Path(inputs.model_path).is_dir():
         checkpoints = None if resumed is None else resumed.checkpoints
-        check_free_space(config, weight_shapes(path), folders, resumed=checkpoints)
-    return loaded.inputs
+        check_free_space(config, weight_shapes(inputs.model_path), folders, resumed=checkpoints)
+    return inputs
 
 
-def _load(config: RunConfig, resumed: RunDirectory | None) -> Loaded:
+def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
     """Find the models, import the user's code, and open the sources."""
-    is_new = resumed is None
-    path = model_path(config, is_new=is_new)
+    path = model_path(config, is_new=resumed is None)
+    reward_models = reward_model_paths(config, is_new=resumed is None)
+    named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
+    models = {name: fingerprint_of_model(folder) for name, folder in named.items()}
     check_model(path)
     check_scoring(config)
     begun = resumed.path if resumed is not None and resumed.ledger.exists() else None
     prompts = open_prompts(config, model_path=path, begun=begun)
-    reward_models = reward_model_paths(config, is_new=is_new)
-    named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
-    inputs = Inputs(
-        path,
-        prompts.source,
-        prompts.problems,
-        prompts.evaluations,
-        reward_models,
-        {name: fingerprint_of_model(folder) for name, folder in named.items()},
-    )
-    return Loaded(config=config, inputs=inputs, prompts=prompts, resumed=resumed)
+    return Inputs(path, prompts, reward_models, models)
 
 
 @_foreign_code()
@@ -225,9 +189,6 @@ def check_code(config: RunConfig) -> None:
 
     Rewards, environment, sources, examples, trackers and objective are found, and their options
     checked.
-
-    Raises:
-        InputError: One of them cannot be imported, or does not take its options.
     """
     check_scoring(config)
     trackers.check(config.deploy.trackers)

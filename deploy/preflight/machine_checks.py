@@ -1,4 +1,7 @@
-"""Checks that this machine has the folders, space, cores, GPUs, files and addresses of a recipe."""
+"""Checks that this machine has the folders, space, cores, GPUs, files and addresses of a recipe.
+
+Each raises InputError that names the setting, what the machine has, and what would do.
+"""
 
 import math
 import os
@@ -44,11 +47,7 @@ def check_machine(config: RunConfig) -> None:
 
 
 def check_descriptors(config: RunConfig) -> None:
-    """Raise the limit of open files of this process, and so of all that it starts.
-
-    Raises:
-        InputError: The run needs more than this user is allowed.
-    """
+    """Raise the limit of open files of this process, and so of all that it starts."""
     needed = DESCRIPTORS + DESCRIPTORS_OF_PEER * (config.actors.count + config.learner.ranks)
     if (allowed := allow_open_files()) < needed:
         raise InputError(
@@ -59,11 +58,7 @@ def check_descriptors(config: RunConfig) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Connect to the address of a cluster once, since Ray itself would try for minutes.
-
-    Raises:
-        InputError: The connection failed.
-    """
+    """Connect to the address of a cluster once, since Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return
@@ -149,8 +144,7 @@ NETWORK = frozenset(
 def check_runs_dir(config: RunConfig) -> Path:
     """Return `deploy.runs_dir`, or the nearest of its parents that exists.
 
-    Raises:
-        InputError: It is a file, on a network file system, or cannot be written.
+    A file, a network file system and what cannot be written are refused.
     """
     folder = _existing("deploy.runs_dir", config.deploy.runs_dir)
     if (kind := file_system(folder)) in NETWORK:
@@ -163,11 +157,7 @@ def check_runs_dir(config: RunConfig) -> Path:
 
 
 def check_run_folders(config: RunConfig) -> dict[str, Path]:
-    """Return the folders of [deploy] that are set, by key, as `check_runs_dir` returns its own.
-
-    Raises:
-        InputError: One of them is a file, or cannot be written.
-    """
+    """Return the folders of [deploy] that are set, by key, as `check_runs_dir` its own."""
     keys = ("checkpoint_dir", "backup_dir")
     paths = {key: getattr(config.deploy, key) for key in keys}
     others = {key: _existing(f"deploy.{key}", path) for key, path in paths.items() if path}
@@ -199,18 +189,13 @@ def _existing(key: str, folder: Path) -> Path:
     return existing
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk of a folder."""
-    return shutil.disk_usage(folder).free
-
-
 def check_free_space(
     config: RunConfig,
     shapes: Mapping[str, tuple[int, ...]],
     folders: Mapping[str, Path],
     *,
     resumed: Path | None = None,
-    free: Callable[[Path], int] = free_bytes,
+    free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> None:
     """Compare the free space with the least that a run of a model will need.
 
@@ -220,9 +205,6 @@ def check_free_space(
         folders: Folders of the run that exist, by their keys in [deploy].
         resumed: The checkpoint folder of a resumed run.
         free: Returns the free bytes of the disk of a folder.
-
-    Raises:
-        InputError: Too little is free; names how much is needed for what.
     """
     folders = dict(folders)
     saved_in = next((key for key in ("checkpoint_dir", "backup_dir") if key in folders), "runs_dir")

@@ -1,7 +1,6 @@
 """The check that a recipe fits into memory, for `headway validate` and `headway plan`."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import psutil
 from rich.console import Console
@@ -23,10 +22,6 @@ class Predicted:
 
     prediction: Prediction
     capacity: Capacity
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, in bytes."""
-        return asdict(self)
 
 
 def check_memory(config: RunConfig, console: Console) -> Predicted | None:

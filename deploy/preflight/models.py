@@ -1,4 +1,7 @@
-"""Finds the model folders that a recipe names, or that earlier commands made with its settings."""
+"""Finds the model folders that a recipe names, or that earlier commands made with its settings.
+
+Every function raises InputError for what is missing, has other content or cannot be used.
+"""
 
 import json
 import re
@@ -26,11 +29,9 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def model_path(config: RunConfig, *, is_new: bool = False) -> str:
-    """Return the folder or hub name of the initial weights, of a run that `is_new` or goes on.
+    """Return the folder or hub name of the initial weights.
 
-    Raises:
-        InputError: The recipe's warm start does not exist or was made with other settings, or it
-            names a missing folder; for a new run also if files of examples have changed since.
+    Of a run that `is_new`, a warm start's files of examples must be those that it was made with.
     """
     if config.sft is None:
         if config.model.path is not None:
@@ -53,11 +54,7 @@ def model_path(config: RunConfig, *, is_new: bool = False) -> str:
 
 
 def reward_model_paths(config: RunConfig, *, is_new: bool = False) -> tuple[str, ...]:
-    """Return the folders or hub names of the models behind the reward `reward_model`, if used.
-
-    Raises:
-        InputError: As `model_path`.
-    """
+    """Return the folders or hub names of the reward models, if used, as `model_path` its own."""
     named, folder = config.actors.reward_model.paths, config.reward_models
     if not config.actors.asks_reward_models:
         return ()
@@ -75,12 +72,7 @@ def reward_model_paths(config: RunConfig, *, is_new: bool = False) -> tuple[str,
 
 
 def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:
-    """Compare a section with the model of a folder, or with what a hub says of it.
-
-    Raises:
-        InputError: The model is quantised or has no such layers, or the adapter to begin with is
-            missing or has another form.
-    """
+    """Compare a section with the model of a folder, or with what a hub says of it."""
     if lora is None:
         return
     description = describe(path)
@@ -108,11 +100,7 @@ def _linear_layers(shapes: Shapes) -> set[str]:
 
 
 def check_workers(config: RunConfig, path: str) -> None:
-    """Refuse engines of more workers than can share out the attention heads of the model.
-
-    Raises:
-        InputError: They cannot; names the numbers of heads, and what is allowed.
-    """
+    """Refuse engines of more workers than can share out the attention heads of the model."""
     size = config.actors.tensor_parallel_size
     if config.actors.engine != "vllm" or size == 1 or size in (allowed := parallel_sizes(path)):
         return
@@ -125,11 +113,7 @@ def check_workers(config: RunConfig, path: str) -> None:
 
 
 def find_model(path: str, *, setting: str = "model.path") -> str:
-    """Return the absolute folder or the hub name that a setting such as `model.path` stands for.
-
-    Raises:
-        InputError: The value is neither a folder nor of the form of a hub name.
-    """
+    """Return the absolute folder, or the hub name, that a setting such as `model.path` names."""
     local = Path(path).expanduser()
     if local.is_dir():
         return str(local.absolute())
@@ -197,9 +181,6 @@ def refuse_another_origin(folder: Path, wanted: str, remedy: str, *, files: bool
         remedy: How to make a folder that fits, for the error.
         files: Refuse it also if files of examples or of held-out problems have changed: examples
             might have problems that are held out now. A file that is gone is not compared.
-
-    Raises:
-        InputError: Settings or files differ, or the folder has no record; names what differs.
     """
     present = json.loads(wanted)
     try:

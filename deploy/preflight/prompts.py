@@ -1,4 +1,7 @@
-"""Opens the prompt sources of a recipe: training prompts, and the held-out problems they lack."""
+"""Opens the prompt sources of a recipe: training prompts, and the held-out problems they lack.
+
+Every function raises InputError for sources and problems that cannot be used.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -54,9 +57,6 @@ def open_prompts(
         model_path: Folder or hub name of the model whose tokens `prompts.max_tokens` counts; None
             leaves no prompt out for its length.
         begun: Folder of a run with a ledger, which is resumed: the source goes on where it was.
-
-    Raises:
-        InputError: A source cannot be used, or gives other prompts than the run began with.
     """
     prompts = config.prompts
     evaluations, problems = load_heldout(config)
@@ -99,11 +99,7 @@ def open_prompts(
 
 
 def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Prompt]]:
-    """Plan the evaluations of a run, and load the problems of the largest one.
-
-    Raises:
-        InputError: The source of the held-out problems cannot be used, or two of them have one id.
-    """
+    """Plan the evaluations of a run, and load the problems of the largest one."""
     section = config.heldout
     if section is None:
         return [], []
@@ -130,11 +126,7 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
 
 
 def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt]) -> list[Prompt]:
-    """Return the held-out problems that a resumed run began with; of a new run the present ones.
-
-    Raises:
-        InputError: Its sources give others now, and prompts.on_change refuses that.
-    """
+    """Return the held-out problems that a resumed run began with; else the present ones."""
     before, now = of_prompts(recorded), of_prompts(problems[: len(recorded)])
     if before == now:
         return problems

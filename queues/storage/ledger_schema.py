@@ -114,13 +114,12 @@ def open_tables(database: sqlite3.Connection, directory: Path) -> None:
     (existing,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if existing:
         check_schema_version(database, path)
+    elif any((directory / JOURNAL_NAME).glob("*.segment")):
+        raise LedgerError(
+            f"{path}: empty, but {JOURNAL_NAME}/ holds rollouts of a run; put it back from a copy"
+        )
     register(database)
     if not existing:
-        if any((directory / JOURNAL_NAME).glob("*.segment")):
-            raise LedgerError(
-                f"{path}: empty, but {JOURNAL_NAME}/ holds rollouts of a run; put the ledger back "
-                "from a copy"
-            )
         create_tables(database)
         database.execute("PRAGMA wal_checkpoint(PASSIVE)")
     check(database, path)

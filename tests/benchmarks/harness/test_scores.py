@@ -19,6 +19,7 @@ from benchmarks.harness.training_runs import Arm
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
+from deploy.preflight.prompts import OpenedPrompts
 from queues.records import Evaluation, Prompt
 
 
@@ -57,7 +58,8 @@ def stage(tmp_path):
         for version in (5, 10):
             (run / "checkpoints" / f"v{version:06d}").mkdir(parents=True)
     problems = [Prompt(prompt_id=f"p/{n}", text="1+1=", answer="2") for n in range(12)]
-    inputs = Inputs(model_path="start", source=None, problems=problems, evaluations=[])
+    opened = OpenedPrompts(source=None, first=[], of_parts=[], problems=problems, evaluations=[])
+    inputs = Inputs("start", opened)
     return load_recipe("demo", settings), inputs, runs
 
 

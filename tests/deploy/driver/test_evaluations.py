@@ -108,7 +108,7 @@ class Scored:
 def test_a_score_is_shown_and_measured_with_its_failures_and_the_latest_of_them(tmp_path):
     context = make_context(tmp_path)
     planned = [PlannedEvaluation(version=0, kind="greedy", temperature=0.0, size=10)]
-    context = replace(context, inputs=SimpleNamespace(evaluations=planned))
+    context = replace(context, inputs=SimpleNamespace(prompts=SimpleNamespace(evaluations=planned)))
     logged = []
     trackers = SimpleNamespace(scores=lambda version, scores: logged.append((version, scores)))
     asyncio.run(collect(context, Scored(), trackers))

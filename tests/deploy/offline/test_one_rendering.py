@@ -22,6 +22,7 @@ from deploy.config.loader import load_recipe
 from deploy.offline.try_recipe import try_recipe
 from deploy.offline.warm_start import Demonstrations
 from deploy.preflight.inputs import Inputs
+from deploy.preflight.prompts import OpenedPrompts
 from headway.errors import InputError
 from learner.model.policy import load_tokenizer as load_of_learner
 from queues.records import FinishReason, Lease, Purpose
@@ -125,7 +126,10 @@ def test_a_prompt_has_the_same_token_ids_wherever_it_is_rendered(config):
     tokenizer, shown = load_tokenizer("model"), []
     demonstrations, read = Demonstrations(config, "model"), load_reader("model")
     renderer = Renderer(tokenizer)
-    try_recipe(config, Inputs("model", source_of(config), [], []), 2, shown.append)
+    opened = OpenedPrompts(
+        source=source_of(config), first=[], of_parts=[], problems=[], evaluations=[]
+    )
+    try_recipe(config, Inputs("model", opened), 2, shown.append)
     tried = re.findall(r"\[0:\d+\] given.*\n.*\n  tokens (\[.*\])", "\n".join(shown))
     for prompt, printed in zip(source_of(config).next(2), tried, strict=True):
         ids = played(config, tokenizer, prompt, Purpose.TRAIN)

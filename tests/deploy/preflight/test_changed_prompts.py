@@ -37,9 +37,9 @@ class Begun:
         self.directory = RunDirectory.of(self.config())
         with self.directory.created(self.config(), replace=False):
             pass
-        inputs = load_inputs(self.config())
-        self.problems = inputs.problems
-        asyncio.run(self.issue(inputs))
+        opened = load_inputs(self.config()).prompts
+        self.problems = opened.problems
+        asyncio.run(self.issue(opened))
 
     def config(self, *settings):
         return load_recipe("demo", [*self.recipe, *settings])
@@ -48,11 +48,11 @@ class Begun:
         spec = RunSpec(groups_per_batch=2, group_size=2, steps=100)
         return Broker(self.directory.path, config=QueuesConfig(), spec=spec, session=session)
 
-    async def issue(self, inputs):
+    async def issue(self, opened):
         broker = self.broker()
-        await queue_all(broker, inputs.evaluations, inputs.problems)
-        self.issued = inputs.source.next(DRAWN)
-        await broker.issue(self.issued, cursor=inputs.source.cursor())
+        await queue_all(broker, opened.evaluations, opened.problems)
+        self.issued = opened.source.next(DRAWN)
+        await broker.issue(self.issued, cursor=opened.source.cursor())
         await broker.close()
 
     def resume(self, *settings):
@@ -67,9 +67,9 @@ def begun(request, tmp_path, tiny_model):
 def test_prompts_that_are_the_same_go_on_where_they_were(begun):
     inputs = begun.resume()
     rest = 15 - DRAWN
-    epoch = {prompt.prompt_id for prompt in (*begun.issued, *inputs.source.next(rest))}
+    epoch = {prompt.prompt_id for prompt in (*begun.issued, *inputs.prompts.source.next(rest))}
     assert len(epoch) == 15
-    assert inputs.problems == begun.problems
+    assert inputs.prompts.problems == begun.problems
 
 
 def test_a_prompt_file_that_changed_is_refused_before_anything_starts(begun):
@@ -104,19 +104,19 @@ def test_a_new_epoch_repeats_nothing_and_trains_no_held_out_problem_of_either(be
     if changed != "train":
         write_lines(begun.test, [f"p{i}" for i in range(1, 20, 4)])
     inputs = begun.resume(NEW_EPOCH)
-    assert inputs.problems == begun.problems
-    assert {problem.text for problem in inputs.problems} == {p.text for p in begun.problems}
+    assert inputs.prompts.problems == begun.problems
+    assert {problem.text for problem in inputs.prompts.problems} == {p.text for p in begun.problems}
     with_heldout_file = "heldout.source=files" in begun.recipe
     now = {f"p{i}" for i in range(40 if changed != "test" else 20)}
     now -= {problem.text for problem in begun.problems}
     if with_heldout_file and changed != "train":
         now -= {f"p{i}" for i in range(1, 20, 4)}
-    texts = [prompt.text for prompt in inputs.source.next(2 * len(now))]
+    texts = [prompt.text for prompt in inputs.prompts.source.next(2 * len(now))]
     assert not set(texts) & {problem.text for problem in begun.problems}
     assert set(texts) <= now
     if changed != "test":
         ids = {prompt.prompt_id for prompt in begun.issued}
-        assert not ids & {prompt.prompt_id for prompt in inputs.source.next(60)}
+        assert not ids & {prompt.prompt_id for prompt in inputs.prompts.source.next(60)}
 
 
 def test_after_a_new_epoch_began_the_run_goes_on_without_the_setting(begun):
@@ -126,22 +126,22 @@ def test_after_a_new_epoch_began_the_run_goes_on_without_the_setting(begun):
         inputs = begun.resume(NEW_EPOCH)
         spec = RunSpec(groups_per_batch=2, group_size=2, steps=100)
         broker = Broker(begun.directory.path, config=QueuesConfig(), spec=spec)
-        inputs.source.next(3)
-        await broker.issue([], cursor=inputs.source.cursor(), last=True)
+        inputs.prompts.source.next(3)
+        await broker.issue([], cursor=inputs.prompts.source.cursor(), last=True)
         await broker.close()
-        return [prompt.prompt_id for prompt in inputs.source.next(2)]
+        return [prompt.prompt_id for prompt in inputs.prompts.source.next(2)]
 
     following = asyncio.run(issue())
     own = "heldout.source=files" not in begun.recipe  # so its held-out problems are others now
     inputs = begun.resume(*([NEW_EPOCH] if own else []))
-    assert [prompt.prompt_id for prompt in inputs.source.next(2)] == following
+    assert [prompt.prompt_id for prompt in inputs.prompts.source.next(2)] == following
 
 
 def test_a_run_that_issued_nothing_takes_the_present_prompts(tmp_path, tiny_model):
     begun = Begun(tmp_path, tiny_model)
     begun.directory.ledger.unlink()
     write_lines(begun.train, [f"p{i}" for i in range(40, 60)])
-    assert len(begun.resume().problems) == 5
+    assert len(begun.resume().prompts.problems) == 5
 
 
 def test_a_new_run_takes_no_warm_start_of_other_examples_or_held_out_problems(tmp_path, tiny_model):

@@ -116,9 +116,9 @@ def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_mo
     )
     make_warm_start(config, tiny_model)
     inputs = load_inputs(config)
-    problems = {prompt.text for prompt in inputs.problems}
+    problems = {prompt.text for prompt in inputs.prompts.problems}
     assert problems == {"p0", "p4", "p8", "p12", "p16"}
-    drawn = {prompt.text for prompt in inputs.source.next(60)}
+    drawn = {prompt.text for prompt in inputs.prompts.source.next(60)}
     assert drawn == {f"p{i}" for i in range(20)} - problems
 
 
@@ -170,7 +170,7 @@ def test_prompts_that_may_be_retired_can_be_known_again(
     config = recipe(tmp_path, *own, *capped)
     make_warm_start(config, tiny_model)
     if not refused:
-        assert len(load_inputs(config).source.next(3)) == 3
+        assert len(load_inputs(config).prompts.source.next(3)) == 3
         return
     with pytest.raises(ValueError, match="prompt_id 'own-0' must be of the form") as caught:
         load_inputs(config)
