@@ -1,7 +1,6 @@
 """Observers of this checkout's behaviour, which `test_behaviour.py` compares with its records.
 
 `python -m tests.behaviour` records everything again in `tests/assets`, after an intended change.
-The files `metric_help.json` and `command_help.json` are for reference and are not compared.
 """
 
 import hashlib
@@ -175,14 +174,13 @@ def paths(value, prefix=""):
 
 
 def families(text):
-    """Return type, labels and help of the metrics in a scrape, by name."""
+    """Return type and labels of the metrics in a scrape, by name."""
     return {
         family.name: {
             "type": family.type,
             "labels": sorted({name for s in family.samples for name in s.labels} - {"le"}),
-            "help": family.documentation,
         }
-        for family in text_string_to_metric_families(text)
+        for family in sorted(text_string_to_metric_families(text), key=lambda x: x.name)
     }
 
 
@@ -264,9 +262,9 @@ def all_metrics():
 
 
 def commands():
-    """Return every command with its parameters, and the help texts of both."""
+    """Return every command with its parameters, and the names of the benchmarks."""
     root = typer.main.get_command(app)
-    parameters, texts = {}, {}
+    parameters = {}
     for name, command in {"headway": root, **root.commands}.items():
         parameters[name] = {
             "/".join([*parameter.opts, *parameter.secondary_opts]): {
@@ -277,11 +275,7 @@ def commands():
             }
             for parameter in command.params
         }
-        texts[name] = {
-            "": command.help,
-            **{"/".join(parameter.opts): parameter.help for parameter in command.params},
-        }
-    return {"commands": parameters, "benchmarks": sorted(BENCHMARKS)}, texts
+    return {"commands": parameters, "benchmarks": sorted(BENCHMARKS)}
 
 
 def call(arguments, folder):
@@ -342,9 +336,7 @@ def recipe_keys():
 
 def record_all():
     """Write every asset again, from this checkout."""
-    parameters, texts = commands()
-    record("commands.json", parameters)
-    record("command_help.json", texts)
+    record("commands.json", commands())
     record("recipe_keys.json", recipe_keys())
     calls = recorded("exit_codes.json")
     for recorded_call in calls.values():
@@ -357,24 +349,10 @@ def record_all():
     for document in ("summary", "inspect"):
         record(f"{document}_keys.json", locked[document])
     metrics = all_metrics()
-    record(
-        "metric_help.json",
-        {metric: about["help"] for shown in metrics.values() for metric, about in shown.items()},
-    )
-    record(
-        "metrics.json",
-        {
-            name: {
-                metric: {
-                    "type": about["type"],
-                    "labels": about["labels"],
-                    "in_locked_run": metric in locked["metrics"][name],
-                }
-                for metric, about in sorted(shown.items())
-            }
-            for name, shown in metrics.items()
-        },
-    )
+    for process, shown in metrics.items():
+        for metric, about in shown.items():
+            about["in_locked_run"] = metric in locked["metrics"][process]
+    record("metrics.json", metrics)
 
 
 if __name__ == "__main__":

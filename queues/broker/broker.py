@@ -37,9 +37,6 @@ from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import JOURNAL_NAME, OWNER
 
-PREDECESSOR_SECONDS = 10.0
-"""Time in which the process of the last broker, which was killed, has to be gone."""
-
 
 class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     """Both queues of one run; all calls belong to one event loop.
@@ -59,7 +56,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         LedgerError: The ledger cannot be opened, is damaged, or another broker uses it.
     """
 
-    predecessor_seconds = PREDECESSOR_SECONDS
+    predecessor_seconds = 10.0
     """Longest wait for a broker of this run that was killed to give up its lock."""
 
     def __init__(

@@ -59,14 +59,13 @@ class BrokerStatus:
 def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerStatus:
     """Return the status of a broker, with the newest batches trained later than version `after`."""
     now = time.monotonic()
-    ready_since, queued_since = state.results.oldest_since(), state.prompts.oldest_since()
     return BrokerStatus(
         version=state.version,
         learner=state.learner,
         steps=state.bounds.steps,
         depth={str(x): state.groups.train(x) for x in State if x != State.SCORED},
-        oldest_ready_seconds=0.0 if ready_since is None else now - ready_since,
-        oldest_queued_seconds=0.0 if queued_since is None else now - queued_since,
+        oldest_ready_seconds=state.results.oldest_seconds(now),
+        oldest_queued_seconds=state.prompts.oldest_seconds(now),
         live=state.groups.live,
         window=state.lease_bounds.window(state.version),
         staleness_window=state.staleness,

@@ -28,9 +28,9 @@ class PromptQueue:
         """Number of train groups that may be leased now."""
         return len(self._train)
 
-    def oldest_since(self) -> float | None:
-        """Return when the oldest available train group was issued, in monotonic seconds."""
-        return min((group.queued_at for group in self._train), default=None)
+    def oldest_seconds(self, now: float) -> float:
+        """Return the age of the oldest available train group; 0 without any."""
+        return max((now - group.queued_at for group in self._train), default=0.0)
 
     def open_evaluation(self, name: str, min_version: int) -> None:
         """Add an evaluation, whose groups go to engines that serve `min_version` or later."""

@@ -35,9 +35,9 @@ class ResultsQueue:
         taken, self._groups = self._groups[:count], self._groups[count:]
         return taken
 
-    def oldest_since(self) -> float | None:
-        """Return when the oldest ready group became ready, in monotonic seconds; None if empty."""
-        return min((group.ready_at for group in self._groups), default=None)
+    def oldest_seconds(self, now: float) -> float:
+        """Return the longest time that a group has been ready; 0 without any."""
+        return max((now - group.ready_at for group in self._groups), default=0.0)
 
 
 def _deadline(group: Group) -> int:

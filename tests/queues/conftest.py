@@ -1,6 +1,7 @@
 """Groups, payloads and brokers for the tests of `queues`."""
 
 import asyncio
+import re
 import struct
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -81,6 +82,11 @@ def make_group(size=2, **changes):
     return RolloutGroup(**(values | changes))
 
 
+def payload_of(lease, rollouts):
+    names = {"group_id": lease.group_id, "prompt_id": lease.prompt.prompt_id}
+    return encode(make_group(**names, attempt=lease.attempt, rollouts=rollouts))
+
+
 def answer(lease, *, reward=1.0, version=None, tied=False):
     """Return the payload of a finished group, as a worker puts it for a lease."""
     versions = [lease.start_version if version is None else version] * 2
@@ -88,14 +94,13 @@ def answer(lease, *, reward=1.0, version=None, tied=False):
         make_rollout(index, versions, reward=reward + index * (not tied))
         for index in range(lease.group_size)
     ]
-    return encode(
-        RolloutGroup(
-            group_id=lease.group_id,
-            prompt_id=lease.prompt.prompt_id,
-            attempt=lease.attempt,
-            rollouts=rollouts,
-        )
-    )
+    return payload_of(lease, rollouts)
+
+
+def unfinished(lease, *versions, reward=0.0):
+    """Return the payload of a leased group with one interrupted rollout."""
+    rollout = make_rollout(0, versions, finish_reason=FinishReason.ABORTED, reward=reward)
+    return payload_of(lease, [rollout])
 
 
 async def begin_work(broker, prompts, *engines, capacity=0, **issue):
@@ -106,10 +111,10 @@ async def begin_work(broker, prompts, *engines, capacity=0, **issue):
     return await broker.lease("a", capacity, WAIT) if capacity else []
 
 
-async def put_all(broker, leases):
-    """Put a result of engine "a" for each of its leases."""
+async def put_all(broker, leases, engine="a"):
+    """Put a result for each lease of an engine."""
     for lease in leases:
-        await broker.put("a", answer(lease))
+        await broker.put(engine, answer(lease))
 
 
 async def train_a_batch(broker, issued=2, *, capacity=8, answered=None, **figures):
@@ -118,6 +123,20 @@ async def train_a_batch(broker, issued=2, *, capacity=8, answered=None, **figure
     await put_all(broker, leases[:answered])
     assert await broker.take(0, WAIT) is not None
     await broker.ack(0, figures)
+
+
+async def half_a_run(directory):
+    """Return a broker of which batch 0 is trained, a group ready, one leased, and two queued."""
+    broker = make_broker(directory)
+    await train_a_batch(broker, 6, answered=3)
+    return broker
+
+
+async def until_paused(broker, pattern):
+    """Wait until the broker says that it pauses for this reason; "None" waits for the end."""
+    async with asyncio.timeout(2 * WAIT):
+        while not re.search(pattern, str(await broker.paused())):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def frames(directory, segment):

@@ -1,8 +1,10 @@
-"""The package's surface: its names, what importing them costs, its errors."""
+"""The package's surface: what importing it costs, its methods, and the example of its page."""
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from headway.ray_service import RayService
 from queues.broker.broker import Broker
 from queues.protocols import BatchQueue, PromptFeed, WorkQueue
 from queues.ray_broker import BrokerClient
+
+README = Path(__file__).parents[2] / "queues" / "README.md"
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,9 @@ def test_the_client_has_every_method_of_the_broker():
     for name in surface(RayService):  # of the process around the broker
         del client[name]
     assert client == surface(Broker)
+
+
+def test_the_example_trains_its_group(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    exec(compile(example, str(README), "exec"), {})
+    assert capsys.readouterr().out == "['g00000001']\n1\n"

@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -246,12 +246,6 @@ def test_numpy_values_are_taken_as_plain_ones():
     rollout = make_rollout(0, reward=np.float32(0.5), token_ids=np.arange(5, dtype=np.int64))
     read = decode(encode(make_group(rollouts=[rollout]))).rollouts[0]
     assert (read.reward, read.token_ids) == (0.5, [0, 1, 2, 3, 4])
-
-
-def test_times_come_back_in_utc():
-    read = decode(encode(make_group())).rollouts[0]
-    assert read.created_at == BEGIN
-    assert read.created_at.utcoffset() == datetime.now(UTC).utcoffset()
 
 
 def test_parquet_has_a_row_per_rollout_with_its_state(tmp_path):

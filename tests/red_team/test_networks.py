@@ -143,31 +143,28 @@ def own_targets(sock):
     return TARGETS.replace("{port}", str(sock.getsockname()[1]))
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_metrics_of_another_host_are_shown_or_refused(
-    outcomes, memory, tmp_path, monkeypatch, capsys, name
-):
-    texts = {"/targets": own_targets, "/metrics": lambda _: METRICS[name]}
-    with serving(texts) as (port, _):
-        outcome, text = looked(port, tmp_path, monkeypatch)
-    outcomes["metrics", name] = outcome
-    assert all(c.isprintable() or c == "\n" for c in text)
+HOSTS = {
+    **{
+        ("metrics", name): {"/targets": own_targets, "/metrics": lambda _, text=text: text}
+        for name, text in METRICS.items()
+    },
+    **{("processes", name): {"/targets": lambda _, text=text: text} for name, text in RUNS.items()},
+}
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_processes_of_another_host_are_shown_or_refused(
-    outcomes, memory, tmp_path, monkeypatch, capsys, name
+@pytest.mark.parametrize(("kind", "name"), HOSTS)
+def test_what_another_host_tells_is_shown_or_refused(
+    outcomes, memory, tmp_path, monkeypatch, capsys, kind, name
 ):
-    asked = []
-    with serving({"/targets": lambda _: RUNS[name]}) as (port, _keys):
-        ask = run_client.ask
-        monkeypatch.setattr(
-            run_client, "ask", lambda client, url, **o: asked.append(url) or ask(client, url, **o)
-        )
-        outcome, text = looked(port, tmp_path, monkeypatch)
-    outcomes["processes", name] = outcome
+    asked, ask = [], run_client.ask
+    monkeypatch.setattr(
+        run_client, "ask", lambda client, url, **o: asked.append(url) or ask(client, url, **o)
+    )
+    with serving(HOSTS[kind, name]) as (port, _):
+        outcomes[kind, name], text = looked(port, tmp_path, monkeypatch)
     assert all(c.isprintable() or c == "\n" for c in text)
-    assert all(url.endswith(("/targets", ":1/metrics")) and "@" not in url for url in asked)
+    paths = ("/targets", f":{port if kind == 'metrics' else 1}/metrics")
+    assert all(url.endswith(paths) and "@" not in url for url in asked)
 
 
 @pytest.mark.slow

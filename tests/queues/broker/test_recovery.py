@@ -160,23 +160,6 @@ def test_a_broker_that_is_made_again_waits_for_the_end_of_the_last(tmp_path):
     ending.join()
 
 
-async def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path):
-    async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
-        await begin_work(broker, 4)
-        await put_all(broker, await broker.lease("a", 8, WAIT))
-        batch = await broker.take(0, WAIT)
-    async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
-        await broker.serving("a", 1)
-        assert await broker.lease("a", 8, 0.0) == []
-        assert await broker.take(0, WAIT) == batch
-        await broker.ack(0, {"loss": 1.0})
-        assert len(await broker.lease("a", 8, WAIT)) == 2
-    async with opened(make_broker(tmp_path, max_staleness=0)) as broker:
-        status = await broker.status()
-        assert (status.version, status.live) == (1, 0)
-        assert status.batches[0].statistics == {"loss": 1.0}
-
-
 async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(tmp_path, caplog):
     async with opened(make_broker(tmp_path)) as broker:
         await train_a_batch(broker, 4, weights_checksum="a", loss=0.5)
@@ -188,30 +171,6 @@ async def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(tmp
         assert (status.diverged, status.version) == (1, 1)
         assert status.batches[0].statistics["weights_checksum"] == "a"
     assert "batch 0, trained again, gave other weights than before" in caplog.text
-
-
-async def test_evaluations_go_on(tmp_path):
-    async with opened(make_broker(tmp_path)) as broker:
-        await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
-        await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
-        await broker.serving("a", 0)
-        (lease,) = await broker.lease("a", 1, WAIT)
-        await broker.put("a", answer(lease, reward=0.25))
-        await broker.serving("a", 1)
-        first, _ = await broker.lease("a", 2, WAIT)
-        await broker.put("a", answer(first, reward=1.0))
-    async with opened(make_broker(tmp_path)) as broker:
-        status = await broker.status()
-        assert (status.accepted, status.last_error) == (2, None), "counted over the whole run"
-        assert (await broker.evaluation("done", 0.0)).score == 0.25
-        await broker.serving("a", 1)
-        second, third = await broker.lease("a", 9, WAIT)
-        assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
-        await broker.put("a", answer(second, reward=0.0, version=3))
-        await broker.put("a", answer(third, reward=0.5))
-        outcome = await broker.evaluation("e", WAIT)
-        assert (outcome.count, outcome.score) == (3, 0.5)
-        assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
 
 
 async def test_evaluations_that_were_never_reached_stay_settled(tmp_path):

@@ -33,11 +33,10 @@ from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import newest_checkpoint
 from queues.readers.open_run import open_ledger
 from queues.readers.recorded_batches import read_batch
-from queues.records import FinishReason, Lease, Prompt, PutStatus, RolloutGroup
-from queues.schema import encode
+from queues.records import Lease, Prompt, PutStatus
 from queues.storage.ledger_schema import REMOVED_SEGMENT
 from queues.storage.state_counts import count_rows, kept_counts
-from tests.queues.conftest import answer, make_broker, make_rollout
+from tests.queues.conftest import answer, make_broker, unfinished
 from tests.queues.model import Model
 
 T = TypeVar("T")
@@ -532,19 +531,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     def made(self, ids):
         return [Prompt(prompt_id=name, text="1+1=") for name in ids]
-
-
-def unfinished(lease, version, *, reward):
-    """Return the payload of a group with one begun rollout, sampled from this version on."""
-    rollout = make_rollout(0, (version,), reward=reward, finish_reason=FinishReason.ABORTED)
-    return encode(
-        RolloutGroup(
-            group_id=lease.group_id,
-            prompt_id=lease.prompt.prompt_id,
-            attempt=lease.attempt,
-            rollouts=[rollout],
-        )
-    )
 
 
 @pytest.mark.hypothesis

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headway.errors import InputError
 from queues.policy.prompt_retirement import Retirement, split
 from queues.records import Prompt
+from tests.queues.simulated_run import Run, make_state
 
 
 def prompt(epoch, index):
@@ -86,3 +87,24 @@ def test_a_source_ends_after_all_its_prompts_are_retired_and_never_before(
         while running and chance.random() < 0.7:
             done = running.pop(chance.randrange(len(running)))
             retirement.retire(done.prompt_id, [float(chance.random() < pass_rate)])
+
+
+@given(
+    st.integers(0, 2**32), st.sampled_from([0.2, 0.8, 1.0]), st.integers(0, 4), st.integers(1, 5),
+    st.integers(1, 12), st.sampled_from([0.5, 1.0]),
+)  # fmt: skip
+def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
+    seed, tie_rate, staleness, size, distinct, cap
+):
+    state = make_state(staleness, size, 60, 2)
+    state.retirement = Retirement(cap=cap, threshold=1.0)
+    run = Run(state, seed, tie_rate, distinct=distinct)
+    run.run()
+    sizes = [len(batch) for batch in run.batches]
+    assert all(trained == size for trained in sizes[:-1])
+    gone = len(state.retirement.names | state.retirement.failed)
+    if state.version < 60:
+        assert state.ended
+        assert gone == distinct
+    if cap == 0.5:  # half of every group passes, or more, or none
+        assert gone == distinct or sum(sizes) >= 60 * size

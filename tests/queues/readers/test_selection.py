@@ -56,15 +56,6 @@ async def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_
         assert accounts.balanced
 
 
-async def test_without_the_filter_groups_without_a_signal_are_trained(connect):
-    async with opened(connect()) as broker:
-        await begin_work(broker, 2)
-        await put(broker, 2, tied=True)
-        await train(broker, 0)
-        assert (await broker.accounting()).trained == 2
-        assert (await broker.status()).batches[0].statistics == {"loss": 0.5}
-
-
 async def test_training_of_groups_without_a_signal_is_logged_once_a_batch(tmp_path, caplog):
     settings = {"filter_tied": True, "max_filtered_batches": 1}
     with caplog.at_level(logging.WARNING, "queues.broker.broker"):
@@ -114,16 +105,6 @@ async def test_whoever_waits_leaves_when_everything_was_filtered(connect):
         await broker.put("a", answer(lease, tied=True))
         ended = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(end) for end in ended] == [QueueClosed] * 2
-
-
-async def test_evaluations_are_never_filtered(connect):
-    async with opened(connect(filter_tied=True)) as broker:
-        await broker.serving("a", 0)
-        await broker.evaluate("e", make_prompts(2), temperature=0.0, min_version=0)
-        for lease in await broker.lease("a", 2, WAIT):
-            await broker.put("a", answer(lease, reward=0.5))
-        assert (await broker.evaluation("e", WAIT)).score == 0.5
-        assert (await broker.accounting()).dropped == {}
 
 
 async def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(tmp_path):

@@ -46,13 +46,13 @@ def test_the_line_serves_evaluations_first_and_redelivered_groups_before_new_one
 
 def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_first():
     results = ResultsQueue()
-    assert results.oldest_since() is None
+    assert results.oldest_seconds(30.0) == 0.0
     for number, due in reversed([*enumerate([4, 3, 4, 2, 3])]):
         group = make_group(number)
         group.due, group.ready_at = due, 10.0 + number
         results.add(group)
     assert results.deadlines() == [2, 3, 3, 4, 4]
-    assert results.oldest_since() == 10.0
+    assert results.oldest_seconds(30.0) == 20.0
     assert [group.number for group in results.pop(4)] == [3, 1, 4, 0]
     assert [group.number for group in results.pop(4)] == [2]
 

@@ -23,6 +23,7 @@ def scored(directory, rewards, *, prompts, before):
             await broker.serving("a", 0)
             leases = await broker.lease("a", count, WAIT) if count else []
             for lease in leases:
+                assert lease.temperature == 1.0
                 reward = rewards[int(lease.group_id[1:]) - 1]
                 if reward is None:
                     await broker.fail("a", lease.group_id, 1, reason="reward", error="no number")

@@ -8,29 +8,16 @@ from hypothesis import strategies as st
 
 from queues.errors import SchemaError
 from queues.policy.admission import Bounds, feasible, fits, leases_allowed
-from queues.records import FinishReason
-from queues.schema import decode, encode
+from queues.schema import decode
 from tests.queues.conftest import (
     WAIT,
     answer,
     begin_work,
     make_broker,
-    make_group,
     make_prompts,
-    make_rollout,
     opened,
+    unfinished,
 )
-
-
-def partial_of(lease, *versions):
-    """Return a payload with one interrupted rollout of a lease."""
-    rollout = make_rollout(1, versions, finish_reason=FinishReason.ABORTED, reward=0.0)
-    return encode(
-        make_group(
-            group_id=lease.group_id, prompt_id=lease.prompt.prompt_id, attempt=lease.attempt,
-            rollouts=[rollout],
-        )
-    )  # fmt: skip
 
 
 @given(
@@ -62,8 +49,8 @@ async def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_to
     async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as broker:
         leases = await begin_work(broker, 3, capacity=6)
         assert [lease.saved for lease in leases] == [None] * 3
-        await broker.save("a", partial_of(leases[0], 0))
-        await broker.save("a", partial_of(leases[0], 0, 1, 1))
+        await broker.save("a", unfinished(leases[0], 0))
+        await broker.save("a", unfinished(leases[0], 0, 1, 1))
     async with opened(make_broker(tmp_path, steps=5, max_staleness=2)) as broker:
         await broker.serving("b", 1)
         first, second, third = await broker.lease("b", 6, WAIT)
@@ -90,7 +77,7 @@ async def test_saved_tokens_that_are_too_old_are_left_and_the_group_is_sampled_a
         await broker.serving("b", 1)
         for lease in await broker.lease("b", 4, WAIT):
             await broker.put("b", answer(lease))
-        await broker.save("a", partial_of(straggler, 0))
+        await broker.save("a", unfinished(straggler, 0))
         await broker.release("a")
         await broker.take(1, WAIT)
         await broker.ack(1, {})
@@ -104,8 +91,8 @@ async def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path
     async with opened(make_broker(tmp_path)) as broker:
         await broker.evaluate("e", make_prompts(1, 7), temperature=0.0, min_version=0)
         evaluation, lease = await begin_work(broker, 1, capacity=3)
-        await broker.save("a", partial_of(evaluation, 0))
-        await broker.save("b", partial_of(lease, 0))
+        await broker.save("a", unfinished(evaluation, 0))
+        await broker.save("b", unfinished(lease, 0))
         with pytest.raises(SchemaError, match="nothing of group"):
-            await broker.save("a", partial_of(lease))
+            await broker.save("a", unfinished(lease))
         assert await broker.commits.submit(broker.commits.ledger.oldest_partials) == {}

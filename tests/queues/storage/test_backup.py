@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -26,7 +25,7 @@ from queues.storage import backup, pause
 from queues.storage.backup import Change, ChangesConnection, restore
 from queues.storage.journal import LOCATION, Location, read_group, segments
 from queues.storage.ledger_schema import JOURNAL_NAME
-from tests.queues.conftest import answer, make_broker, make_prompts, opened
+from tests.queues.conftest import make_broker, make_prompts, opened, put_all, until_paused
 
 WAIT = 10.0
 ROWS = "SELECT * FROM batches", "SELECT * FROM batch_groups", "SELECT version FROM checkpoints"
@@ -61,8 +60,7 @@ async def work(broker, groups, engine="a"):
     await broker.issue(make_prompts(groups, cursor), cursor=str(cursor + groups))
     await broker.serving(engine, (await broker.status()).version)
     leases = await broker.lease(engine, 2 * groups, 0.0)
-    for lease in leases:
-        await broker.put(engine, answer(lease))
+    await put_all(broker, leases, engine)
     return [lease.group_id for lease in leases]
 
 
@@ -324,13 +322,6 @@ def stall(monkeypatch, work):
         original(path)
 
     monkeypatch.setattr(backup, "sync_path", sync)
-
-
-async def until_paused(broker, pattern):
-    """Wait until the broker says that it pauses for this reason."""
-    async with asyncio.timeout(WAIT):
-        while not re.search(pattern, str(await broker.paused())):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_full", [True, False])

@@ -1,7 +1,6 @@
 """Damaged files: a clear error, or a state that the run was in; never a wrong record."""
 
 import asyncio
-import os
 import random
 import shutil
 import sqlite3
@@ -180,24 +179,6 @@ async def test_a_ledger_cut_at_any_byte_is_a_state_that_the_run_was_in(tmp_path)
         seen.append((await look(folder, run))["trained"])
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (0, 2 * BATCHES)
-
-
-def test_a_journal_cut_at_any_byte_of_its_last_frames_keeps_those_before(run, tmp_path):
-    journal = shutil.copytree(run.folder / JOURNAL_NAME, tmp_path / JOURNAL_NAME)
-    path = min(journal.glob("*.segment"))
-    segment = int(path.stem)
-    whole = list(frames(journal, segment))
-    assert len(whole) >= 2
-    ends = [location.offset + 12 + location.length for location, _ in whole]
-    for length in range(ends[-1], whole[-2][0].offset - 1, -1):
-        os.truncate(path, length)
-        kept = sum(end <= length for end in ends)
-        assert list(frames(journal, segment)) == whole[:kept]
-        for location, payload in whole[:kept]:
-            assert read_group(journal, location) == payload
-        for location, _ in whole[kept:]:
-            with pytest.raises(JournalError, match="is truncated, damaged"):
-                read_group(journal, location)
 
 
 def test_an_empty_ledger_beside_a_journal_begins_no_new_run(run, tmp_path):

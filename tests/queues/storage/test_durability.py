@@ -24,10 +24,10 @@ from tests.queues.conftest import (
     WAIT,
     answer,
     begin_work,
+    half_a_run,
     make_broker,
     make_prompts,
     opened,
-    train_a_batch,
 )
 
 
@@ -168,13 +168,6 @@ async def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(tm
         with pytest.raises(InputError, match="'sums/0/0': metadata is not JSON"):
             await broker.issue([prompt], cursor="1")
         assert (await broker.accounting()).issued == 0
-
-
-async def half_a_run(directory):
-    """Batch 0 trained, one group of the next ready, one leased, two queued."""
-    broker = make_broker(directory)
-    await train_a_batch(broker, 6, answered=3)
-    return broker
 
 
 def tamper(directory, statement):

@@ -18,13 +18,7 @@ from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from queues.storage import journal, pause
 from queues.storage.ledger import Ledger
-from tests.queues.conftest import answer, begin_work, frames, make_broker, opened
-
-
-async def until_paused(broker, reason):
-    async with asyncio.timeout(20):
-        while reason not in str((await broker.status()).paused):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+from tests.queues.conftest import answer, begin_work, frames, make_broker, opened, until_paused
 
 
 def fill(file, block, *, leave):

@@ -6,7 +6,7 @@ from headway.errors import InputError
 from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.ledger_repair import requeue
-from tests.queues.conftest import answer, make_broker, make_prompts, opened
+from tests.queues.conftest import make_broker, make_prompts, opened, put_all
 
 
 async def fail_two(directory):
@@ -19,8 +19,7 @@ async def fail_two(directory):
             await broker.fail(
                 "engine-0", lease.group_id, lease.attempt, reason="reward", error="no"
             )
-        for lease in leases[2:]:
-            await broker.put("engine-0", answer(lease))
+        await put_all(broker, leases[2:], "engine-0")
     return [lease.prompt.prompt_id for lease in leases[:2]]
 
 
@@ -29,8 +28,7 @@ async def finish(directory):
     async with opened(make_broker(directory, max_attempts=1)) as broker:
         await broker.serving("engine-0", 0)
         leases = await broker.lease("engine-0", 6, timeout=1.0)
-        for lease in leases:
-            await broker.put("engine-0", answer(lease))
+        await put_all(broker, leases, "engine-0")
     return [(lease.prompt.prompt_id, lease.attempt) for lease in leases]
 
 

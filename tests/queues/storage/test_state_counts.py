@@ -11,7 +11,7 @@ from queues.storage.ledger import Ledger, dump_prompt
 from queues.storage.ledger_schema import FILE_NAME
 from queues.storage.row_checksums import register
 from queues.storage.state_counts import count_rows, kept_counts
-from tests.queues.conftest import make_broker, make_prompts, opened, train_a_batch
+from tests.queues.conftest import half_a_run, make_prompts
 
 BATCH = 4
 WAIT = 10.0
@@ -52,12 +52,6 @@ def test_an_acknowledgement_takes_no_longer_however_long_the_run(tmp_path):
     assert short == steps_of_the_last_ack(tmp_path / "long", batches=500)
 
 
-async def begin(directory):
-    """Of 6 groups 2 are trained, 1 is ready and 1 leased."""
-    async with opened(make_broker(directory)) as broker:
-        await train_a_batch(broker, 6, answered=3)
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -71,7 +65,7 @@ async def begin(directory):
     ],
 )
 async def test_whatever_changes_rows_changes_the_kept_counts(tmp_path, statement):
-    await begin(tmp_path)
+    await (await half_a_run(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         register(database)
         with database:
@@ -80,7 +74,7 @@ async def test_whatever_changes_rows_changes_the_kept_counts(tmp_path, statement
 
 
 async def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path):
-    await begin(tmp_path)
+    await (await half_a_run(tmp_path)).close()
     ledger = Ledger(tmp_path, synchronous="normal")
     before = ledger.counts()
     ledger.begin()
@@ -94,7 +88,7 @@ async def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path):
 @pytest.mark.parametrize("lost", ["everything", "a count"])
 async def test_a_ledger_whose_counts_are_not_those_of_its_rows_is_counted_anew(tmp_path, lost):
     """One that an earlier Headway wrote has none at all."""
-    await begin(tmp_path)
+    await (await half_a_run(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
         if lost == "a count":
             database.execute("UPDATE kept_states SET value = value + 1")
