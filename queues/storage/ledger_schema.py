@@ -44,7 +44,7 @@ CREATE TABLE groups (
     prompt TEXT NOT NULL,                   -- JSON of queues.records.Prompt
     state TEXT NOT NULL,                    -- queues.state.groups.State
     reason TEXT NOT NULL DEFAULT '',        -- of failed and dropped
-    error TEXT,                             -- what the last failed attempt said
+    error TEXT,                             -- of the last failed attempt
     attempt INTEGER NOT NULL DEFAULT 0,
     engine_id TEXT,
     start_version INTEGER,

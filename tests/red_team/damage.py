@@ -7,10 +7,10 @@ PAGE = 4096
 
 
 def flip(content: bytearray, draw: random.Random) -> str:
-    places = [draw.randrange(len(content)) for _ in range(draw.choice([1, 1, 2, 8]))]
-    for place in places:
-        content[place] ^= 1 << draw.randrange(8)
-    return f"a bit flipped of bytes {places}"
+    offsets = [draw.randrange(len(content)) for _ in range(draw.choice([1, 1, 2, 8]))]
+    for offset in offsets:
+        content[offset] ^= 1 << draw.randrange(8)
+    return f"a bit flipped of bytes {offsets}"
 
 
 def cut(content: bytearray, draw: random.Random) -> str:

@@ -79,8 +79,8 @@ def then(*acts):
     """Return a function that does everything, whatever fails, and ends the conversation well."""
 
     def act():
-        for each in acts:
-            each()
+        for step in acts:
+            step()
         return finish()
 
     return act

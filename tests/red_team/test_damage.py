@@ -118,15 +118,15 @@ def two_checkpoints_and_more(folder):
     return len(saved) == 2 and len(read_batches(folder)) > max(saved)
 
 
-def resume(patch, folder, said):
+def resume(patch, folder, messages):
     """Do what `headway resume` does, with everything in this process; return the checksums."""
     directory = RunDirectory.open(str(folder))
     directory.lock.check_at_rest()
     config, changes = resumed_recipe(directory, [])
-    said += map(str, changes)
+    messages += map(str, changes)
     with directory.held():
-        checkpoint = find_checkpoint(directory, said.append)
-        record = restore(config, directory, now=100.0, say=said.append)
+        checkpoint = find_checkpoint(directory, messages.append)
+        record = restore(config, directory, now=100.0, say=messages.append)
         row = begin(directory, version=record.version)
         assert [batch.version for batch in record.batches] == list(range(record.version))
         checksums, _ = play(
@@ -169,13 +169,13 @@ def naming(damaged):
 
 def play_damaged(patch, folder, expected, damaged=Path()):
     """Resume a run, of which a file is damaged; return what came of it."""
-    said: list[str] = []
+    messages: list[str] = []
     try:
-        checksums = resume(patch, folder, said)
+        checksums = resume(patch, folder, messages)
     except HeadwayError as error:
         return Outcome("refused", str(error))
     expect_whole(folder, checksums, expected, damaged)
-    return Outcome("rebuilt" if said else "exact", "\n".join(said))
+    return Outcome("rebuilt" if messages else "exact", "\n".join(messages))
 
 
 def named(name: Path, text: str) -> bool:

@@ -72,14 +72,14 @@ def check(folder, *, trained, name="mine"):
 
 def check_ends(names, ends, stop):
     """Check that one of two commands has won, and that the other was told why it has not."""
-    told = "\n".join(f"{name}: {end}" for name, end in zip(names, ends, strict=True))
-    told = f"stopped before operation {stop}\n{told}"
-    assert 0 in [end.code for end in ends], told
+    report = "\n".join(f"{name}: {end}" for name, end in zip(names, ends, strict=True))
+    report = f"stopped before operation {stop}\n{report}"
+    assert 0 in [end.code for end in ends], report
     for name, end in zip(names, ends, strict=True):
-        assert "Traceback" not in end.output, told
-        assert end.code in ((0, 1, 2) if name in READERS else (0, 2)), told
-        assert end.code == 0 or "headway: " in end.output, told
-        assert end.code == 0 or not end.began, told  # nobody ends what has begun
+        assert "Traceback" not in end.output, report
+        assert end.code in ((0, 1, 2) if name in READERS else (0, 2)), report
+        assert end.code == 0 or "headway: " in end.output, report
+        assert end.code == 0 or not end.began, report  # nobody ends what has begun
 
 
 def note(pair, ends):

@@ -138,8 +138,8 @@ async def test_calls_whose_answer_was_lost_may_be_repeated_to_the_next_broker(tm
     assert put == [PutStatus.ACCEPTED, PutStatus.DUPLICATE]
     await twice("put", "a", answer(second))
     await twice("fail", "a", third.group_id, 1, reason="reward", error="E")
-    one, other = await twice("take", 0, WAIT)
-    assert one == other
+    first_batch, again_batch = await twice("take", 0, WAIT)
+    assert first_batch == again_batch
     await twice("ack", 0, {"weights_checksum": "x"})
     assert (await now[0].status()).diverged == 0
     await twice("commit_checkpoint", 1, "checkpoints/v000001")

@@ -18,6 +18,7 @@ from queues.readers.open_run import open_ledger
 from queues.storage.journal import LOCATION, Location, read_group
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from tests.queues.conftest import answer, frames, make_broker, make_prompts, opened
+from tests.red_team.damage import cut, flip
 
 WAL = f"{FILE_NAME}-wal"
 BATCHES = 6
@@ -125,22 +126,15 @@ async def look(folder, run):
 
 
 def damage(folder, seed):
-    """One file of a run, cut or with some bits flipped; what was done."""
+    """Cut one file of a run, or flip some of its bits; return what was done."""
     draw = random.Random(seed)
     journal = sorted((folder / JOURNAL_NAME).glob("*.segment"))
     ledger = [path for name in (FILE_NAME, WAL) if (path := folder / name).exists()]
     path = draw.choice([draw.choice(journal), draw.choice(ledger)])
-    content = bytearray(path.read_bytes())
-    if not content or draw.random() < 0.3:
-        length = draw.randrange(len(content) + 1)
-        del content[length:]
-        done = f"cut to {length} bytes"
-    else:
-        places = [draw.randrange(len(content)) for _ in range(draw.choice([1, 1, 2, 8]))]
-        for place in places:
-            content[place] ^= 1 << draw.randrange(8)
-        done = f"a bit flipped of bytes {places}"
-    path.write_bytes(content)
+    content, done = bytearray(path.read_bytes()), "is empty"
+    if content:
+        done = (cut if draw.random() < 0.3 else flip)(content, draw)
+        path.write_bytes(content)
     return f"seed {seed}: {path.name} {done}"
 
 

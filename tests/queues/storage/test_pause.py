@@ -20,25 +20,25 @@ def clock(monkeypatch):
 
 
 def test_a_write_that_takes_long_is_a_pause_until_it_ends_or_its_callers_give_up(clock, tmp_path):
-    one = Pause("the disk of here", tmp_path, PROBE_SECONDS)
-    assert (one.reason, one.until) == (None, float("-inf"))
-    with one.writing():
+    watched = Pause("the disk of here", tmp_path, PROBE_SECONDS)
+    assert (watched.reason, watched.until) == (None, float("-inf"))
+    with watched.writing():
         clock[0] += STALL
-        assert one.reason is None
+        assert watched.reason is None
         clock[0] += 1.0
-        assert one.reason == "the disk of here does not answer"
-    assert (one.reason, one.until) == (None, 101.0 + STALL)
-    with one.writing():
+        assert watched.reason == "the disk of here does not answer"
+    assert (watched.reason, watched.until) == (None, 101.0 + STALL)
+    with watched.writing():
         clock[0] += LONGEST_SECONDS
-        assert one.reason is None
-    assert one.until == 101.0 + STALL
+        assert watched.reason is None
+    assert watched.until == 101.0 + STALL
 
 
 def test_a_full_disk_is_a_pause_however_long(clock, tmp_path):
-    one, closing = Pause("the disk of here", tmp_path, PROBE_SECONDS), threading.Event()
-    with one.writing():
+    watched, closing = Pause("the disk of here", tmp_path, PROBE_SECONDS), threading.Event()
+    with watched.writing():
         closing.set()
-        assert not one.wait_for_space(OSError(errno.ENOSPC, "full"), closing)
+        assert not watched.wait_for_space(OSError(errno.ENOSPC, "full"), closing)
         clock[0] += 2 * LONGEST_SECONDS
-        assert one.reason.startswith("no space is left on the disk of")
-    assert (one.reason, one.until) == (None, clock[0])
+        assert watched.reason.startswith("no space is left on the disk of")
+    assert (watched.reason, watched.until) == (None, clock[0])
