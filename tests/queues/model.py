@@ -37,6 +37,11 @@ class ModelGroup:
     """Attempt of its lease by the broker before this one, until its holder's first heartbeat."""
 
     @property
+    def carried(self):
+        """Saved payload that the present lease carries."""
+        return self.kept[1] if self.kept and self.goes_on else None
+
+    @property
     def group_id(self):
         return f"{'g' if self.evaluation is None else 'e'}{self.number:08d}"
 
