@@ -23,12 +23,7 @@ class PromptFeed(Protocol):
         """
 
     async def issue(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        cursor: str,
-        last: bool = False,
-        token: str | None = None,
+        self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False, token: str = ""
     ) -> None:
         """Queue prompts for training, in one transaction with the source's cursor.
 
@@ -38,7 +33,7 @@ class PromptFeed(Protocol):
             cursor: Position of the source after these prompts.
             last: No prompt follows these: the number of prompts is finite. Only then may the last
                 batch be short. Otherwise issuing ends with the steps (`prompts_wanted`).
-            token: Names this call: a call with the token of a recent one changes nothing.
+            token: Name of this call, if any: one with the name of a recent one changes nothing.
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.

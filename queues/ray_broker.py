@@ -213,12 +213,7 @@ class BrokerClient(RayService):
     _take = remote(BrokerActor.take, fenced=True, wait=lambda version, timeout, *, epoch=0: timeout)
 
     async def issue(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        cursor: str,
-        last: bool = False,
-        token: str | None = None,
+        self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False, token: str = ""
     ) -> None:
         """Implement `PromptFeed.issue`; every call has a token, so that it may be repeated."""
         await self._issue(prompts, cursor=cursor, last=last, token=token or uuid.uuid4().hex)

@@ -27,16 +27,11 @@ class BrokerPromptFeed(PromptFeed):
         return await self.commits.prompt_polls.until(self.commits.state.wanted, timeout) or 0
 
     async def issue(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        cursor: str,
-        last: bool = False,
-        token: str | None = None,
+        self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False, token: str = ""
     ) -> None:
         commits, state = self.commits, self.commits.state
         commits.check_open()
-        if token in state.issue_tokens:
+        if token and token in state.issue_tokens:
             await commits.submit(lambda: None)
             return
         if state.ended:
@@ -45,8 +40,7 @@ class BrokerPromptFeed(PromptFeed):
         texts = [dump_prompt(prompt) for prompt in kept]
         last = last or exhausted
         state.cursor, state.ended = cursor, last
-        if token is not None:
-            state.issue_tokens.append(token)
+        state.issue_tokens.append(token)
         if exhausted:
             log.warning("a whole epoch of prompts is retired or failed: the source counts as ended")
         if prompts and not kept and not last:
@@ -55,7 +49,7 @@ class BrokerPromptFeed(PromptFeed):
 
         def record() -> None:
             commits.ledger.issue(groups, texts, cursor, last=last)
-            commits.ledger.note(ISSUE_TOKEN, token or "")
+            commits.ledger.note(ISSUE_TOKEN, token)
 
         await commits.durable(record, *(commits.all_polls if last else [commits.lease_polls]))
 

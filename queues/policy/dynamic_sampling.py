@@ -4,9 +4,6 @@ A group whose rollouts all earned the same task reward has advantage 0 under eve
 compares the rollouts of a group (DAPO, arXiv 2503.14476 eq. 11; for rewards in general: keep a
 group if max − min > tolerance). It is dropped when it is accepted, so its place under
 `queues.policy.admission` is free again. Shaping by length does not count: it would hide a tie.
-
-The number of groups dropped for one batch is limited, so that a policy that always or never
-succeeds trains on zero advantages instead of waiting for ever.
 """
 
 from collections.abc import Sequence
@@ -36,7 +33,7 @@ class TieFilter:
     """
 
     limit: int
-    """Largest number of groups dropped for one batch."""
+    """Largest number of groups dropped for one batch, which thus does not wait for ever."""
     dropped: int = 0
     """Groups dropped since the last batch was taken."""
     passed: int = 0
