@@ -37,13 +37,9 @@ class CommitPipeline:
         self.state = state
         self.ledger = ledger
         self.journal = journal
-        interval = state.config.commit_interval_seconds
-        self._ledger_writer = GroupCommit(
-            ledger, name="ledger-writer", interval=interval, probe_seconds=probe_seconds
-        )
-        self._journal_writer = GroupCommit(
-            journal, name="journal-writer", interval=interval, probe_seconds=probe_seconds
-        )
+        times = {"interval": state.config.commit_interval_seconds, "probe_seconds": probe_seconds}
+        self._ledger_writer = GroupCommit(ledger, **times)
+        self._journal_writer = GroupCommit(journal, **times)
         # The ledger's writer waits for the backup, which therefore comes first.
         self._pauses = [ledger.backup.pause] if ledger.backup is not None else []
         self._pauses += [self._ledger_writer.pause, self._journal_writer.pause]

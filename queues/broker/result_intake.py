@@ -97,7 +97,10 @@ class ResultIntake:
             ]
             if all(isinstance(result, SchemaError) for result in results):
                 return [change() for change in changes]
-            return await self._commits.durable(lambda: [change() for change in changes], *wakes)
+            made = self._commits.durable(lambda: [change() for change in changes], *wakes)
+            answers = await made  # `changes` are called again if the disk was full
+            self._commits.state.answers.update(x for x in answers if isinstance(x, PutStatus))
+            return answers
 
     async def _journal(
         self, puts: Sequence[Put], results: Sequence[Summary | SchemaError]
@@ -157,9 +160,7 @@ class ResultIntake:
         has_result = self._commits.ledger.refuse(group_id)
         if has_result is None:
             return ProtocolError(f"put: group {group_id!r} was never issued")
-        answer = PutStatus.DUPLICATE if has_result else PutStatus.FENCED
-        self._commits.state.refused[answer] += 1
-        return answer
+        return PutStatus.DUPLICATE if has_result else PutStatus.FENCED
 
 
 def _returning(error: SchemaError) -> Change:

@@ -77,7 +77,7 @@ def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerSt
             if purpose is Purpose.TRAIN and reason
         },
         given_back=dict(state.given_back),
-        refused={str(x): state.refused[x] for x in (PutStatus.DUPLICATE, PutStatus.FENCED)},
+        refused={str(x): state.answers[x] for x in (PutStatus.DUPLICATE, PutStatus.FENCED)},
         diverged=state.diverged,
         waits_for={group.group_id: group.engine_id for group in state.waits_for()},
         evaluations=[run.name for run in state.evaluations.values() if not run.finished],

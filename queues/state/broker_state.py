@@ -65,8 +65,8 @@ class BrokerState:
     """Monotonic seconds until which engines that lag get no training groups."""
     given_back: Counter[str] = field(default_factory=Counter)
     """Leases that ended without a result since the broker began, by reason."""
-    refused: Counter[PutStatus] = field(default_factory=Counter)
-    """Results that were refused since then."""
+    answers: Counter[PutStatus] = field(default_factory=Counter)
+    """Answers to results since then."""
     diverged: int = 0
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None

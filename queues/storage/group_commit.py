@@ -33,9 +33,7 @@ class GroupCommit:
     A commit waits `interval` seconds for more changes; a full disk is probed every `probe_seconds`.
     """
 
-    def __init__(
-        self, store: Ledger | Journal, *, name: str, interval: float, probe_seconds: float
-    ) -> None:
+    def __init__(self, store: Ledger | Journal, *, interval: float, probe_seconds: float) -> None:
         self._store = store
         self._interval = interval
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
@@ -44,6 +42,7 @@ class GroupCommit:
         self.pause = Pause(f"the disk of {store.directory}", store.directory, probe_seconds)
         self.failure: LedgerError | None = None
         """Error after which nothing more is committed; set in the thread."""
+        name = f"{type(store).__name__.lower()}-writer"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

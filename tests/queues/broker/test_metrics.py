@@ -54,7 +54,7 @@ def test_age_of_the_oldest_prompt_and_refused_results_by_reason():
     assert registry.get_sample_value("headway_queued_oldest_seconds") == 0
     for group in state.issue([Prompt(prompt_id=f"p/0/{index}", text="a") for index in range(2)]):
         group.queued_at -= 100.0 / group.number
-    state.refused[PutStatus.FENCED] += 1
+    state.answers[PutStatus.FENCED] += 1
     assert 100 <= registry.get_sample_value("headway_queued_oldest_seconds") < 110
     for reason, count in {"duplicate": 0, "fenced": 1}.items():
         name = "headway_results_refused_total"
