@@ -58,18 +58,19 @@ def test_cores_are_left_alone_where_they_are_given_or_not_asked_for(actors):
     assert actors_on_cores(config, {0, 1, 2, 3}, None) == config
 
 
-def test_one_engine_gets_every_core_that_the_learner_leaves():
-    config = ActorsConfig(count=1, engine="vllm")
-    assert actors_on_cores(config, {0, 1, 2, 3}, "3").cores == ("0,1,2",)
-
-
 @pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [(["reward_model"], ("1", "2")), (["last_answer"], ("1", "2,3"))],
+    ("actors", "expected"),
+    [
+        ({"count": 1}, ("1,2,3",)),
+        ({"count": 3}, ("1", "2", "3")),
+        ({"count": 2, "reward": ["reward_model"], "reward_model": {"cores": "3"}}, ("1", "2")),
+        ({"count": 2, "reward": ["last_answer"], "reward_model": {"cores": "3"}}, ("1", "2,3")),
+    ],
 )
-def test_engines_leave_the_cores_of_reward_models_that_are_asked(rewards, expected):
-    config = ActorsConfig(count=2, reward=rewards, reward_model={"cores": "3"})
-    assert actors_on_cores(config, {0, 1, 2, 3}, "0").cores == expected
+def test_open_cores_are_those_that_the_learner_and_reward_models_that_are_asked_leave(
+    actors, expected
+):
+    assert actors_on_cores(ActorsConfig(**actors), {0, 1, 2, 3}, "0").cores == expected
 
 
 @pytest.mark.parametrize("cores", ["5-2", "0,5-2"])
@@ -78,13 +79,6 @@ def test_a_range_that_runs_backwards_is_refused(cores):
     for section in ({"cores": [cores]}, {"reward_model": {"cores": cores}}):
         with pytest.raises(ValueError, match=message):
             ActorsConfig(**section)
-
-
-def test_open_cores_of_several_engines_are_filled_in():
-    config = ActorsConfig(count=2, engine="vllm")
-    assert actors_on_cores(config, {0, 1, 2}, "0") == config.model_copy(
-        update={"cores": ("1", "2")}
-    )
 
 
 def recipe(actors, learner):

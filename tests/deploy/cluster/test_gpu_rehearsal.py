@@ -98,16 +98,6 @@ def test_the_recipe_trains_is_interrupted_and_resumes(user):
     assert len({row["weights_checksum"] for row in rows}) == 6
 
 
-def test_an_engine_that_is_killed_at_its_first_start_is_started_again(user):
-    process = start(user, "killed", steps=2)
-    until(first_engine, process).kill()
-    output = ended(process)
-    assert process.returncode == 0, output
-    restarts = read_rows(user.run_folder("killed") / "restarts.jsonl")
-    assert [row["in_a_row"] for row in restarts] == [1]
-    assert user.accounting("killed")["trained"] == 8
-
-
 def test_a_run_goes_on_with_one_engine_fewer(user):
     process = start(user, "fewer", steps=2, **{"actors.min_count": 3, "deploy.max_restarts": 0})
     until(first_engine, process).kill()

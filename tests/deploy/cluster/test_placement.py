@@ -81,24 +81,21 @@ def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
     assert unmet([wanted], nodes) == [lack]
 
 
-def test_roles_that_fit_alone_may_be_too_much_together():
-    wanted = [want(Role.LEARNER, CPU=3.0), want(count=2, CPU=1.0)]
-    assert unmet(wanted, [node("a")]) == [
-        "learner and actors together reserve 5 CPU, but there are 4 on the cluster"
+@pytest.mark.parametrize(
+    ("labels", "nodes", "where"),
+    [
+        ({}, [node("a")], "the cluster"),
+        (on_node("a"), [node("a"), node("b", cpus=8.0)], "the driver's node"),
+        ({"pool": "x"}, [node("a"), node("b", labels={"pool": "x"})], "nodes labelled pool=x"),
+    ],
+)
+def test_roles_that_fit_alone_may_be_too_much_together_where_they_are_tied(labels, nodes, where):
+    wanted = [
+        want(Role.LEARNER, CPU=3.0, labels=labels),
+        want(Role.ACTOR, 2, CPU=1.0, labels=labels),
     ]
-
-
-def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has_more():
-    tied = [
-        want(Role.LEARNER, CPU=3.0, labels=on_node("a")),
-        want(Role.ACTOR, 2, CPU=1.0, labels=on_node("a")),
-    ]
-    assert unmet(tied, [node("a"), node("b", cpus=8.0)]) == [
-        "learner and actors together reserve 5 CPU, but there are 4 on the driver's node"
-    ]
-    labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in (Role.LEARNER, Role.ACTOR)]
-    assert unmet(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
-        "learner and actors together reserve 6 CPU, but there are 4 on nodes labelled pool=x"
+    assert unmet(wanted, nodes) == [
+        f"learner and actors together reserve 5 CPU, but there are 4 on {where}"
     ]
 
 

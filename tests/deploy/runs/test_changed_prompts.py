@@ -1,8 +1,6 @@
-"""A run whose prompts change between its sessions, and a run in which the wall clock moves."""
+"""A run whose prompts change between its sessions."""
 
 import json
-import shutil
-import subprocess
 from collections import Counter
 
 import pytest
@@ -17,21 +15,6 @@ SETTINGS = [
     "heldout.size=3",
     "heldout.final_size=4",
 ]
-JUMP = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-/* The machine's clock is an hour behind in every other five seconds. */
-int clock_gettime(clockid_t clock, struct timespec *at) {
-    struct timespec up;
-    long answer = syscall(SYS_clock_gettime, clock, at);
-    syscall(SYS_clock_gettime, CLOCK_BOOTTIME, &up);
-    if (clock == CLOCK_REALTIME && up.tv_sec / 5 % 2) at->tv_sec -= 3600;
-    return (int) answer;
-}
-"""
 
 
 def write(path, numbers, sign):
@@ -87,35 +70,3 @@ def test_a_changed_prompt_file_is_refused_and_a_new_epoch_trains_nothing_held_ou
     with open_ledger(run.folder) as ledger:
         rows = ledger.execute("SELECT DISTINCT prompt FROM groups WHERE purpose = 'evaluate'")
         assert {json.loads(text)["text"] for (text,) in rows} == held_out
-
-
-def test_a_run_in_which_the_wall_clock_jumps_has_true_durations(headway, tmp_path):
-    if not (compiler := shutil.which("cc") or shutil.which("gcc")):
-        pytest.skip("no C compiler")
-    source, library = tmp_path / "jump.c", tmp_path / "jump.so"
-    source.write_text(JUMP)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    before = headway.environment
-    headway.environment = {**before, "LD_PRELOAD": str(library)}
-    try:
-        run = headway.finish("jumping", "steps=6")
-    finally:
-        headway.environment = before
-    summary = run.summary
-    assert 0 < summary["seconds"] < 600
-    assert 0 < summary["seconds_to_first_step"] < summary["seconds"]
-    assert 0 < summary["samples_per_second"] < 1000
-    assert 0 <= summary["weight_sync"]["publish_to_serving_seconds_mean"] < 60
-    assert all(0 <= row["seconds"] < 600 for row in summary["heldout"])
-    for row in run.rows("metrics.jsonl"):
-        times = [row[f"{name}_at"] for name in (
-            "session_started", "wait_started", "wait_finished", "step_started", "step_finished",
-            "published",
-        )]  # fmt: skip
-        assert times == sorted(times)
-        assert times[-1] - times[0] < 600
-    with open_ledger(run.folder) as ledger:
-        spans = ledger.execute(
-            "SELECT accepted_at - leased_at FROM groups JOIN results USING (group_id)"
-        ).fetchall()
-        assert all(0 <= seconds < 600 for (seconds,) in spans)

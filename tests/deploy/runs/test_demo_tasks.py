@@ -1,4 +1,4 @@
-"""The demos of single tasks learn what their recipes promise; some minutes each."""
+"""The demo of a mix of tasks learns what its recipe promises, in some minutes."""
 
 import json
 import statistics
@@ -26,26 +26,6 @@ def run(recipe, folder):
     assert summary["accounting"]["balanced"]
     assert summary["max_lag_trained"] <= summary["max_staleness"]
     return summary, sorted(rows, key=lambda row: row["trained_version"])
-
-
-def injected_tokens(row):
-    """Return the tokens of a rollout after its prompt that the policy did not sample."""
-    tokens = zip(row["token_ids"], row["versions"], strict=True)
-    return [token for token, version in tokens if version < 0][row["prompt_length"] :]
-
-
-def test_a_model_learns_to_ask_the_calculator(tmp_path):
-    summary, rows = run("tools", tmp_path)
-    asked = [float(row["turns"] > 1) for row in rows]
-    assert statistics.mean(asked[:256]) <= 0.4
-    assert statistics.mean(asked[-256:]) >= 0.75
-    sampled = summary["heldout_sampled"]
-    assert sampled[0]["score"] <= 0.4
-    assert sampled[-1]["score"] >= 0.75
-    answered = [bool(injected_tokens(row)) for row in rows[-256:]]
-    assert statistics.mean(answered) >= 0.7
-    for row, replied in zip(rows[-256:], answered, strict=True):
-        assert row["turns"] > 1 or not replied, "the reply to a malformed call is empty"
 
 
 def test_a_mix_of_three_tasks_learns_all_of_them_by_two_rewards(tmp_path):

@@ -1,9 +1,7 @@
 """Stalls of a real run, injected one by one; each is reported within its deadline + 10 s."""
 
 import contextlib
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -77,24 +75,6 @@ def test_a_reward_that_hangs_is_in_the_stacks(headway):
         row = named(run, "actor-0")
         hang.unlink()
         assert "score (hanging.py" in (run.folder / row["stacks"]).read_text()
-
-
-def test_a_disk_that_does_not_come_back(headway, tmp_path):
-    source, library = Path(__file__).parents[1] / "slow_disk.c", tmp_path / "slow_disk.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    slow = tmp_path / "slow"
-    environment = {
-        "LD_PRELOAD": str(library),
-        "SLOW_FOLDER": str(headway.folder / "runs" / "slow-disk" / ""),
-        "SLOW_WHILE": str(slow),
-    }
-    with Running(headway, "slow-disk", *WATCHED, environment=environment) as run:
-        run.trains(5)
-        slow.write_text("")
-        waits = "waits on the disk of the run's folder for"
-        run.until(lambda: waits in run.output(), DEADLINE + MORE)
-        slow.unlink()
-        named(run, "the disk of the run's folder")
 
 
 def test_a_run_that_is_told_to_ends_with_a_checkpoint_when_an_actor_hangs(headway):
