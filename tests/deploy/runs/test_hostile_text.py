@@ -90,22 +90,3 @@ def test_failed_prompts_of_a_run_that_has_trained_all_are_not_queued(headway, ru
     refused = headway.call("requeue", "hostile")
     assert refused.returncode == 2
     assert "has trained all of its 4 batches" in refused.stderr
-
-
-def test_too_many_failures_end_a_run_and_its_failed_prompts_can_be_queued_again(headway, run):
-    ended = headway.recipe("run", *SETTINGS, "name=budget", "deploy.max_failed_groups=2")
-    assert ended.returncode == 1
-    assert "of the last 640 groups failed for good" in ended.stderr
-    assert "`headway requeue budget` puts their prompts back" in ended.stderr
-    before = headway.accounting("budget")
-    failed = sum(before["failed"].values())
-    assert failed > 2
-    [first, *_] = before["failed_prompts"]
-    one = headway.call("requeue", "budget", "--prompt", first["prompt_id"])
-    assert "1 failed prompts are queued again" in one.stdout
-    rest = headway.call("requeue", "budget")
-    assert f"{failed - 1} failed prompts are queued again" in rest.stdout
-    after = headway.accounting("budget")
-    assert after["balanced"]
-    assert after["failed"] == {}
-    assert after["queued"] == before["queued"] + failed
