@@ -164,10 +164,8 @@ def _command(process: psutil.Process) -> str:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a folder for Ray's files that only this user may enter, and remove it after the block.
-
-    Ray lets everybody write to the folders that it makes itself. Paths of sockets must be short.
-    """
+    """Make a folder for Ray's files that only this user may enter, for the time of the block."""
+    # Ray lets everybody write to the folders that it makes. Paths of sockets must be short.
     base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=base))
     try:

@@ -41,36 +41,24 @@ def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRe
     """Return what each role requests of a cluster; without a placement, of the driver's node."""
     actors, learner, placement = config.actors, config.learner, config.deploy.placement
     at_driver = Placement(labels={NODE_LABEL: driver_node})
-    roles = (
-        (
-            Role.LEARNER,
-            learner.ranks,
-            {"CPU": learner.cpus_of_rank, "GPU": learner.gpus},
-            placement.learner or at_driver,
-        ),
-        (
-            Role.ACTOR,
-            actors.count,
-            {"CPU": actors.cpus, "GPU": actors.gpus},
-            placement.actors or (at_driver if config.weight_sync.one_node else Placement()),
-        ),
-        (
-            Role.REWARD_MODEL,
-            1 if actors.asks_reward_models else 0,
-            {"GPU": actors.reward_model.gpus},
-            placement.reward_model or at_driver,
-        ),
-    )
-    return [
-        ResourceRequest(
-            role=role,
-            count=count,
-            resources={kind: n for kind, n in {**amounts, **nodes.resources}.items() if n},
-            labels=nodes.labels,
-        )
-        for role, count, amounts, nodes in roles
-        if count
+
+    def request(
+        role: Role, count: int, amounts: Mapping[str, float], nodes: Placement
+    ) -> ResourceRequest:
+        resources = {kind: n for kind, n in {**amounts, **nodes.resources}.items() if n}
+        return ResourceRequest(role=role, count=count, resources=resources, labels=nodes.labels)
+
+    of_rank = {"CPU": learner.cpus_of_rank, "GPU": learner.gpus}
+    of_actor = {"CPU": actors.cpus, "GPU": actors.gpus}
+    for_actors = placement.actors or (at_driver if config.weight_sync.one_node else Placement())
+    requests = [
+        request(Role.LEARNER, learner.ranks, of_rank, placement.learner or at_driver),
+        request(Role.ACTOR, actors.count, of_actor, for_actors),
     ]
+    if actors.asks_reward_models:
+        gpus = {"GPU": actors.reward_model.gpus}
+        requests.append(request(Role.REWARD_MODEL, 1, gpus, placement.reward_model or at_driver))
+    return requests
 
 
 def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:

@@ -257,10 +257,7 @@ class ActorFleet:
                 self._gave_back_at = now
 
     async def _fill(self) -> None:
-        """Have actors join as far as they are wanted and resources are free.
-
-        One that only evaluates is the first, since no other does its work.
-        """
+        """Have actors join as far as resources are free, one that only evaluates before others."""
         given_up = {actor.number for actor in self.actors if actor.given_up}
         while self.lacking or len(self.active) < self._most - len(given_up):
             [number] = self._free_numbers(1, given_up)

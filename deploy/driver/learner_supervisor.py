@@ -104,12 +104,7 @@ class LearnerSupervisor(Supervisor):
         self._announcing = asyncio.create_task(self._group.announce_again())
 
     async def _prepare(self) -> None:
-        """Fence the ranks before, and find the newest committed checkpoint, which is verified.
-
-        Raises:
-            RunFailed: Both together take longer than deploy.start_timeout_seconds.
-            JournalError: The checkpoint is damaged, and groups after the one before are too.
-        """
+        """Fence the ranks before, and find and verify the newest committed checkpoint."""
         self._epoch += 1
         directory = self._context.directory
         seconds = self._context.config.deploy.start_timeout_seconds
@@ -130,12 +125,11 @@ class LearnerSupervisor(Supervisor):
     async def _start(self, *, again: bool) -> None:
         """Load the policy in all ranks, in new ones once there is a node for all of them."""
         if again:
-            waits = False
-            while (group := await run_in_daemon_thread(lambda: self._create(self._spec))) is None:
+            create, waits = partial(self._create, self._spec), False
+            while (group := await run_in_daemon_thread(create)) is None:
                 if not waits:
-                    self._say(
-                        "the learner waits for a node with free resources, since its own is lost"
-                    )
+                    text = "waits for a node with free resources, since its own is lost"
+                    self._say(f"the learner {text}")
                 waits = True
                 await self._timing.sleep(LOOK_SECONDS)
             self._group = group

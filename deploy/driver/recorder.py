@@ -154,11 +154,7 @@ class Recorder:
         await self._write(lambda: directory.write_summary(summary))
 
     async def _write(self, work: Callable[[], T]) -> T:
-        """Call `work` in a thread when the write before it has ended, cancelled or not.
-
-        Otherwise rows of the last batch could precede those of earlier ones, and a summary of the
-        running run could replace that of its end.
-        """
+        """Call `work` in a thread when the write before has ended, cancelled or not: in order."""
         if self._last_write is not None:
             await asyncio.wait([self._last_write])
         self._last_write = asyncio.ensure_future(run_in_daemon_thread(work))

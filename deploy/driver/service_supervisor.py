@@ -20,14 +20,9 @@ from weight_sync.errors import BroadcasterDied
 
 
 class ServiceSupervisor(Supervisor):
-    """A service through all of its restarts.
+    """A service through all of its restarts; `on_restart` is awaited whenever it works again.
 
-    Args:
-        context: The run.
-        client: Client of the process.
-        on_restart: Awaited whenever the process works again.
-        access: Where it serves its metrics, and to whom; None serves none.
-        timing: The clock of the restarts, and deadlines.
+    It serves metrics by `access`, or none if it is None.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ class Session:
 def begin_session(end_leftovers: Callable[[Path], None]) -> Session:
     """Return in the process of a session, and never in its parent, which exits as it does.
 
-    `end_leftovers` ends what a killed session of a run, by its folder, has left.
+    `end_leftovers` ends what a killed session has left, by the folder of its run.
     """
     history = History(**json.loads(os.environ.pop(INHERITED, "{}")))
     return Parent(history, end_leftovers).watch()
@@ -216,10 +216,7 @@ class Parent:
                 signal.signal(number, lambda number, _: self._forward(number))
 
     def watch(self) -> Session:
-        """Start sessions until one ends on purpose; begin with a process that has lost its parent.
-
-        Returns only in the process of a session.
-        """
+        """Start sessions until one ends on purpose, and return in their processes alone."""
         pid, descriptor = self._history.pid, self._history.socket
         wait = 0.0
         while True:

@@ -50,7 +50,6 @@ def test_a_run_outlives_the_death_of_its_raylet(headway):
         struck = time.time()
         raylet.kill()
         [restart] = run.until(lambda: run.rows("restarts.jsonl"))
-        print(f"the next session began after {restart['at'] - struck:.1f} s")
         assert restart["actor"] == "driver"
         assert "Ray's raylet on this machine died" in restart["reason"]
         assert restart["at"] - struck < 60.0
@@ -75,13 +74,11 @@ def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):
                 assert time.monotonic() < deadline, run.output()
                 time.sleep(0.05)
             victim = draw.choice(both)
-            print(f"{time.time():.1f}: of {[p.pid for p in both]} {victim.pid} is killed")
             victim.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + 6 * WAIT_SECONDS
         while commands(headway.folder):
             assert time.monotonic() < deadline
             time.sleep(0.5)
-        print(run.output())
     wait_for_end(headway, seconds=60)
     assert {row["actor"] for row in run.rows("restarts.jsonl")} == {"driver"}
     assert run.summary["status"] == "done"

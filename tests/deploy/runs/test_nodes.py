@@ -72,7 +72,6 @@ def went_on(run, role=None):
     assert (run.summary["status"], run.summary["version"]) == ("done", 40)
     if role is not None:  # Ray may notice the loss only after new processes were to begin there
         assert run.summary["restarts"][role] in (1, 2)
-        print(f"{role} was away for {run.summary['lost_seconds'][role]:.1f} s")
     return output, run.check_accounts(40)
 
 
@@ -102,13 +101,11 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
     with nodes_of(learn=1, generate=1) as (cluster, _):
         address = f"deploy.ray_address={cluster.address}"
         try:
-            again = run.start([HEADWAY, "resume", copy, "--set", address]).check(40)
+            run.start([HEADWAY, "resume", copy, "--set", address]).check(40)
         finally:
             run.__exit__()
     assert "is made anew from its backup" in run.output()
     after = {*run.query(accepted)}
-    print(f"{len(before)} groups were accepted before, {len(before - after)} of them had to be "
-          f"generated again; {again} batches were trained again")  # fmt: skip
     assert {row for row in before if row[1] < killed_at - BACKUP_SECONDS} <= after
     assert trained <= {group for group, _ in after}, "every batch is the recorded one"
     shutil.rmtree(lost)

@@ -12,8 +12,6 @@ from deploy.observability.samples import heading, text_of
 from deploy.offline.rollouts import read_samples
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import RECIPE
-from tests.deploy.processes import open_shared_memory, wait_for_end
-from tests.deploy.running import ENDLESS, Running
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -176,19 +174,3 @@ def test_the_driver_and_the_learner_have_a_log(headway, finished):
     assert names - {"driver.log"}
     roles = {"learner-0", "actor-0", "broker", "broadcaster", "worker", "driver"}
     assert {name.rpartition(".")[0] for name in names} <= roles
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_not_resumed_and_stopped_leaves_accounts_and_no_process(headway):
-    """Ctrl-C, and SIGKILL of the whole process group, are in `test_resume.py`."""
-    with Running(headway, "stopped", *ENDLESS) as run:
-        run.trains(3)
-        assert open_shared_memory(headway.folder)
-        refused = headway("resume", "stopped")
-        assert (refused.returncode, "is going on" in refused.stderr) == (2, True)
-        run.process.terminate()
-        assert "Traceback" not in run.ends(130)
-    wait_for_end(headway, seconds=60)
-    accounts = headway.accounting("stopped")
-    assert (accounts["balanced"], accounts["trained_twice"]) == (True, 0)
-    assert accounts["trained"] >= 3 * 2

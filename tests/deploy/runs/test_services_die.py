@@ -51,7 +51,6 @@ def test_rollouts_in_progress_are_put_when_the_broker_is_back(headway):
         assert run.check(3, groups=16, broker=1) == 0
     put = run.query(f"SELECT group_id, attempt FROM results WHERE accepted_at > {killed_at}")
     kept = 2 * len({*in_progress} & {*put})
-    print(f"{2 * len(in_progress)} rollouts in progress, {kept} put after the broker was back")
     assert len(in_progress) == 32
     assert kept >= 60
 
