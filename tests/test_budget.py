@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4253,
     "actors": 9867,
     "learner": 10352,
-    "deploy": 16591,
+    "deploy": 16556,
     "benchmarks": 7615,
     "examples": 208,
 }
