@@ -1,12 +1,9 @@
-"""Reward models for tests: real ones of a few hundred weights, and a fake."""
-
-import asyncio
+"""Reward models for tests, of a few hundred weights."""
 
 import torch
-from characters import CHARACTERS, character_tokenizer
+from characters import character_tokenizer
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale
 
 PAD = 0
@@ -39,17 +36,3 @@ def build_classifier(folder, *, seed=0, labels=1, template=None, pad=PAD, scale=
     if scale is not None:
         scale.write(folder)
     return str(folder)
-
-
-class FakeScorer:
-    """Scores a text by its letters and their places, after others have had their turn."""
-
-    async def score(self, prompt, completion):
-        foreign = set(prompt + completion) - set(CHARACTERS)
-        if foreign:
-            raise PromptRefused(f"no token for {foreign.pop()!r}")
-        if len(prompt + completion) > CONTEXT:
-            length = len(prompt + completion) + 1
-            raise PromptRefused(f"{length} tokens, must have at most {CONTEXT}")
-        await asyncio.sleep(0)
-        return sum(place * ord(letter) for place, letter in enumerate(prompt + completion)) / 100

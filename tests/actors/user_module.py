@@ -4,12 +4,10 @@ import asyncio
 import threading
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from actors.environments.protocol import Message, Turn
 from queues.records import Prompt
 
-HERE = Path(__file__).parent
 BLOCKED = threading.Event()
 
 
@@ -64,9 +62,6 @@ async def hangs_politely(prompt, completion, answer, metadata):
 
 def reason(prompt, completion, answer, metadata):
     return 1.0 if metadata["finish_reason"] == "stop" else 0.0
-
-
-CONSTANT = 3
 
 
 class Countdown:

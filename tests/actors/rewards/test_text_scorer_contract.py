@@ -1,4 +1,4 @@
-"""The contract under the reward `reward_model`: a fake, models in this process, and over Ray."""
+"""The contract under the reward `reward_model`: models in this process, and over Ray."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ import signal
 import pytest
 import ray
 from ray.exceptions import RayActorError
-from reward_model_folders import CONTEXT, FakeScorer, build_classifier
+from reward_model_folders import CONTEXT, build_classifier
 
 from actors import ray_reward_model
 from actors.config import RewardModelConfig
@@ -81,10 +81,8 @@ def paths(tmp_path):
 
 
 @pytest.mark.parametrize("scenario", CONTRACT)
-@pytest.mark.parametrize("kind", ["fake", "process"])
-def test_a_scorer_keeps_the_contract(kind, scenario, paths):
-    scorer = FakeScorer() if kind == "fake" else load_reward_models(paths, CONFIG)
-    asyncio.run(asyncio.wait_for(scenario(scorer), 120))
+def test_a_scorer_keeps_the_contract(scenario, paths):
+    asyncio.run(asyncio.wait_for(scenario(load_reward_models(paths, CONFIG)), 120))
 
 
 @pytest.mark.ray
@@ -144,37 +142,30 @@ def test_without_a_judge_the_reward_fails_and_is_no_zero():
         asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
 
 
-class Heard:
-    """A judge that notes what it is asked."""
+class Judge:
+    """A judge that notes what it is asked, and gives an answer: an error, None for never."""
 
-    async def score(self, prompt, completion):
-        self.asked = (prompt, completion)
-        return 1.0
+    def __init__(self, answer):
+        self.answer = answer
+
+    async def score(self, *asked):
+        self.asked = asked
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer or await asyncio.Event().wait()
 
 
 def test_a_judge_reads_the_messages_of_a_prompt_as_the_policy_does():
-    judge, messages = Heard(), [Message("system", "s"), Message("user", "u")]
+    judge, messages = Judge(1.0), [Message("system", "s"), Message("user", "u")]
     rewards = load_rewards(["reward_model"], reward_model_client=judge)
     prompt = Prompt(prompt_id="a/0/0", text="s\n\nu", metadata=conversation(messages))
     asyncio.run(rewards.score(prompt, "2"))
     assert judge.asked == (messages, "2")
 
 
-class Silent:
-    """A judge that never answers, or is gone."""
-
-    def __init__(self, error=None):
-        self.error = error
-
-    async def score(self, prompt, completion):
-        if self.error:
-            raise self.error
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("error", [None, RewardModelLost("it is gone")])
-def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
-    rewards = load_rewards(["reward_model"], timeout=0.05, reward_model_client=Silent(error))
+@pytest.mark.parametrize("answer", [None, RewardModelLost("it is gone")])
+def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(answer):
+    rewards = load_rewards(["reward_model"], timeout=0.05, reward_model_client=Judge(answer))
     with pytest.raises(RolloutFailed, match="'reward_model' of prompt 'a/0/0'") as caught:
         asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
     assert caught.value.reason == REWARD_MODEL_LOST

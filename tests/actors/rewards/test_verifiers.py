@@ -112,20 +112,6 @@ def test_a_schema_that_is_none_or_lies_elsewhere_is_a_failure(pool, schema, mess
         score(pool, "json_schema", "{}", schema=schema)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [
-        ("saturday", "sunday", 3),
-        ("", "abc", 3),
-        ("abc", "", 3),
-        ("flaw", "lawn", 2),
-        ("ab", "ab", 0),
-    ],
-)
-def test_edits_of_known_words(one, other, distance):
-    assert edits(one, other) == distance
-
-
 def test_edits_equal_those_of_the_table():
     random_ = random.Random(0)
     for _ in range(300):

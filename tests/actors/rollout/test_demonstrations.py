@@ -118,24 +118,23 @@ OPENED = (
 """A template that opens a thought (;) for the policy and takes thoughts (|) out of messages."""
 
 
-def test_a_message_that_cannot_be_told_apart_is_refused_and_a_completion_is_not():
-    tokenizer, ask = character_tokenizer(OPENED), [Message("user", "3+4=")]
+@pytest.mark.parametrize(
+    ("template", "completion", "expected"),
+    [
+        (OPENED, "hm|7", "user:3+4=<eos>assistant:;hm|7<eos>"),
+        ("{{ messages | length }}" + TEMPLATE, "7", "1user:3+4=<eos>\nassistant:7<eos>"),
+    ],
+    ids=["takes out thoughts", "writes no second turn"],
+)
+def test_a_message_that_cannot_be_told_apart_is_refused_and_a_completion_is_not(
+    template, completion, expected
+):
+    tokenizer, ask = character_tokenizer(template), [Message("user", "3+4=")]
     render = demonstrations(tokenizer)
-    with pytest.raises(PromptRefused, match="give demonstrations as prompt and completion"):
+    told = "cannot be told apart exactly; give demonstrations as prompt and completion"
+    with pytest.raises(PromptRefused, match=told):
         render.conversation(ask, [Message("assistant", "7")])
-    tokens = render.pair(ask, "hm|7")
-    assert tokenizer.decode(tokens[0]) == "user:3+4=<eos>assistant:;hm|7<eos>"
-
-
-def test_a_template_that_writes_no_second_turn_still_takes_pairs():
-    tokenizer, ask = (
-        character_tokenizer("{{ messages | length }}" + TEMPLATE),
-        [Message("user", "3")],
-    )
-    tokens = demonstrations(tokenizer).pair(ask, "7")
-    assert tokenizer.decode(tokens[0]) == "1user:3<eos>\nassistant:7<eos>"
-    with pytest.raises(PromptRefused, match="cannot be told apart exactly"):
-        demonstrations(tokenizer).conversation(ask, [Message("assistant", "7")])
+    assert tokenizer.decode(render.pair(ask, completion)[0]) == expected
 
 
 @pytest.mark.parametrize(
