@@ -57,12 +57,10 @@ async def ask(
                     raise BadAnswer(f"an answer of more than {most_bytes} bytes")
     except (TimeoutError, httpx.TimeoutException):
         raise NoAnswer(f"no whole answer within {seconds:g} s") from None
-    except httpx.LocalProtocolError as error:
-        raise BadAnswer(f"a request that HTTP forbids: {without_secrets(str(error))}") from None
+    except (httpx.LocalProtocolError, httpx.InvalidURL, ValueError) as error:
+        raise BadAnswer(f"a request that is impossible: {without_secrets(str(error))}") from None
     except httpx.HTTPError as error:
         raise NoAnswer(f"{type(error).__name__} {without_secrets(str(error))}".strip()) from None
-    except (httpx.InvalidURL, ValueError) as error:
-        raise BadAnswer(f"a request that is impossible: {without_secrets(str(error))}") from None
     if response.headers.get("content-encoding", "identity") != "identity":
         raise BadAnswer("a compressed answer, which was not asked for")
     text = without_secrets(body.decode(errors="replace"))

@@ -130,9 +130,8 @@ class RolloutActor:
     async def run(self) -> None:
         """Follow the weights and work until `stop`, or until the run is over.
 
-        Raises:
-            EngineDied: The engine is gone.
-            HeadwayError: The broker is gone, or the engine cannot take the weights.
+        Raises EngineDied, and HeadwayError if the broker is gone or the engine cannot take the
+        weights.
         """
         if self.parts is None:
             raise HeadwayError(f"{self._statistics.engine_id} must be started before it runs")

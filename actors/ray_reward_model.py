@@ -1,7 +1,7 @@
 """Reward models in a Ray actor, and the client that rollout actors call.
 
-The actor has no state but the models, so it is created anew when it dies, on another node where its
-own is lost: clients find it by its name, and repeat calls whose answer was lost.
+The actor has no state but the models, so it is created anew when it dies, perhaps on another node:
+clients find it by its name, and repeat calls whose answer was lost.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""The prompt sources, environments, tools and rewards that ship with Headway, by name.
-
-The checks of a recipe and error messages derive from these tables; the pages in
-`actors/docs/` describe each entry.
-"""
+"""The prompt sources, environments, tools and rewards that ship with Headway, by name."""
 
 from dataclasses import dataclass
 from types import NoneType
@@ -38,6 +34,8 @@ class RewardTraits:
     """Library whose problems alone it scores; None: those of any source."""
 
 
+_ENDLESS = SourceTraits(endless=True, library=None)
+_GYM = SourceTraits(endless=True, library=GYM)
 SOURCES = Registry(
     "prompt source",
     "module:Class",
@@ -45,17 +43,9 @@ SOURCES = Registry(
     Entry("files", "actors.sources.files:file_source", SourceTraits(library=None)),
     Entry("datasets:NAME", "actors.sources.hub_dataset:dataset_source", SourceTraits()),
     Entry("mixture", "actors.sources.mixture:Mixture", SourceTraits()),
-    Entry(
-        "lettered_chain_sum",
-        "actors.sources.lettered_chain_sum:LetteredChainSum",
-        SourceTraits(endless=True, library=None),
-    ),
+    Entry("lettered_chain_sum", "actors.sources.lettered_chain_sum:LetteredChainSum", _ENDLESS),
     Entry("tiny:TASK", "actors.sources.tiny_task:TinyTask", SourceTraits()),
-    Entry(
-        "reasoning_gym:TASK",
-        "actors.sources.reasoning_gym:ReasoningGymSource",
-        SourceTraits(endless=True, library=GYM),
-    ),
+    Entry("reasoning_gym:TASK", "actors.sources.reasoning_gym:ReasoningGymSource", _GYM),
     Entry("verifiers:ID", "actors.sources.verifiers_source:verifiers_source", SourceTraits()),
 )
 

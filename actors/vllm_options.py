@@ -1,9 +1,8 @@
 """Options of vLLM that a recipe may set by vLLM's own names, in `actors.vllm_options`.
 
-An option is on the list if it decides how fast and in which memory vLLM computes. Others are left
-out for one of three reasons: Headway sets them, they change what is sampled in a way that the
-learner does not know, or they change the form of the weights, which are updated in place. Types of
-the KV cache round: `mismatch` in the metrics shows by how much.
+An option is on the list if it decides how fast and in which memory vLLM computes, and changes
+neither what is sampled, unknown to the learner, nor the form of the weights, which are updated in
+place. Types of the KV cache round: `mismatch` in the metrics shows by how much.
 """
 
 from typing import Any

@@ -83,7 +83,8 @@ class RolloutEngine(UpdatableEngine, Protocol):
         """Sample one continuation; cancelling the call aborts the request.
 
         Nothing begins while the engine is paused: a request that has no token by then is sampled
-        wholly by the version that resumes.
+        wholly by the version that resumes. Raises EngineStale before the first version, and
+        EngineDied.
 
         Args:
             request_id: Unique among the running requests.
@@ -92,10 +93,6 @@ class RolloutEngine(UpdatableEngine, Protocol):
             cache_salt: Requests with different salts share no cached state. None, for the first
                 request of a rollout, takes the version that prefills it; later requests repeat
                 the salt of the first.
-
-        Raises:
-            EngineStale: No version was loaded yet.
-            EngineDied: The engine is gone, and with it every request.
         """
 
     async def interrupt(self) -> None:

@@ -1,8 +1,7 @@
 """Refusal of all by which vLLM would sample with other probabilities than a model's logits give.
 
 The learner gives a token the probability that the model's logits give it at `actors.temperature`.
-A request of ours asks vLLM for no more; top-p and top-k go with objectives that take rollouts of
-any policy. The model folder and other packages can ask for more, which is refused here.
+The model folder and other packages can ask vLLM for more than our requests, which is refused here.
 """
 
 from importlib.metadata import entry_points

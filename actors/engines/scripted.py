@@ -84,11 +84,12 @@ class ScriptedEngine:
             for position in range(len(token_ids), min(len(token_ids) + burst, count)):
                 token_ids.append(self._token(origin, position, length))
                 versions.append(self.version)
+        whole = FinishReason.STOP if length == count else FinishReason.LENGTH
         return Generation(
             token_ids=token_ids,
             logprobs=[-_unit(f"{origin}|{position}|logprob") for position in range(len(token_ids))],
             versions=versions,
-            finish_reason=_reason(len(token_ids), count, length),
+            finish_reason=whole if len(token_ids) == count else FinishReason.ABORTED,
             cache_salt=str((versions or [self.version])[0]) if cache_salt is None else cache_salt,
         )
 
@@ -138,13 +139,6 @@ class ScriptedEngine:
             return self.eos_token_id
         token = int(_unit(f"{origin}|{position}") * (self.vocabulary - 1))
         return token + (token >= self.eos_token_id)
-
-
-def _reason(sampled: int, count: int, length: int) -> FinishReason:
-    """Return why a request of at most `count` tokens ends; `length` is its natural length."""
-    if sampled < count:
-        return FinishReason.ABORTED
-    return FinishReason.STOP if length == count else FinishReason.LENGTH
 
 
 def _unit(text: str) -> float:

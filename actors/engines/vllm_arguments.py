@@ -16,8 +16,7 @@ from weight_sync.vllm.transfer import BACKEND
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV cache block, which is cached only when full: vLLM's 128 exceed a short turn."""
 KV_SHARE, KV_LIMIT = 0.25, 0.5
-"""Shares of the free memory that the KV caches of all engines on a CPU take together: of itself,
-and at most where a single rollout needs more than that."""
+"""Shares of the free memory for the KV caches of all engines on a CPU; at most, for one rollout."""
 
 
 def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:

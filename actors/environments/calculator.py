@@ -17,12 +17,11 @@ BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression of numbers, + - * / // % ** and parentheses.
 
+    Raises ValueError for any other expression, and for a result that is not finite.
+
     Example:
         >>> [calculator(text) for text in ("37*82", "7/2", "6/2", "-2**2")]
         ['3034', '3.5', '3', '-4']
-
-    Raises:
-        ValueError: No such expression, or no finite result.
     """
     if len(expression) > LONGEST:
         raise ValueError(f"the expression has {len(expression)} characters, at most {LONGEST}")

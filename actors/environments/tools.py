@@ -1,7 +1,6 @@
 """The environment `tools`: the policy may call tools until it answers without a call.
 
-A message without a call is the answer, which the rewards of the recipe score. The policy is shown
-the error of a call and may try again.
+The policy is shown the error of a call and may try again.
 """
 
 import inspect

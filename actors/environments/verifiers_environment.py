@@ -4,12 +4,10 @@
     step  ─▶ the client answers with the policy's        ─▶ it asks again, or ends ─▶ its rubric
                  (on the left the actor's event loop, on the right the library's, a thread's own)
 
-The library's set-up, stop conditions, tools, limits and clean-up run unchanged; only its client,
-the connection to a model, is replaced by the policy. A conversation can only grow: an environment
-that rewrites earlier messages fails its rollout, since sampled tokens are never tokenised again.
-The rubric's reward belongs to the last turn. A function of the rubric that raises fails its rollout
-(the library counts 0). All conversations share one event loop in a thread, as the library's
-clients and locks expect, so its blocking code delays other conversations but never the engine.
+Only the library's client, the connection to a model, is replaced by the policy. A conversation can
+only grow: sampled tokens are never tokenised again. The rubric's reward belongs to the last turn;
+a function of it that raises fails its rollout (the library counts 0). All conversations share one
+event loop in a thread, so that blocking code delays others but never the engine.
 """
 
 import asyncio
@@ -140,7 +138,6 @@ class VerifiersConversation:
         self._client = _client()
         self._messages: list[dict[str, Any]] = []
         """All messages so far, the policy's included."""
-        self._tools = False
         self.task: Future[Any] | None = None
 
     def __del__(self) -> None:
@@ -158,9 +155,9 @@ class VerifiersConversation:
             raise ValueError("the environment ended before the first message of the policy")
         self._messages = _plain(self._client.prompt)
         messages = [_message(plain) for plain in self._messages]
-        if not self._client.tools:
+        self._tools = bool(self._client.tools)
+        if not self._tools:
             return messages
-        self._tools = True
         fields = ("name", "description", "parameters")
         tools = [
             {"type": "function", "function": {field: getattr(tool, field) for field in fields}}

@@ -1,7 +1,6 @@
 """Gathers concurrent requests into batches, which are computed one after the other in a thread.
 
-A batch begins when it is full, or when its oldest request has waited long enough; the time in which
-another batch is computed counts as waiting.
+A batch begins when it is full, or when its oldest request has waited long enough, others included.
 """
 
 import asyncio

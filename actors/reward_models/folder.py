@@ -1,7 +1,7 @@
-"""Reads and checks the folder of a reward model: its output, scale and tokenizer.
+"""Reads and checks the folder of a reward model: its output, scale and tokenizer; no torch.
 
-The folder holds a sequence classifier of transformers with one label, a tokenizer, and perhaps
-`reward_scale.json`, which `headway reward-model` writes. Imports no torch.
+It holds a sequence classifier of transformers with one label, a tokenizer, and perhaps
+`reward_scale.json`, which `headway reward-model` writes.
 """
 
 import json

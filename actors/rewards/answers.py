@@ -1,7 +1,6 @@
 """Rewards that compare text with the prompt's answer.
 
-Where they look for an equal answer, it counts only if the policy ended it itself: "=12" may be the
-beginning of "=123".
+An equal one counts only if the policy ended it itself: "=12" may be the beginning of "=123".
 """
 
 import re

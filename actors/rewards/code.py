@@ -1,7 +1,6 @@
 """The reward `code`: a program that the policy wrote passes its tests in the sandbox.
 
-Expected results never enter the sandbox: they are compared outside, so that a program cannot read
-them.
+Expected results never enter the sandbox, where a program could read them.
 """
 
 import ast
@@ -63,18 +62,14 @@ def code(
 ) -> float:
     """1 where a program of Python's standard library passes its tests; else 0.
 
-    The program is the last fenced block of the completion, or without one the whole of it.
+    The program is the last fenced block of the completion, or without one the whole of it. `tests`
+    in the metadata is a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)", "result": 3}, or
+    texts like "assert add(1, 2) == 3" whose right side is a literal; `share` scores the share that
+    passes. `seconds` is the program's time in all tests together; actors.reward_timeout_seconds has
+    to cover the start of the sandboxes too, one for all calls and one for each dialogue. Programs
+    may import from `folders` of the machine too.
 
-    `tests` in the metadata is a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)",
-    "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
-    The score `share` is the share of the tests that pass. `seconds` is the time of the program in
-    all tests together; actors.reward_timeout_seconds has to cover the start of the sandboxes too,
-    one for all calls and one for each dialogue. Programs may import from `folders` of the machine
-    beside the standard library.
-
-    Raises:
-        ValueError: There are no tests, or one that cannot be read.
-        InputError: This machine has no sandbox, or a sandbox did not start in time.
+    Raises ValueError without tests that can be read, and InputError without a sandbox in time.
     """
     blocks = FENCED.findall(completion)
     program = blocks[-1] if blocks else completion

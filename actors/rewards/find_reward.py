@@ -11,8 +11,7 @@ from actors.shipped import REWARDS
 from headway.user_code import check_call, shown
 
 RewardFunction = Callable[..., Any]
-"""score(prompt, completion, answer, metadata, *, options) -> float | dict[str, float], or a
-coroutine of it."""
+"""score(prompt, completion, answer, metadata, *, options) -> float | dict, or a coroutine."""
 Metadata = Mapping[str, Any]
 """The prompt's, with `finish_reason` added: "stop" where the policy ended the completion itself,
 "length" where it was cut off."""

@@ -17,12 +17,9 @@ class TextScorer(Protocol):
     async def score(self, prompt: str | Sequence[Message], completion: str) -> float:
         """Return a finite number, the same for the same text; larger is better.
 
-        The prompt is messages, or a text of the user's.
-
-        Raises:
-            PromptRefused: The text has an unknown character or is too long.
-            RewardFailed: The models raised.
-            RewardModelLost: Their process is gone, or does not answer.
+        The prompt is messages, or a text of the user's. Raises PromptRefused if the text has an
+        unknown character or is too long, RewardFailed if the models raised, and RewardModelLost if
+        their process is gone, or does not answer.
         """
 
 

@@ -1,7 +1,7 @@
 """The reward `llm_judge`: a language model behind an OpenAI-compatible address gives a mark.
 
-Transient failures and replies without a mark are repeated with growing waits; a judge that cannot
-be reached does not count against the completion. All calls count against a budget of each actor.
+Transient failures and replies without a mark are repeated, with growing waits and within a budget;
+a judge that cannot be reached does not count against the completion.
 """
 
 import asyncio

@@ -67,11 +67,8 @@ def json_schema(
     """1 where the completion, or its last fenced block if it has any, is JSON and valid; else 0.
 
     The schema is the option, or else that of the metadata: draft 2020-12 unless `$schema` names
-    another, without references to other documents. NaN and infinities are not JSON.
-
-    Raises:
-        ValueError: There is no schema, or it is not valid.
-        RewardFailed: By the verifier, for a schema that refers to another document.
+    another, without references to other documents (RewardFailed, by the verifier). NaN and
+    infinities are not JSON. Raises ValueError without a valid schema.
     """
     from referencing.exceptions import Unresolvable
 

@@ -42,9 +42,8 @@ Parts = dict[str, float]
 
 
 class RewardPool:
-    """Processes for rewards; none runs before the first call.
+    """Processes for rewards, on the cores that this one has now; none runs before the first call.
 
-    They run on the cores that this process has now; an engine may later bind it to fewer.
     `processes` is the number of concurrent calls of plain functions and verifiers, apart from slow
     calls. `variables` names variables of the environment that rewards get (see `scrubbed`), and
     `verifier_seconds` is the processor time of a verifier.
@@ -86,16 +85,12 @@ class RewardPool:
         timeout: float,
         coroutine: bool,
     ) -> Parts:
-        """Call one reward and return its parts.
-
-        If the caller is cancelled, the call goes on until its own deadline.
+        """Call one reward and return its parts; where the caller is cancelled, the call goes on.
 
         `reward` is its name and options, `arguments` are JSON values, `timeout` counts seconds from
-        the start of the function, and a `coroutine` may share a process with other calls.
-
-        Raises:
-            RewardFailed: It raised, returned no finite numbers, took too long or too much memory,
-                or ended its process, or no process could be started for it.
+        the start of the function, and a `coroutine` may share a process with other calls. Raises
+        RewardFailed if it raised, returned no finite numbers, took too long or too much memory, or
+        ended its process, or no process could be started for it.
         """
         message = {"call": reward, "arguments": list(arguments)}
         work = self._in_shared if coroutine else self._alone

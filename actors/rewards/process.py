@@ -1,7 +1,6 @@
 """The client of a process that calls rewards; `pool` starts and ends such processes.
 
-Such a process gets only the variables of the environment that `scrubbed` returns. What it prints is
-forwarded up to a limit, and an answer that cannot be read ends it.
+What it prints is forwarded up to a limit, and an answer that cannot be read ends it.
 """
 
 import asyncio
@@ -27,8 +26,7 @@ HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE XDG
 CUDA_VISIBLE_DEVICES CUDA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NLTK_DATA
 OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS TOKENIZERS_PARALLELISM
 """
-"""Variables of the environment that a process gets, besides LC_…, HEADWAY_… and those that a recipe
-names."""
+"""Variables that a process gets, besides LC_…, HEADWAY_… and those that a recipe names."""
 LONGEST_ANSWER = 1 << 20
 """Most bytes of an answer."""
 
@@ -83,16 +81,9 @@ class RewardProcess:
         *arguments: str,
     ) -> None:
         path = os.pathsep.join(folder or "." for folder in sys.path)
+        given = str(memory_bytes), str(os.getpid()), ",".join(map(str, sorted(cores)))
         self._popen = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                f"actors.rewards.{module}",
-                str(memory_bytes),
-                str(os.getpid()),
-                ",".join(map(str, sorted(cores))),
-                *arguments,
-            ],
+            [sys.executable, "-m", f"actors.rewards.{module}", *given, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -132,15 +123,11 @@ class RewardProcess:
         return len(self._pending)
 
     async def ask(self, message: dict[str, Any], timeout: float, *, grace: float = 0) -> Any:
-        """Send a message to `process_main` and return the answer.
+        """Send a message to the process and return the answer.
 
         With `grace` above 0 the call is cancelled at its deadline, `timeout` seconds, and has that
-        time to confirm it.
-
-        Raises:
-            ProcessEnded: The process has ended.
-            TimeoutError: The deadline passed, and the process is responsive.
-            Unanswered: The deadline passed, and this call or another blocks the process.
+        time to confirm it, or else blocks the process. Raises ProcessEnded; past the deadline
+        TimeoutError if the process is responsive, Unanswered if not.
         """
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

@@ -3,8 +3,7 @@
 A reward that raises, takes too long or returns anything but finite numbers fails its rollout:
 nothing is ever scored 0 because of its error. Verifiers that ship with Headway read completions in
 a sandbox, where a completion that breaks them scores 0. Other rewards run in processes of their own
-(`pool`), except those that only compare two texts: they cannot hang, and sending the texts to
-another process would cost many times their own work.
+(`pool`), except those that only compare two texts, which cannot hang and cost less than sending.
 """
 
 import asyncio
@@ -117,6 +116,9 @@ def load_rewards(
 ) -> Rewards:
     """Load rewards by name.
 
+    Raises InputError for an unknown reward or option, or one that may not run or has no sandbox
+    here.
+
     Args:
         names: Names of `REWARDS`, or "module:function".
         timeout: Deadline of each reward in seconds.
@@ -125,9 +127,6 @@ def load_rewards(
         reward_model_client: None fails every rollout with the reward `reward_model`.
         pool: None makes a pool.
         code_execution: As `actors.code_execution`.
-
-    Raises:
-        InputError: No such reward or option of it, or it may not run or has no sandbox here.
     """
     if verifiers := [name for name in names if is_verifier(name)]:
         check_compute_sandbox(f"actors.reward = {verifiers[0]!r}")

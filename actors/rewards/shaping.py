@@ -1,7 +1,6 @@
 """Penalties on the length of training rollouts, added to the rewards of the task.
 
-Held-out rollouts have none. `queues.records.SHAPING` lists their names, so that the task's own
-reward can be computed without them.
+`queues.records.SHAPING` lists them, so that the task's own reward can be computed without them.
 """
 
 from actors.config import ActorsConfig

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from actors.rewards.find_reward import RewardFunction, parts_of
+from actors.rewards.find_reward import parts_of
 from actors.rewards.libraries import preload
 from actors.rewards.server import Server, serve, write_line
 from actors.rewards.verifier_child import READY, run_child
@@ -52,13 +52,12 @@ class Outcome:
 
 
 class Child(asyncio.Protocol):
-    """A process that reads completions, one at a time.
+    """A process that reads completions, one at a time; `calls` is the descriptor of the pipe to it.
 
-    `calls` is the descriptor of the pipe to it, `generation` the number of the loads of its parent
-    before it was forked.
+    `generation` is what its parent had loaded before it was forked.
     """
 
-    def __init__(self, pid: int, calls: int, generation: int) -> None:
+    def __init__(self, pid: int, calls: int, generation: tuple[int, ...]) -> None:
         self._pid, self._calls, self.generation = pid, calls, generation
         self.served = 0
         self._answer = bytearray()
@@ -141,16 +140,13 @@ class VerifierServer(Server):
         super().__init__(memory_bytes, out)
         self._cpu_seconds = float(sys.argv[4])
         self._loaded: set[str] = set()
-        self._generation = 0
         self._filter = compute_filter()
         self._idle: list[Child] = []
 
-    def load(self, name: str, options: dict[str, Any]) -> RewardFunction:
-        """Return the function of a reward; children that were forked before cannot call it."""
-        before = len(self.rewards)
-        reward = super().load(name, options)
-        self._generation += len(self.rewards) - before
-        return reward
+    @property
+    def _generation(self) -> tuple[int, ...]:
+        """The numbers of rewards, libraries and modules that are loaded, which a child inherits."""
+        return len(self.rewards), len(self._loaded), len(sys.modules)
 
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the parts of a score, and a `note` where the completion broke the verifier."""
@@ -170,7 +166,6 @@ class VerifierServer(Server):
         loaded = preload(name, metadata)
         if loaded not in self._loaded:
             self._loaded.add(loaded)
-            self._generation += 1
             gc.collect()
             gc.freeze()  # children share its memory, which no collection touches from now on
 
@@ -221,10 +216,7 @@ class VerifierServer(Server):
             if known and root not in NOT_IMPORTED and not str(name).endswith("__main__"):
                 with suppress(Exception):
                     importlib.import_module(name)
-        if len(sys.modules) == before:
-            return False
-        self._generation += 1
-        return True
+        return len(sys.modules) > before
 
 
 def _parsed(answer: bytes | bytearray) -> tuple[bool, dict[str, Any] | None]:

@@ -1,7 +1,4 @@
-"""Counters of one actor, from before its model is loaded until after it has left.
-
-An actor that is restarted counts from 0; `merge` adds up the statistics of its lives.
-"""
+"""Counters of one actor, which are 0 again after a restart; `merge` adds up its lives."""
 
 import os
 import time

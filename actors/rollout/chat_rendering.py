@@ -1,9 +1,7 @@
 """Prompts to token ids, and sampled token ids to text: one function for everything that needs it.
 
-Rollouts, held-out evaluation, `headway try`, demonstrations, reward models and the checks before a
-run all take the ids of a prompt from `Renderer.prompt`, and engines are given these ids. Sampled
-tokens are never rendered again: a conversation grows by the ids of new messages, which are
-appended.
+Everything takes the ids of a prompt from `Renderer.prompt`, and engines are given these. Sampled
+tokens are never rendered again: a conversation grows by the ids of new messages.
 """
 
 import inspect

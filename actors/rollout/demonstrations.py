@@ -103,8 +103,8 @@ def _written_reply(renderer: Renderer, history: Sequence[Message], turn: Message
 def judged(renderer: Renderer, messages: Sequence[Message], completion: str) -> list[int]:
     """Return the ids of a prompt and its completion, closed, as a reward model reads them.
 
-    They begin with the ids of the prompt in a rollout, unless the chat template writes a message of
-    the assistant otherwise than after its generation prompt.
+    They begin with those of the prompt in a rollout, unless the template writes the answer
+    otherwise.
     """
     if not renderer.templated:
         eos = renderer.tokenizer.eos_token_id

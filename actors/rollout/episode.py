@@ -53,11 +53,10 @@ class EpisodeRunner:
         self.stops = load_stops(self.renderer, self.config.stop, include=self.config.include_stop)
 
     async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
-        """Sample and score one rollout of a group.
+        """Sample and score one rollout of a group; `saved` was interrupted in its first turn.
 
-        `saved` is the rollout so far, interrupted in its first turn. The result is `aborted` and
-        without a reward where the engine was interrupted in the first turn. Raises RolloutFailed,
-        whose subclass gives the reason, and EngineDied.
+        The result is `aborted` and without a reward where the engine was interrupted in the first
+        turn. Raises RolloutFailed, whose subclass gives the reason, and EngineDied.
         """
         try:
             async with asyncio.timeout(self.config.rollout_timeout_seconds) as deadline:

@@ -1,7 +1,4 @@
-"""The rollouts of a group before it is put, saved so that another worker can continue it.
-
-It holds finished rollouts that wait for the others of their group, and interrupted ones.
-"""
+"""The finished and interrupted rollouts of a group, for another worker to continue them."""
 
 from queues.records import Lease, Rollout, RolloutGroup
 from queues.schema import decode, encode

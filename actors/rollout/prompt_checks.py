@@ -1,7 +1,4 @@
-"""Checks that prompts fit the vocabulary and the context of a model, before an engine is started.
-
-Later turns of a conversation are checked by each rollout, which fails where they do not fit.
-"""
+"""Checks that prompts fit a model's vocabulary and context, before an engine is started."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,4 @@
-"""The tokens of a rollout while it is sampled.
-
-Messages of the environment are in the context and out of the loss: mask false, version −1,
-log-probability 0.
-"""
+"""The tokens of a rollout while it is sampled; those of the environment are out of the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -117,9 +117,8 @@ def guard_eval(package: str) -> None:
 
 
 def _stand_in_for_builtins(module: ModuleType, names: Callable[[], Mapping[str, Any]]) -> None:
-    """Give a module globals that hide the builtins `eval`, `exec` and `compile`.
+    """Give a module globals that hide the builtins `eval`, `exec` and `compile`, its only seam.
 
-    Libraries parse where no parser can be handed to them, so that the builtins are the one seam.
     `exec` runs only the import of sympy's names, as `names`; `compile` leaves a syntax tree.
     """
 

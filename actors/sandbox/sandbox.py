@@ -92,10 +92,8 @@ class Sandbox:
     def run(self, program: str, stdin: str = "") -> Outcome:
         """Run a program of Python's standard library; blocks until it has ended.
 
-        Raises:
-            InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
-                missing. Nothing was run: every end after the program began is the program's.
-            OSError: This process cannot start it, as where the disk of temporary files is full.
+        Raises InputError, before anything was run, if the sandbox is unavailable, or not within
+        `start_seconds`, and OSError if this process cannot start it, as on a full disk.
         """
         status_read, status_write = os.pipe()
         with open(status_read, "rb", buffering=0) as pipe:

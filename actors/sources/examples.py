@@ -123,7 +123,7 @@ def load_examples(
     seed: int,
     heldout: frozenset[str],
 ) -> Iterator[Example]:
-    """Return endless examples of a kind, in an order that `seed` decides.
+    """Return endless examples.
 
     Args:
         kind: Kind of the examples.

@@ -1,7 +1,4 @@
-"""Prompts from a JSONL, Parquet or Arrow file; the suffix decides the format.
-
-Rows are numbered from 1, those of JSONL by their lines.
-"""
+"""Prompts from a JSONL, Parquet or Arrow file, by its suffix; JSONL is numbered by lines."""
 
 import codecs
 import json

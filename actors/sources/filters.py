@@ -32,11 +32,10 @@ class FilteredSource:
     keeps: Callable[[Prompt], bool]
     """Returns True for the prompts to keep."""
     exhausted: str
-    """Message for `patience` skipped prompts in a row; {} is the id of the last."""
-    patience: int = PATIENCE
+    """Message for `PATIENCE` skipped prompts in a row; {} is the id of the last."""
 
     def next(self, count: int) -> list[Prompt]:
-        """See `PromptSource.next`; raise InputError where `patience` prompts were left out."""
+        """See `PromptSource.next`; raise InputError where `PATIENCE` prompts were left out."""
         kept: list[Prompt] = []
         in_a_row = 0
         while len(kept) < count:
@@ -44,9 +43,9 @@ class FilteredSource:
                 in_a_row = 0 if self.keeps(prompt) else in_a_row + 1
                 if not in_a_row:
                     kept.append(prompt)
-                elif in_a_row == self.patience:
+                elif in_a_row == PATIENCE:
                     reason = self.exhausted.format(repr(prompt.prompt_id))
-                    raise InputError(f"{self.patience} prompts in a row were {reason}")
+                    raise InputError(f"{PATIENCE} prompts in a row were {reason}")
         return kept
 
     def cursor(self) -> str:
@@ -120,9 +119,7 @@ def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSour
     )
 
 
-def within_tokens(
-    source: PromptSource, fits: Callable[[Prompt], bool], *, patience: int = PATIENCE
-) -> FilteredSource:
+def within_tokens(source: PromptSource, fits: Callable[[Prompt], bool]) -> FilteredSource:
     """Return a source less the prompts for which `fits` is false, which are too long."""
 
     def keeps(prompt: Prompt) -> bool:
@@ -132,7 +129,7 @@ def within_tokens(
         return False
 
     exhausted = "longer than prompts.max_tokens, the last of them {}; raise it"
-    return FilteredSource(watched(source), keeps, exhausted, patience=patience)
+    return FilteredSource(watched(source), keeps, exhausted)
 
 
 def shorter(
@@ -142,8 +139,7 @@ def shorter(
 ) -> Callable[[Prompt], bool]:
     """Return a predicate: the messages that begin with a prompt have at most `max_tokens` tokens.
 
-    `begin` returns them. A prompt that cannot be rendered counts as short: `prompt_checks` reports
-    what is wrong with it.
+    `begin` returns them. One that cannot be rendered counts as short; `prompt_checks` reports it.
     """
 
     def fits(prompt: Prompt) -> bool:

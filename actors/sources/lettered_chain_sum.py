@@ -27,15 +27,8 @@ def _chains(terms: int, seed: int) -> Any:
     """Return reasoning-gym's data set of one-digit chains with this many terms."""
     import reasoning_gym
 
-    return reasoning_gym.create_dataset(
-        "chain_sum",
-        min_terms=terms,
-        max_terms=terms,
-        min_digits=1,
-        max_digits=1,
-        seed=seed,
-        size=_SPACING,
-    )
+    bounds = {"min_terms": terms, "max_terms": terms, "min_digits": 1, "max_digits": 1}
+    return reasoning_gym.create_dataset("chain_sum", **bounds, seed=seed, size=_SPACING)
 
 
 def _problem(seed: int, index: int) -> Problem:
@@ -102,10 +95,10 @@ class LetteredChainSum(ProceduralSource):
             yield problem.text, problem.worked if worked else f"={problem.answer}"
 
     def preferences(self, *, guess_share: float = 0.4) -> Iterator[tuple[str, str, str]]:
-        """Yield (prompt, right worked answer, worse answer) triples.
+        """Yield (prompt, right worked answer, worse answer) triples of problems of their own.
 
-        A share of the worse answers are terse guesses. The others are worked, but one step is left
-        out or its result is wrong by up to 3. The problems are drawn nowhere else.
+        A share of the worse answers are terse guesses; the others lack a step, or err by up to 3 in
+        one.
         """
         choice = random.Random(self._seed + 1)
         for _, problem in self.unseen(3 * _SPACING // 4):

@@ -1,7 +1,6 @@
-"""Prompts from several sources, mixed by weights that may move as the run goes on.
+"""Prompts from several sources, mixed by weights that may move, as in a curriculum.
 
-Parts of growing difficulty with weights that cross make a curriculum. The part that a prompt comes
-from depends on the seed and its position alone.
+The part that a prompt comes from depends on the seed and its position alone.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""The interface of a prompt source.
-
-A source is endless, seeded and resumable; training never draws a problem of the held-out split.
-"""
+"""The interface of a prompt source: endless, seeded and resumable."""
 
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +8,7 @@ Split = Literal["train", "heldout"]
 
 
 class PromptSource(Protocol):
-    """Prompts in an order that depends only on the arguments of the source.
+    """Prompts in an order that depends only on the arguments; none to train is ever held out.
 
     A class in user code is built with the keywords `options`, `seed`, `split` and `heldout_size`.
     It may have a method `fingerprint() -> str`, which differs whenever its prompts do.

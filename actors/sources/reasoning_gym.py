@@ -21,9 +21,8 @@ SPACING = 10**8
 class ReasoningGymSource(ProceduralSource):
     """Problems of one task by its name in reasoning-gym (a `PromptSource`).
 
-    `options` are keywords of the task's configuration, without size and seed, and `level`, the
-    level of its curriculum; `seed` and `split` are as in `load_source`. Raises InputError for an
-    unknown task, options that it refuses, or fewer problems than are asked for.
+    `options` are keywords of the task's configuration, and `level`, that of its curriculum. Raises
+    InputError for an unknown task, options that it refuses, or fewer problems than are asked for.
     """
 
     EPOCH = 10_000

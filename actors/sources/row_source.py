@@ -32,7 +32,7 @@ class Table(NamedTuple):
 
 
 class RowSource(ResumableSource):
-    """Rows of a table; held out from `heldout`, or from `table` if it is None.
+    """Rows of a table, with those of `heldout` held out, or some of its own without it.
 
     A `RestartableSource`: the ids of changed rows have the number of changes so far after their
     label, as in `prompts~1/0/7`. Raises InputError for a table that cannot be read, or too few

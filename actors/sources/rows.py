@@ -1,7 +1,6 @@
-"""Prompts from rows of a table, whatever the table is stored as.
+"""Prompts from rows of a table: a text or messages, and perhaps an answer and metadata.
 
-A row has a prompt (a text, or messages), and perhaps an answer and metadata. One message lists
-everything that is wrong, by the numbers of the rows.
+One message lists everything that is wrong, by the numbers of the rows.
 """
 
 import logging

@@ -60,10 +60,9 @@ class TinyTask(ProceduralSource):
     def demonstrations(
         self, *, worked_share: float = 0.3
     ) -> Iterator[tuple[str, str] | list[dict[str, str]]]:
-        """Yield (prompt, right answer) pairs, a share of them worked and the rest terse.
+        """Yield (prompt, right answer) pairs, drawn by a seed of their own, some of them worked.
 
-        A worked product is a conversation with the calculator, as messages. None is a training
-        problem by design: they are drawn with a seed of their own.
+        A worked product is a conversation with the calculator, as messages.
         """
         style, split = random.Random(self._seed), f"{self._seed} to imitate"
         for _, problem in self.unseen(0, lambda position: problem_at(self._task, split, position)):

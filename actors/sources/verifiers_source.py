@@ -1,7 +1,6 @@
 """Prompts from the data set of an environment of the library verifiers: `verifiers:ID`.
 
-The prompt's metadata carries the whole row to the environment of the same id. Held-out prompts come
-from its evaluation data set, where it has one.
+Their metadata has the whole row; held out is its evaluation data set, where it has one.
 """
 
 from collections.abc import Iterable, Mapping
