@@ -39,6 +39,11 @@ from headway.errors import InputError
         (ActorsConfig, {"overlong": {}}, "give either buffer, in tokens, or share"),
         (ActorsConfig, {"missing_eos_penalty": -1}, "greater than or equal to 0"),
         (ActorsConfig, {"scripted_options": {"median_length": 3}}, "no effect"),
+        (ActorsConfig, {"include_stop": True}, r"no effect without actors\.stop"),
+        *(
+            (ActorsConfig, {"stop": stop}, "stop")
+            for stop in ([""], [-1], [True], [1.5], "x", [None])
+        ),
         (PromptsConfig, {"source": "file"}, "files, datasets:NAME, mixture, lettered_chain_sum"),
         (PromptsConfig, {"source": "files", "group_size": 0}, "greater than or equal to 1"),
         (PromptsConfig, {"source": "files", "pass_rate_cap": 0}, "greater than 0"),

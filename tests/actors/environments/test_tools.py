@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from actors.config import ActorsConfig
 from actors.environments.calculator import calculator
 from actors.environments.load_environment import load_environment
 from actors.environments.protocol import Message
@@ -239,7 +238,3 @@ def test_python_runs_in_the_sandbox():
 def test_tools_that_cannot_be_used_are_an_input_error(options, message):
     with pytest.raises(InputError, match=message):
         load_environment("tools", options)
-
-
-def test_the_section_takes_tools_by_name():
-    assert ActorsConfig(environment="tools", environment_options=PLAIN).environment == "tools"

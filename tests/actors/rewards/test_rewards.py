@@ -34,12 +34,13 @@ def test_reasoning_gym_verifies_what_its_source_posed(task):
 
 
 def test_rewards_add_up_and_each_part_has_its_name():
-    names = ["exact_match", "user_module:patient", "user_module:several", "user_module:length"]
-    assert score(names, "7") == (
-        1.0 + 0.25 + 1.5 + 1.0,
+    own = ("patient", "delegates", "several", "length")
+    assert score(["exact_match", *(f"user_module:{name}" for name in own)], "7") == (
+        1.0 + 0.25 + 0.25 + 1.5 + 1.0,
         {
             "exact_match": 1.0,
             "user_module:patient": 0.25,
+            "user_module:delegates": 0.25,
             "user_module:several/form": 0.5,
             "user_module:several/content": 1.0,
             "user_module:length": 1.0,
@@ -88,10 +89,6 @@ async def test_a_reward_that_hangs_times_out_while_others_are_scored(reward):
     assert isinstance(failed, RewardFailed)
     assert "took longer than 0.05 s" in str(failed)
     assert scored.total == 5.0
-
-
-def test_a_plain_function_may_return_a_coroutine():
-    assert score(["user_module:delegates"], "7").total == 0.25
 
 
 def test_rewards_see_whether_the_policy_ended_the_completion():

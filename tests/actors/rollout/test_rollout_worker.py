@@ -187,33 +187,27 @@ async def test_a_rollout_that_the_schema_refuses_fails_its_group():
     assert desk.of("put") == []
 
 
-async def test_a_lost_attempt_spares_a_newer_one_of_its_group():
-    desk, stage = Desk(lease("again"), lease("again", attempt=2)), Stage()
-    async with at_work(desk, stage, heartbeat=0.01) as worker:
-        desk.lost = [("again", 1)]
-        await desk.until(lambda events: ("heartbeat", [("again", 2)]) in events)
-        stage.ended.set()
-        await desk.until(lambda events: desk.of("put"))
-    assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
-
-
-async def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
-    desk, stage = Desk(lease("kept"), lease("lost", attempt=2)), Stage()
+@pytest.mark.parametrize("group", ["lost", "kept"])
+async def test_heartbeats_renew_what_is_held_and_abort_a_lost_group_or_attempt(group):
+    """The lost attempt may be an older one of a group of which a newer one is kept."""
+    desk, stage = Desk(lease("kept", attempt=2), lease(group, attempt=1)), Stage()
     async with at_work(desk, stage, heartbeat=0.01) as worker:
         await desk.until(lambda events: desk.of("heartbeat"))
-        assert desk.of("heartbeat")[0] == ([("kept", 1), ("lost", 2)],)
-        desk.lost = [("lost", 2)]
-        await desk.until(lambda events: ("heartbeat", [("kept", 1)]) in events)
-        assert sorted(stage.aborted) == [("lost", 0), ("lost", 1)]
+        assert desk.of("heartbeat")[0] == (sorted([("kept", 2), (group, 1)]),)
+        desk.lost = [(group, 1)]
+        await desk.until(lambda events: ("heartbeat", [("kept", 2)]) in events)
+        assert sorted(stage.aborted) == [(group, 0), (group, 1)]
         stage.ended.set()
         await desk.until(lambda events: desk.of("put"))
     assert desk.of("fail") == []
     assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
 
 
-async def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
-    desk, stage = Desk(lease("g1", attempt=2)), Stage()
-    async with at_work(desk, stage) as worker:
+@pytest.mark.parametrize("baseline", [False, True])
+async def test_stop_interrupts_what_is_running_and_saves_what_was_sampled(baseline):
+    """A baseline is sampled anew: one that was interrupted is never a reward of zero."""
+    desk, stage = Desk(lease("g1", attempt=2, greedy_baseline=baseline)), Stage()
+    async with at_work(desk, stage, slots=6, size=2 + baseline) as worker:
         await desk.until(lambda events: len(events) > 3)
     assert desk.of("put") == desk.of("fail") == stage.aborted == []
     group = decode(desk.of("save")[0][0])
@@ -257,15 +251,6 @@ async def test_rollouts_that_nobody_was_to_interrupt_fail_their_group():
     [(group_id, _, reason, error)] = desk.of("fail")
     assert (group_id, reason, "aborted by the engine" in error) == ("g1", "engine", True)
     assert desk.of("save") == []
-
-
-async def test_an_interrupted_baseline_is_never_taken_for_a_reward_of_zero():
-    desk, stage = Desk(lease("g1", greedy_baseline=True)), Stage()
-    async with at_work(desk, stage, slots=6, size=3):
-        await desk.until(lambda events: len(events) > 3)
-    assert desk.of("put") == []
-    saved = decode(desk.of("save")[0][0])
-    assert [r.sample_index for r in saved.rollouts] == [0, 1], "the baseline is sampled anew"
 
 
 class Uneven(Stage):

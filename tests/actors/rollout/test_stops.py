@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_tokenizers import real_tokenizer
 
-from actors.config import ActorsConfig
 from actors.rewards.rewards import Score
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import load_stops
@@ -164,14 +163,3 @@ def test_a_text_that_is_a_special_token_and_more_is_refused(stop):
 def test_an_id_that_no_token_has_is_refused():
     with pytest.raises(InputError, match=r"actors.stop has the id 999, and the tokenizer has ids"):
         load_stops(Renderer(character_tokenizer()), [999])
-
-
-@pytest.mark.parametrize("stop", [[""], [-1], [True], [1.5], "x", [None]])
-def test_a_stop_is_a_text_or_an_id(stop):
-    with pytest.raises(ValueError, match="stop"):
-        ActorsConfig(stop=stop)
-
-
-def test_a_stop_to_include_must_be_there():
-    with pytest.raises(ValueError, match=r"no effect without actors\.stop"):
-        ActorsConfig(include_stop=True)
