@@ -18,7 +18,7 @@ def surrogate(text: str) -> str | None:
 
 
 def unencodable(value: Any) -> str | None:
-    """Return the lone surrogate or NUL, at which texts in C end, in a value of JSON's types."""
+    """Return the lone surrogate or NUL, which no text in C can have, in a value of JSON's types."""
     values = [value]
     while values:  # no recursion: a value may be nested as deeply as its parser allows
         value = values.pop()

@@ -29,7 +29,7 @@ _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permiss
 
 @contextmanager
 def captured(log: Path | None) -> Iterator[Callable[[], str]]:
-    """Send what this process, and those that it starts in the block for good, print to a file.
+    """Send what this process prints in the block, and for good what it starts there, to a file.
 
     Without `log` the output stays where it is. Yields a function that returns what was printed in
     the block, as far as it went to files.

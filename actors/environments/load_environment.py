@@ -35,7 +35,7 @@ def load_environment(
 
 
 def shipped_opening(config: ActorsConfig) -> Callable[[Prompt], list[Message]] | None:
-    """Return a function of the messages that a prompt begins; None where `reset` decides."""
+    """Return what makes a prompt's first messages; None where `reset` may answer anything."""
     if config.environment == "tools":
         from actors.environments.tools import Tools
 

@@ -126,8 +126,8 @@ class RewardProcess:
         """Send a message to the process and return the answer.
 
         With `grace` above 0 the call is cancelled at its deadline, `timeout` seconds, and has that
-        time to confirm it, or else blocks the process. Raises ProcessEnded; past the deadline
-        TimeoutError if the process is responsive, Unanswered if not.
+        time to confirm it. Raises ProcessEnded; past the deadline TimeoutError if the process is
+        responsive, and Unanswered if this call or another blocks it.
         """
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

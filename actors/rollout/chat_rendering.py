@@ -92,7 +92,7 @@ class Renderer:
         return text
 
     def written(self, messages: Sequence[Message], *, reply: bool) -> str:
-        """Return messages as the template writes them, `reply` up to one of the policy's."""
+        """Write messages by the template, `reply` up to one of the policy; raise PromptRefused."""
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text: str = self.tokenizer.apply_chat_template(

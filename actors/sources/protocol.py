@@ -29,4 +29,4 @@ class RestartableSource(PromptSource, Protocol):
     """A source with fingerprints in its cursor; `restore` raises SourceChanged by them."""
 
     def restart(self, cursor: str) -> None:
-        """Go on from a cursor, again perhaps, though prompts changed: with a new epoch of them."""
+        """Go on from a cursor though prompts changed, with a new epoch; may be called again."""

@@ -1,7 +1,6 @@
 """Rollouts in which policy and environment say given things, under the four chat templates."""
 
 import asyncio
-from dataclasses import replace
 
 from fakes import episodes, lease
 from real_tokenizers import real_tokenizer
@@ -53,11 +52,9 @@ def play(name, engine, messages, text="3+4="):
     runner = episodes(
         engine,
         SAMPLING,
-        environment="single_turn",
+        environment="dialogues:Scripted",
+        new_environment=lambda: Scripted(messages),
         renderer=Renderer(real_tokenizer(name)),
-        rewards=["last_answer"],
         max_model_len=100_000,
     )
-    config = runner.config.model_copy(update={"environment": "dialogues:Scripted"})
-    runner = replace(runner, config=config, new_environment=lambda: Scripted(messages))
     return asyncio.run(runner.run(lease(text=text), 0))
