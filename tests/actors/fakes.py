@@ -168,6 +168,19 @@ def open_broker(folder, *, batch=1, size=2, steps=3, staleness=2, **spec) -> Bro
     )
 
 
+def make_worker(work, run, *, name="engine-0", slots=4, size=2, heartbeat=60.0, **options):
+    """Return a worker whose engine `run` stands for; it is never interrupted by default."""
+    return RolloutWorker(
+        ActorStatistics(name),
+        work,
+        run,
+        max_concurrent_rollouts=slots,
+        largest_group=size,
+        heartbeat_seconds=heartbeat,
+        **{"interrupt": lambda: asyncio.sleep(0), **options},
+    )
+
+
 async def scripted_worker(
     broker, name="engine-0", *, run=None, version=0, slots=4, size=2, purpose=None, **engine
 ):
@@ -176,17 +189,9 @@ async def scripted_worker(
     scripted = ScriptedEngine({}, vocabulary=40, **options)
     await scripted.start()
     runner = episodes(scripted, SamplingParameters(temperature=1.0, max_new_tokens=30))
-    worker = RolloutWorker(
-        ActorStatistics(name),
-        broker,
-        partial(run, runner.run) if run else runner.run,
-        interrupt=scripted.interrupt,
-        max_concurrent_rollouts=slots,
-        largest_group=size,
-        heartbeat_seconds=1.0,
-        purpose=purpose,
-    )
-    return scripted, worker
+    episode = partial(run, runner.run) if run else runner.run
+    keywords = {"interrupt": scripted.interrupt, "purpose": purpose, "slots": slots, "size": size}
+    return scripted, make_worker(broker, episode, name=name, **keywords)
 
 
 class Desk:

@@ -5,11 +5,9 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from fakes import Desk, lease, open_broker, rollout, scripted_worker, sums, working
+from fakes import Desk, lease, make_worker, open_broker, rollout, scripted_worker, sums, working
 
 from actors.errors import RolloutFailed
-from actors.rollout.actor_statistics import ActorStatistics
-from actors.rollout.rollout_worker import RolloutWorker
 from queues.errors import QueueClosed
 from queues.records import Purpose
 
@@ -143,14 +141,8 @@ async def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
 
 
 def evaluator(desk, episode, *, pinned_seconds=60.0):
-    async def interrupt():
-        pass
-
-    return RolloutWorker(
-        ActorStatistics("engine-0"), desk, episode, interrupt=interrupt, max_concurrent_rollouts=4,
-        largest_group=2, heartbeat_seconds=60.0, purpose=Purpose.EVALUATE,
-        pinned_seconds=pinned_seconds,
-    )  # fmt: skip
+    purpose = Purpose.EVALUATE
+    return make_worker(desk, episode, purpose=purpose, pinned_seconds=pinned_seconds)
 
 
 async def test_a_version_with_nothing_to_evaluate_is_left_at_once():

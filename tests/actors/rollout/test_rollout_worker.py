@@ -5,11 +5,10 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from fakes import Desk, lease, open_broker, rollout, scripted_worker, sums, working
+from fakes import Desk, lease, make_worker, open_broker, rollout, scripted_worker, sums, working
 
 from actors.errors import EngineDied, RewardFailed, RolloutFailed
-from actors.rollout.actor_statistics import ActorStatistics, Occupancy
-from actors.rollout.rollout_worker import RolloutWorker
+from actors.rollout.actor_statistics import Occupancy
 from headway.errors import InputError
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import FinishReason, Purpose, RolloutGroup
@@ -51,16 +50,8 @@ class Stage:
         self.ended.set()
 
 
-def build(desk, stage, *, slots=4, size=2, heartbeat=60.0, run=None):
-    return RolloutWorker(
-        ActorStatistics("engine-0"),
-        desk,
-        run or stage.run,
-        interrupt=stage.interrupt,
-        max_concurrent_rollouts=slots,
-        largest_group=size,
-        heartbeat_seconds=heartbeat,
-    )
+def build(desk, stage, *, run=None, **settings):
+    return make_worker(desk, run or stage.run, interrupt=stage.interrupt, **settings)
 
 
 @contextlib.asynccontextmanager
