@@ -14,7 +14,7 @@ BUDGET = {
     "headway": 1856,
     "queues": 6112,
     "weight_sync": 4253,
-    "actors": 9867,
+    "actors": 9750,
     "learner": 10352,
     "deploy": 16556,
     "benchmarks": 7615,

@@ -77,7 +77,10 @@ def rollout(of: Lease, index: int, *, version: int = 3) -> Rollout:
 
 
 class Recited:
-    """An engine that says its lines in turn, and remembers what it was asked."""
+    """An engine that says its lines in turn, or raises them, and remembers what it was asked.
+
+    A line with a reason ends for that, in place of the end-of-sequence token.
+    """
 
     def __init__(self, *lines, version=3):
         self.tokenizer = character_tokenizer()
@@ -85,26 +88,21 @@ class Recited:
 
     async def generate(self, request_id, prompt_ids, sampling, *, cache_salt=None):
         self.requests.append((request_id, list(prompt_ids), sampling, cache_salt))
-        salt = str(self.version) if cache_salt is None else cache_salt
         line = self.lines.pop(0)
         if isinstance(line, Exception):
             raise line
-        if isinstance(line, FinishReason):
-            return Generation(
-                token_ids=[], logprobs=[], versions=[], finish_reason=line, cache_salt=salt
-            )
-        ids = self.tokenizer.encode(line, add_special_tokens=False)
-        reason = FinishReason.STOP
-        if len(ids) + 1 > sampling.max_new_tokens:
-            ids, reason = ids[: sampling.max_new_tokens], FinishReason.LENGTH
-        else:
+        text, reason = line if isinstance(line, tuple) else (line, FinishReason.STOP)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if reason is FinishReason.STOP:
             ids = [*ids, EOS]
+        if len(ids) > sampling.max_new_tokens:
+            ids, reason = ids[: sampling.max_new_tokens], FinishReason.LENGTH
         return Generation(
             token_ids=ids,
             logprobs=[-0.5] * len(ids),
             versions=[self.version] * len(ids),
             finish_reason=reason,
-            cache_salt=salt,
+            cache_salt=str(self.version) if cache_salt is None else cache_salt,
         )
 
 

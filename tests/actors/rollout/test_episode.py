@@ -10,7 +10,7 @@ from fakes import EOS, SAMPLING, Recited, episodes, ids, lease, play
 
 from actors.engines.protocol import SamplingParameters
 from actors.environments.load_environment import load_environment
-from actors.environments.protocol import Message, Turn
+from actors.environments.protocol import Message
 from actors.errors import (
     EngineDied,
     EngineStale,
@@ -179,7 +179,7 @@ async def test_an_environment_that_is_never_built_fails_its_rollout_alone():
     ("line", "settings", "kind", "reason"),
     [
         (HeadwayError("no luck"), {}, RolloutFailed, "engine"),
-        (FinishReason.ERROR, {}, RolloutFailed, "engine"),
+        (("", FinishReason.ERROR), {}, RolloutFailed, "engine"),
         ("=7", {"max_model_len": 4}, PromptRefused, "prompt"),
         ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),
         ("=7", {"environment": "user_module:Unbuildable"}, EnvironmentFailed, "environment"),
@@ -223,25 +223,8 @@ def test_an_environment_is_built_with_its_options():
         load_environment("user_module:Painted", {"color": "red"})
 
 
-class Cut(Recited):
-    """An engine that is interrupted in the middle of its first line."""
-
-    async def generate(self, *args, **options):
-        whole = await super().generate(*args, **options)
-        if self.lines:
-            count = len(whole.token_ids) // 2
-            return replace(
-                whole,
-                token_ids=whole.token_ids[:count],
-                logprobs=whole.logprobs[:count],
-                versions=whole.versions[:count],
-                finish_reason=FinishReason.ABORTED,
-            )
-        return whole
-
-
 def test_an_interrupted_rollout_is_gone_on_with_and_judged_by_all_that_was_said():
-    engine = Cut("b3+4", "3+4=7", version=3)
+    engine = Recited(("b3", FinishReason.ABORTED), "3+4=7", version=3)
     runner = episodes(engine, SAMPLING)
     begun = asyncio.run(runner.run(lease(), 1))
     assert begun.token_ids == ids("3+4=b3")
@@ -264,32 +247,25 @@ def test_an_interrupted_rollout_is_gone_on_with_and_judged_by_all_that_was_said(
 
 
 def test_a_rollout_that_is_interrupted_in_a_later_turn_fails():
-    engine = Recited("a", FinishReason.ABORTED)
+    engine = Recited("a", ("", FinishReason.ABORTED))
     with pytest.raises(RolloutFailed, match="ended as aborted"):
         play(engine, environment="user_module:Countdown")
 
 
-class Says:
-    """An environment that answers with a text."""
-
-    def __init__(self, text):
-        self._text = text
-
-    def reset(self, prompt):
-        return [Message("user", prompt.text)]
-
-    def step(self, message):
-        return Turn([Message("user", self._text)], 0.0, done=False)
+def says(text):
+    """Return an environment that answers with a text."""
+    message = Message("user", text)
+    return user_module.answering(lambda turn: replace(turn, messages=[message]))
 
 
 def test_secrets_in_what_the_environment_says_do_not_reach_the_policy(monkeypatch):
     monkeypatch.setenv("A_TOKEN", "abc123abc")
     register([])
     with pytest.raises(PromptRefused, match="'\\['"):  # the tokenizer of these tests has none
-        play(Recited("a", "b"), new_environment=lambda: Says("abc123abc"), environment="m:Says")
+        play(Recited("a", "b"), new_environment=says("abc123abc"), environment="m:Says")
 
 
 def test_far_more_text_than_fits_into_a_rollout_is_not_tokenised():
     text = "7" * 40_001 + "\ud800"
-    rollout = play(Recited("a"), new_environment=lambda: Says(text), environment="m:Says")
+    rollout = play(Recited("a"), new_environment=says(text), environment="m:Says")
     assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)

@@ -98,17 +98,10 @@ def test_a_stop_counts_though_the_rollout_was_interrupted_within_it():
     assert rollout.reward_parts == {"last_answer": 1.0}
 
 
-class Interrupted(Recited):
-    """An engine that is interrupted after its message."""
-
-    async def generate(self, *arguments, **keywords):
-        generation = await super().generate(*arguments, **keywords)
-        return replace(generation, finish_reason=FinishReason.ABORTED)
-
-
-def test_a_message_that_had_ended_is_whole_though_its_engine_was_interrupted():
-    assert play(Interrupted("b=7/"), stop=["/"]).finish_reason is FinishReason.STOP
-    assert play(Interrupted("b=7/"), stop=["z"]).finish_reason is FinishReason.ABORTED
+@pytest.mark.parametrize(("stop", "ended"), [("/", FinishReason.STOP), ("z", FinishReason.ABORTED)])
+def test_a_message_that_had_ended_is_whole_though_its_engine_was_interrupted(stop, ended):
+    engine = Recited(("b=7/", FinishReason.ABORTED))
+    assert play(engine, stop=[stop]).finish_reason is ended
 
 
 def test_an_environment_answers_what_stands_before_the_stop_and_the_tokens_go_on_after_it():
