@@ -1,8 +1,7 @@
 """Simulated actors and a simulated learner for the benchmarks of the broker.
 
 An actor makes the calls of a real one, as often; generating is a sleep, and no tensor moves. Before
-it polls for leases, it asks once for what can be leased at once: only that answer shows how fast
-the broker is, since a poll waits for admission too.
+it polls for leases it asks once for what can be leased at once: only that shows the broker's speed.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -29,7 +28,6 @@ T = TypeVar("T")
 GROUP_SIZE = 8
 POLL_SECONDS = 2.0
 FOREVER = 10**6
-"""Steps."""
 PAUSE_SECONDS = 0.03
 """Duration of a swap, beside its messages."""
 CALLS = ("put", "lease", "lease_poll", "heartbeat", "save", "serving", "announced", "permit")
@@ -80,13 +78,9 @@ def payload_of(lease: Lease, tokens: int, rollouts: int = GROUP_SIZE) -> bytes:
 
 def manifest(version: int) -> Manifest:
     """Return a version of one small tensor, made now."""
-    spec = TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0)
-    return Manifest(
-        version=version,
-        tensors=(spec,),
-        buckets=(Bucket(nbytes=64, checksum="0" * 32, location="nowhere"),),
-        created_at=clock.now(),
-    )
+    tensors = (TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0),)
+    buckets = (Bucket(nbytes=64, checksum="0" * 32, location="nowhere"),)
+    return Manifest(version=version, tensors=tensors, buckets=buckets, created_at=clock.now())
 
 
 @dataclass(slots=True)
@@ -107,22 +101,6 @@ class Generating:
         return ended if ended >= max(1, 2 * self.saved) else 0
 
 
-@dataclass(slots=True)
-class ActorStatistics:
-    """Seconds of the calls of the actors of a process."""
-
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {call: [] for call in CALLS})
-    """By call, since the measurement began; of puts only those that were accepted."""
-
-    async def timed(self, call: str, answer: Awaitable[T]) -> T:
-        """Await a call and note its seconds."""
-        began = time.perf_counter()
-        result = await answer
-        if call != "put" or result is PutStatus.ACCEPTED:
-            self.seconds[call].append(time.perf_counter() - began)
-        return result
-
-
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The load that a simulated actor makes."""
@@ -130,7 +108,7 @@ class Pace:
     tokens: int
     """Tokens of a rollout."""
     at_once: int
-    """Groups that it generates at once."""
+    """Groups generated at once."""
     seconds: float
     """Mean time between the ends of two groups in one slot. The wait for lease and put is taken off
     the generation, so that the rate is the one asked for."""
@@ -140,24 +118,19 @@ class Pace:
 
 
 class SimulatedActor:
-    """A simulated rollout actor."""
+    """A simulated rollout actor of a crowd, which times its calls."""
 
     def __init__(
-        self,
-        name: str,
-        broker: BrokerClient,
-        broadcaster: BroadcasterClient,
-        pace: Pace,
-        statistics: ActorStatistics,
-        stop: asyncio.Event,
+        self, name: str, broker: BrokerClient, broadcaster: BroadcasterClient, crowd: "Crowd"
     ) -> None:
         self._name, self._broker, self._broadcaster = name, broker, broadcaster
-        self._pace, self._statistics, self._stop = pace, statistics, stop
+        self._pace, self._timed, self._stop = crowd.pace, crowd.timed, crowd.stopped
+        self._announced = crowd.measured["announced"]
         self._chance = random.Random(name)
         self._held: dict[asyncio.Task[None], Generating] = {}
-        begin = time.perf_counter()
+        begin, seconds = time.perf_counter(), self._pace.seconds
         self._slots = deque(
-            begin - self._pace.seconds * self._chance.uniform(0.0, 0.5) for _ in range(pace.at_once)
+            begin - seconds * self._chance.uniform(0.0, 0.5) for _ in range(self._pace.at_once)
         )
         """Time at which each free slot would have begun its next group."""
         self._serves = 0
@@ -167,7 +140,7 @@ class SimulatedActor:
         await asyncio.gather(self._act(), self._renew(), self._follow())
 
     async def _act(self) -> None:
-        await self._statistics.timed("serving", self._broker.serving(self._name, 0))
+        await self._timed("serving", self._broker.serving(self._name, 0))
         refused = False
         while not self._stop.is_set():
             free = self._pace.at_once - len(self._held)
@@ -176,7 +149,7 @@ class SimulatedActor:
                     ("lease_poll", self._pace.poll_seconds) if refused else ("lease", 0.0)
                 )
                 answer = self._broker.lease(self._name, free * GROUP_SIZE, timeout)
-                leases = await self._statistics.timed(call, answer)
+                leases = await self._timed(call, answer)
                 refused = not leases
                 for lease in leases:
                     self._begin(lease)
@@ -198,7 +171,7 @@ class SimulatedActor:
     async def _generate(self, group: Generating, end: float) -> None:
         await asyncio.sleep(group.seconds)
         payload = payload_of(group.lease, self._pace.tokens)
-        await self._statistics.timed("put", self._broker.put(self._name, payload))
+        await self._timed("put", self._broker.put(self._name, payload))
         self._slots.append(end)
 
     async def _renew(self) -> None:
@@ -206,12 +179,12 @@ class SimulatedActor:
         while not self._stop.is_set():
             if groups := [*self._held.values()]:
                 held = [(group.lease.group_id, group.lease.attempt) for group in groups]
-                await self._statistics.timed("heartbeat", self._broker.heartbeat(self._name, held))
+                await self._timed("heartbeat", self._broker.heartbeat(self._name, held))
             for group in groups:
                 if rollouts := group.due(time.perf_counter()):
                     group.saved = rollouts
                     payload = payload_of(group.lease, self._pace.tokens, rollouts)
-                    await self._statistics.timed("save", self._broker.save(self._name, payload))
+                    await self._timed("save", self._broker.save(self._name, payload))
             await self._sleep(self._pace.heartbeat_seconds)
 
     async def _follow(self) -> None:
@@ -220,9 +193,9 @@ class SimulatedActor:
             new = await newer(broadcaster, (self._serves, None), NEWEST_SECONDS, self._stop)
             if new is None:
                 continue
-            self._statistics.seconds["announced"].append(clock.now() - new.created_at)
+            self._announced.append(clock.now() - new.created_at)
             permit = broadcaster.acquire_swap(self._name, self._pace.poll_seconds)
-            if not await self._statistics.timed("permit", permit):
+            if not await self._timed("permit", permit):
                 continue
             began = clock.now()
             await asyncio.sleep(PAUSE_SECONDS)
@@ -235,7 +208,7 @@ class SimulatedActor:
                     bytes=64,
                 )
             )  # fmt: skip
-            await self._statistics.timed("serving", self._broker.serving(self._name, new.version))
+            await self._timed("serving", self._broker.serving(self._name, new.version))
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep until then, or until `stop` is set."""
@@ -245,48 +218,41 @@ class SimulatedActor:
 
 
 class Crowd:
-    """A process of simulated actors.
-
-    Args:
-        names: Names of the actors.
-        pace: Load that each makes.
-    """
+    """A process of simulated actors, each of which makes the load of a pace."""
 
     def __init__(self, names: Sequence[str], pace: Pace) -> None:
-        self._names, self._pace = names, pace
-        self._stop, self._statistics = asyncio.Event(), ActorStatistics()
+        self._names, self.pace = names, pace
+        self.stopped = asyncio.Event()
+        self.measured: dict[str, list[float]] = {call: [] for call in CALLS}
 
     async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
         """Run the actors until `stop`, each with a client of its own, as a real one has."""
-        actors = [
-            SimulatedActor(
-                name,
-                type(broker)(broker.handle),
-                broadcaster,
-                self._pace,
-                self._statistics,
-                self._stop,
-            )
+        actors = (
+            SimulatedActor(name, type(broker)(broker.handle), broadcaster, self)
             for name in self._names
-        ]
+        )
         await asyncio.gather(*(actor.run() for actor in actors))
+
+    async def timed(self, call: str, answer: Awaitable[T]) -> T:
+        """Await a call and note its seconds; those of a put only if it was accepted."""
+        began = time.perf_counter()
+        result = await answer
+        if call != "put" or result is PutStatus.ACCEPTED:
+            self.measured[call].append(time.perf_counter() - began)
+        return result
 
     async def begin(self) -> None:
         """Forget what was measured so far."""
-        for seconds in self._statistics.seconds.values():
+        for seconds in self.measured.values():
             seconds.clear()
 
     async def seconds(self) -> dict[str, list[float]]:
         """Return the seconds of every call since `begin`."""
-        return self._statistics.seconds
-
-    async def puts(self) -> int:
-        """Return the number of accepted puts since `begin`."""
-        return len(self._statistics.seconds["put"])
+        return self.measured
 
     async def stop(self) -> None:
         """Let the actors end after their current calls."""
-        self._stop.set()
+        self.stopped.set()
 
 
 class Consumer:

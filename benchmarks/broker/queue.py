@@ -7,20 +7,18 @@ broker of a run accepts of actors that generate in no time, and those of one Ray
 to a process whose only thread writes and syncs the same bytes. Takes about 15 minutes.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from benchmarks.harness.processes import local_ray
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study, number, several
-from benchmarks.harness.tables import cells, text_table
+from benchmarks.harness.study import Options, Study, cells, number, several, text_table
 
 OF_CEILING = 0.7
 COLUMNS = {
@@ -33,7 +31,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class QueueOptions(Options):
     """Options of `headway bench queue`."""
 
@@ -45,10 +42,7 @@ class QueueOptions(Options):
 def measure(options: QueueOptions) -> Iterator[Record]:
     pairs = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
     rounds: dict[tuple[int, int], list[Record]] = {pair: [] for pair in pairs}
-    with (
-        local_ray(cores=4),
-        tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name,
-    ):
+    with local_ray(cores=4), TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name:
         for _, (tokens, actors) in product(range(options.rounds), pairs):
             figures = measure_pair(tokens, actors, Path(name))
             rounds[tokens, actors].append(figures)
@@ -100,9 +94,7 @@ def table(record: Record) -> str:
 
 STUDY = Study(
     name="queue",
-    about=__doc__,
     options=QueueOptions,
-    file="queue.json",
     measure=measure,
     table=table,
     misses=misses,

@@ -1,5 +1,6 @@
 """Rates, latencies and CPU seconds of broker and broadcaster with simulated actors."""
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -24,12 +25,12 @@ from benchmarks.broker.load import (
 )
 from benchmarks.harness.record import Record
 from headway.metrics import MetricsAccess
+from headway.ray_process import call_in
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import create_broadcaster
 
 CALL_SECONDS = 120.0
-END_SECONDS = 10.0
 GROUPS, GROUP_TOKENS = 256, 64_000
 """Groups that all actors generate at once, at least one each; tokens of a rollout times the groups
 of an actor, at most."""
@@ -38,18 +39,11 @@ TIMED = 8
 ENOUGH = 1000
 """Puts that are timed, unless that takes longer than PATIENCE measurements."""
 PATIENCE = 10
-SCRAPE_EVERY = 2.0
 PROCESSES = 8
 """Processes that simulate the actors, beside one of actors that are timed."""
 WARM_UP_SECONDS, SECONDS = 6.0, 12.0
 CEILING_GROUPS, CEILING_SECONDS = 32, 2.0
-UPDATE_FRACTION = 0.25
 SERVICES = ("broker", "broadcaster")
-
-
-def start_process(kind: type, *arguments: Any) -> Any:
-    """Start an object as an actor of Ray; return its handle."""
-    return ray.remote(kind).options(num_cpus=0, max_concurrency=100).remote(*arguments)
 
 
 def call(method: Any, *arguments: Any) -> Any:
@@ -57,25 +51,16 @@ def call(method: Any, *arguments: Any) -> Any:
     return ray.get(method.remote(*arguments), timeout=CALL_SECONDS)
 
 
-def process_of(handle: Any) -> psutil.Process:
-    """Return the process of an actor."""
-    return psutil.Process(call(handle.__ray_call__, lambda _: os.getpid()))
-
-
 @contextlib.contextmanager
 def running(actors: Sequence[Any], *clients: Any) -> Iterator[None]:
-    """Run actors with clients, all of which end with the block.
-
-    Raises:
-        RayTaskError: An actor raised.
-    """
+    """Run actors with clients, all of which end with the block; raises what one of them raised."""
     work = [actor.run.remote(*clients) for actor in actors]
     try:
         yield
         ended, _ = ray.wait(work, num_returns=1, timeout=0)
         ray.get(ended)
         ray.get([actor.stop.remote() for actor in actors], timeout=CALL_SECONDS)
-        ended, _ = ray.wait(work, num_returns=len(work), timeout=END_SECONDS)
+        ended, _ = ray.wait(work, num_returns=len(work), timeout=10.0)
         ray.get(ended)
     finally:
         for actor in actors:
@@ -93,10 +78,7 @@ class Writer:
 
 
 def measure_ceiling(tokens: int, folder: Path) -> float:
-    """Return the groups/s of one Ray call after another whose groups one thread writes and syncs.
-
-    The calls carry the bytes of `CEILING_GROUPS` groups of rollouts of so many tokens.
-    """
+    """Return the groups/s of Ray calls of CEILING_GROUPS groups that a thread writes and syncs."""
     file = folder / "ceiling"
     payloads = [payload_of(make_lease(number), tokens) for number in range(CEILING_GROUPS)]
     writer = ray.remote(Writer).options(num_cpus=0).remote()
@@ -128,8 +110,11 @@ def measure_setting(actors: int, rate: float, tokens: int, folder: Path) -> Reco
     """Return the figures of a control plane with so many actors at a rate of groups/s."""
     pace = pace_of(actors, rate, tokens)
     names = [f"engine-{index}" for index in range(actors)]
-    crowds = [start_process(Crowd, share, pace) for share in shares(names)]
-    consumer = start_process(Consumer)
+    crowd, learner = (
+        ray.remote(kind).options(num_cpus=0, max_concurrency=100) for kind in (Crowd, Consumer)
+    )
+    crowds = [crowd.remote(share, pace) for share in shares(names)]
+    consumer = learner.remote()
     handles = {f"crowd-{index}": crowd for index, crowd in enumerate(crowds)}
     handles["learner"] = consumer
     with tempfile.TemporaryDirectory(dir=folder) as directory:
@@ -137,12 +122,16 @@ def measure_setting(actors: int, rate: float, tokens: int, folder: Path) -> Reco
         config = QueuesConfig(max_staleness=2, window=2 * batch + batch // 4)
         spec = RunSpec(groups_per_batch=batch, group_size=GROUP_SIZE, steps=FOREVER)
         broker = create_broker(Path(directory), config=config, spec=spec)
-        broadcaster = create_broadcaster(UPDATE_FRACTION, actors)
+        broadcaster = create_broadcaster(0.25, actors)
         handles |= {"broker": broker.handle, "broadcaster": broadcaster.handle}
         try:
             with running([*crowds, consumer], broker, broadcaster):
                 address = call(broker.handle.serve_metrics, MetricsAccess("127.0.0.1"))
-                processes = {name: process_of(handle) for name, handle in handles.items()}
+                pids = {
+                    name: asyncio.run(call_in(actor, lambda _: os.getpid()))
+                    for name, actor in handles.items()
+                }
+                processes = {name: psutil.Process(pid) for name, pid in pids.items()}
                 time.sleep(max(WARM_UP_SECONDS, 2 * pace.seconds))
                 ray.get([crowd.begin.remote() for crowd in crowds], timeout=CALL_SECONDS)
                 before = counts(broker, consumer, processes)
@@ -178,10 +167,7 @@ def measure_setting(actors: int, rate: float, tokens: int, folder: Path) -> Reco
 def counts(
     broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.Process]
 ) -> dict[str, tuple[float, float]]:
-    """Return counts of broker and learner and CPU seconds of processes so far.
-
-    Each has its time, since a saturated broker answers late.
-    """
+    """Return counts and CPU seconds so far, each with its time: a saturated broker answers late."""
     status = call(broker.handle.status)
     at = time.perf_counter()
     learner_at, groups, batches = call(consumer.counts)
@@ -204,9 +190,11 @@ def scrape(url: str, timed: Any) -> list[float]:
         with urllib.request.urlopen(url, timeout=30) as answer:
             answer.read()
         taken.append(time.perf_counter() - now)
-        time.sleep(SCRAPE_EVERY)
+        time.sleep(2.0)
         passed = time.perf_counter() - began
-        if passed >= PATIENCE * SECONDS or (passed >= SECONDS and call(timed.puts) >= ENOUGH):
+        if passed >= PATIENCE * SECONDS or (
+            passed >= SECONDS and len(call(timed.seconds)["put"]) >= ENOUGH
+        ):
             return taken
 
 

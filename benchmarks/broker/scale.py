@@ -7,17 +7,15 @@ many as they can) it shows what is accepted, the seconds of calls, cores and mem
 percentiles of puts and of leases shall be at most 100 ms at 200 groups/s.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from benchmarks.harness.processes import local_ray
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study, number, several
-from benchmarks.harness.tables import text_table
+from benchmarks.harness.study import Options, Study, number, several, text_table
 
 AIM_SECONDS = 0.1
 """Aim for the 99th percentile of a put, and of a lease."""
@@ -75,7 +73,6 @@ def table(record: Record) -> str:
     return "\n".join([text_table([*HEAD, *SHOWN], map(row, record["settings"]), title), *few])
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaleOptions(Options):
     """Options of `headway bench scale`."""
 
@@ -89,10 +86,7 @@ def measure(options: ScaleOptions) -> Iterator[Record]:
     from benchmarks.broker.rates import measure_setting
 
     settings = []
-    with (
-        local_ray(cores=4),
-        tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name,
-    ):
+    with local_ray(cores=4), TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name:
         for rate, actors in product(options.rates, options.actors):
             settings.append(measure_setting(actors, rate, TOKENS, Path(name)))
             print("  ".join(row(settings[-1])), flush=True)
@@ -101,9 +95,7 @@ def measure(options: ScaleOptions) -> Iterator[Record]:
 
 STUDY = Study(
     name="scale",
-    about=__doc__,
     options=ScaleOptions,
-    file="scale.json",
     measure=measure,
     table=table,
     misses=lambda record: [miss for setting in record["settings"] for miss in missed(setting)],

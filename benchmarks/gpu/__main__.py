@@ -7,6 +7,7 @@ part that cannot run is stored with what is missing. This file needs nothing but
 """
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -14,13 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import entry_points
-from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -31,28 +30,46 @@ from benchmarks.harness.synthetic_load import SIZES
 SECONDS = 590.0
 """Deadline of all parts together."""
 LEARNER = ("torch", "transformers", "numpy", "pydantic", "xxhash")
-TRAINING = ("transfers", "attention", "head", "memory", "ipc", "learner", "lag")
-NEEDS = {
-    "packing": (),
-    **dict.fromkeys(TRAINING, LEARNER),
-    **dict.fromkeys(("zero1", "zero2", "zero3"), (*LEARNER, "deepspeed")),
-    "generation": ("torch", "transformers", "vllm"),
-    "pause": (*LEARNER, "tokenizers", "safetensors", "zstandard", "vllm"),
-}
 PLUGIN = "entry point `headway` for vLLM"
-LEAST_SECONDS = 5.0
 ENDS = ("not_run", "failed", "part_seconds")
 """Figures of every part; the others are in the record alone."""
-ON_GPUS = ("generation", "pause")
-"""Parts that a trial on a CPU leaves out."""
-WEIGHTS = {
-    "packing": 1, "transfers": 2, "attention": 1, "head": 1, "memory": 1, "ipc": 1,
-    "zero1": 2, "zero2": 2, "zero3": 2, "learner": 4, "lag": 2, "generation": 5, "pause": 4,
-}  # fmt: skip
-"""Weights by which parts share the time that is left; `transfers` is the first to import torch."""
+FIRST, LAST, EACH = slice(1), slice(-1, None), slice(None)
+"""Sizes of the command that a part is run with."""
 
 
-@dataclass(frozen=True, kw_only=True)
+class Part(NamedTuple):
+    """A part of the suite, which runs in a process of its own."""
+
+    work: str
+    """Function that yields its figures so far, of a size on a device in so many rounds; later ones
+    replace earlier ones."""
+    sizes: slice | None
+    """Sizes that it is run with, one after the other; None: with none."""
+    needs: Sequence[str] = LEARNER
+    """Modules, and an entry point for vLLM."""
+    on_gpu: bool = False
+    """A trial on a CPU leaves it out."""
+
+
+ZERO = partial(Part, sizes=FIRST, needs=(*LEARNER, "deepspeed"))
+SERVING = ("tokenizers", "safetensors", "zstandard", "vllm", PLUGIN)
+PARTS = {
+    "transfers": Part("kernels:transfers", LAST),
+    "attention": Part("kernels:attention", LAST),
+    "head": Part("kernels:head", LAST),
+    "memory": Part("kernels:memory", LAST),
+    "ipc": Part("kernels:ipc", None),
+    "zero1": ZERO("kernels:zero1"),
+    "zero2": ZERO("kernels:zero2"),
+    "zero3": ZERO("kernels:zero3"),
+    "learner": Part("learner:utilisation", EACH),
+    "generation": Part("generation:generation", EACH, ("torch", "transformers", "vllm"), True),
+    "pause": Part("generation:pause", FIRST, (*LEARNER, *SERVING), True),
+}
+"""Parts by name, in their order: those that may fail or take long are last, since they get what the
+others have left of their time."""
+
+
 class GpuOptions(Options):
     """Options of `python -m benchmarks.gpu`."""
 
@@ -61,87 +78,39 @@ class GpuOptions(Options):
     rounds: Annotated[int, typer.Option(min=1, help="Batches of each measurement.")] = 5
     seconds: Annotated[float, typer.Option(help="Of all parts together.")] = SECONDS
     part: Annotated[
-        str, choice(("", *NEEDS), "Only this one, in this process; its figures as JSON.")
+        str, choice(("", *PARTS), "Only this one, in this process; its figures as JSON.")
     ] = ""
 
 
-def missing(part: str, device: str) -> list[str]:
+def missing(name: str, device: str) -> list[str]:
     """Return the missing requirements of a part: modules, an entry point for vLLM, a GPU."""
-    lacking = [name for name in NEEDS[part] if importlib.util.find_spec(name) is None]
     plugins = {plugin.name for plugin in entry_points(group="vllm.general_plugins")}
-    if part == "pause" and "headway" not in plugins:
-        lacking.append(PLUGIN)
-    return lacking + (["GPU"] if part in ON_GPUS and device != "cuda" else [])
+    part = PARTS[name]
+    lacking = [
+        need
+        for need in part.needs
+        if ("headway" not in plugins if need == PLUGIN else importlib.util.find_spec(need) is None)
+    ]
+    return lacking + (["GPU"] if part.on_gpu and device != "cuda" else [])
 
 
 def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
-    """Return parts and sizes, the most important ones first; parts that may fail are last."""
+    """Return the names of parts and the sizes that they are run with, in their order."""
     return [
-        ("packing", ""),
-        *((part, sizes[-1]) for part in ("transfers", "attention", "head", "memory")),
-        ("ipc", ""),
-        *((part, sizes[0]) for part in ("zero1", "zero2", "zero3")),
-        *(("learner", size) for size in sizes),
-        ("lag", sizes[0]),
-        *(("generation", size) for size in sizes),
-        ("pause", sizes[0]),
+        (name, size)
+        for name, part in PARTS.items()
+        for size in ([""] if part.sizes is None else sizes[part.sizes])
     ]
 
 
-def budget(part: str, later: Sequence[str], left: float) -> float:
-    """Return the seconds of a part: its share, by weight, of the time that is left."""
-    return left * WEIGHTS[part] / (WEIGHTS[part] + sum(WEIGHTS[other] for other in later))
-
-
-def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[Record]:
-    """Yield the figures of one part, in this process; later ones replace earlier ones."""
-    if part == "packing":
-        from benchmarks.training.packing import packing_figures
-
-        yield packing_figures()
-    elif part == "pause":
-        yield from pause(size)
-    else:
-        yield from _on_device(part, size, device, rounds)
-
-
-def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[str, Any]]:
+def run_part(name: str, options: GpuOptions) -> Iterator[Record]:
+    """Return the figures of one part, computed in this process."""
     import torch
 
-    where = torch.device(device)
-    if part == "generation":
-        from benchmarks.gpu.generation import generation
-
-        return generation(size, where)
-    from benchmarks.gpu import kernels
-    from benchmarks.gpu.learner import sample_size_by_lag, utilisation
-
-    if part == "ipc":
-        return kernels.ipc(where)
-    if part == "memory":
-        return kernels.memory(size, where)
-    if part.startswith("zero"):
-        return kernels.zero(size, where, int(part.removeprefix("zero")))
-    if part == "lag":
-        return sample_size_by_lag(size, where)
-    ways = {"learner": utilisation, **{way.__name__: way for way in kernels.TIMED}}
-    return ways[part](size, where, rounds=rounds)
-
-
-def pause(size: str) -> Iterator[Record]:
-    """Yield the record of `headway bench update-pause`; a missed aim is no failure here."""
-    from benchmarks.weights import update_pause
-
-    options = update_pause.PauseOptions(size=size, dtype="bfloat16", rounds=7)
-    for record in update_pause.measure(options):
-        yield record | update_pause.conclude(record)
-
-
-def command_of(part: str, size: str, options: GpuOptions) -> list[str]:
-    return [
-        sys.executable, "-m", "benchmarks.gpu", "--part", part, "--sizes", size or "tiny",
-        "--device", options.device, "--rounds", str(options.rounds),
-    ]  # fmt: skip
+    module, _, function = PARTS[name].work.partition(":")
+    loaded = importlib.import_module(f"benchmarks.gpu.{module}")
+    work: Callable[..., Iterator[Record]] = getattr(loaded, function)
+    return work(options.sizes[0], torch.device(options.device), options.rounds)
 
 
 def outcome(command: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -183,8 +152,10 @@ def figures(lines: Iterable[str]) -> Record:
 
 def measure(options: GpuOptions) -> Iterator[Record]:
     deadline = time.monotonic() + options.seconds
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", options.device]
+    command += ["--rounds", str(options.rounds)]
     planned = plan(options.sizes)
-    lacks = {part: missing(part, options.device) for part in NEEDS}
+    lacks = {part: missing(part, options.device) for part in PARTS}
     parts: dict[str, Record] = {}
     for index, (part, size) in enumerate(planned):
         name = f"{part} {size}".strip()
@@ -192,11 +163,11 @@ def measure(options: GpuOptions) -> Iterator[Record]:
         left = deadline - time.monotonic()
         if lacks[part]:
             parts[name] = {"not_run": f"there is no {', '.join(lacks[part])}"}
-        elif left < LEAST_SECONDS:
+        elif left < 5.0:
             parts[name] = {"failed": "there was no time left"}
         else:
-            seconds = budget(part, later, left)
-            parts[name] = outcome(command_of(part, size, options), seconds)
+            own = ["--part", part, "--sizes", size or "tiny"]
+            parts[name] = outcome([*command, *own], left / (1 + len(later)))
         ended = {key: parts[name][key] for key in ENDS if key in parts[name]}
         print(f"{name}: {json.dumps(ended)}", flush=True)
         yield {"device": options.device, "parts": parts}
@@ -209,17 +180,15 @@ class Suite(Study[GpuOptions]):
         """Measure all parts and store the record; one part alone is printed and not stored."""
         if not options.part:
             return super().run(options)
-        for record in run_part(options.part, options.sizes[0], options.device, options.rounds):
+        for record in run_part(options.part, options):
             print(json.dumps(record), flush=True)
         return 0
 
 
 STUDY = Suite(
     name="benchmarks.gpu",
-    about=__doc__,
     options=GpuOptions,
     command="python -m",
-    folder=lambda options: Path(),
     file="gpu.json",
     measure=measure,
 )

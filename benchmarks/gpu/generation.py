@@ -1,20 +1,20 @@
-"""The engine's part of the suite: tokens/s beside the limit of memory bandwidth.
+"""The engine's parts of the suite: tokens/s beside the limit of memory bandwidth, and its pause.
 
 A step of decoding reads all weights once, and of each sequence its keys and values, so n sequences
 cannot make more tokens/s than n · bandwidth / (weights + n · keys and values), in bytes. The
-bandwidth is that of copying, measured in the same process. Needs vLLM.
+bandwidth is that of copying, measured in the same process.
 """
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness.synthetic_load import SIZES, Size, build, synchronize
+from benchmarks.harness.synthetic_load import SIZES, Size, build, timed
 
 PROMPT, TOKENS = 32, 256
 AT_ONCE = (1, 16, 128, 512)
@@ -23,14 +23,7 @@ ELEMENT_BYTES = 2
 
 
 def roofline(size: Size, parameters: int, bandwidth: float, at_once: int) -> float:
-    """Return the tokens/s of so many sequences at once, limited by memory alone.
-
-    Args:
-        size: Of the model.
-        parameters: Of the model, the tied embedding once.
-        bandwidth: Bytes read per second.
-        at_once: Number of sequences.
-    """
+    """Return the tokens/s of so many sequences at once, by `bandwidth` in bytes a second alone."""
     context = PROMPT + TOKENS / 2
     kept = 2 * size.layers * size.kv_heads * size.head_size * ELEMENT_BYTES * context
     return at_once * bandwidth / (ELEMENT_BYTES * parameters + at_once * kept)
@@ -40,18 +33,11 @@ def bandwidth(device: torch.device) -> float:
     """Return the bytes per second that copying reads and writes together, the best of ten."""
     source = torch.empty(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best = 0.0
-    for _ in range(10):
-        synchronize(device)
-        begin = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
-        best = max(best, 2 * source.numel() / (time.perf_counter() - begin))
-    return best
+    return 2 * source.numel() / timed(device, 10, lambda: target.copy_(source))
 
 
-def generation(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the rates of `LLM.generate` with fixed lengths, by number of requests, so far."""
+def generation(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the rates of `LLM.generate` with fixed lengths, by number of requests."""
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     size = SIZES[name]
     copied = bandwidth(device)
@@ -78,13 +64,19 @@ def generation(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
         rates: dict[str, dict[str, float]] = {}
         for at_once in AT_ONCE:
             prompts = [tokens_input([1 + i % 60] * PROMPT) for i in range(at_once)]
-            best = 0.0
-            for _ in range(3):
-                begin = time.perf_counter()
-                llm.generate(prompts, sampling, use_tqdm=False)
-                best = max(best, at_once * TOKENS / (time.perf_counter() - begin))
+            generate = partial(llm.generate, prompts, sampling, use_tqdm=False)
+            best = at_once * TOKENS / timed(device, 2, generate)
             allowed = roofline(size, parameters, copied, at_once)
             rates[str(at_once)] = {
                 "tokens_per_second": best, "roofline": allowed, "share": best / allowed,
             }  # fmt: skip
             yield {"at_once": rates}
+
+
+def pause(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the record of `headway bench update-pause`; a missed aim is no failure here."""
+    from benchmarks.weights import update_pause
+
+    options = update_pause.PauseOptions(size=name, dtype="bfloat16", rounds=7)
+    for record in update_pause.measure(options):
+        yield record | update_pause.conclude(record)

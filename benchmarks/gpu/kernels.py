@@ -1,24 +1,26 @@
 """Times of single operations of the learner and of weight updates on a GPU, compared in values too.
 
-Every part yields its figures so far. Seconds are the least of `rounds`.
+Seconds are the least of `rounds`.
 """
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.learner import PlainEngine
+from benchmarks.gpu.learner import PlainEngine, free_memory, peak_memory
 from benchmarks.harness.synthetic_load import (
     SIZES,
     Size,
     build,
     lognormal_lengths,
     synchronize,
+    timed,
 )
 from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import NAME, attend_packed
@@ -33,21 +35,9 @@ LARGE_BYTES = 5 * 2**28
 HEAD_TOKENS = 1_024
 
 
-def timed(device: torch.device, rounds: int, work: Callable[[], object]) -> float:
-    """Return the least seconds of a call, after one that warms up."""
-    seconds = []
-    for _ in range(rounds + 1):
-        synchronize(device)
-        begin = time.perf_counter()
-        work()
-        synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds[1:])
-
-
-def transfers(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
+def transfers(size_name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield seconds of a version's way between device and host: snapshot, checksum, copies back."""
-    size = SIZES[name]
+    size = SIZES[size_name]
     with device:
         tensors = [*build(size).to(getattr(torch, size.dtype)).named_parameters()]
     nbytes = sum(tensor.nbytes for _, tensor in tensors)
@@ -59,20 +49,15 @@ def transfers(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[
     figures = {"bytes": nbytes, "snapshot": taken, "checksum_after": time.perf_counter() - begin}
     yield figures
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    own = torch.empty(nbytes, dtype=torch.uint8)
-    figures["from_pageable"] = timed(device, rounds, lambda: block.copy_(own))
-    yield figures
+    sources = {"from_pageable": torch.empty(nbytes, dtype=torch.uint8)}
     if device.type == "cuda":
-        pinned = Gpu().pinned(nbytes)
-        figures["from_pinned"] = timed(
-            device, rounds, lambda: block.copy_(pinned, non_blocking=True)
-        )
-        yield figures
-    target = torch.empty_like(block)
-    yield figures | {"on_device": timed(device, rounds, lambda: target.copy_(block))}
+        sources["from_pinned"] = Gpu().pinned(nbytes)
+    for name, source in (sources | {"on_device": torch.empty_like(block)}).items():
+        copy = partial(block.copy_, source, non_blocking=name == "from_pinned")
+        yield {name: timed(device, rounds, copy)}
 
 
-def attention(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
+def attention(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield seconds of packed attention and of one call a sequence, and how far they differ.
 
     Both are a forward and a backward pass of one layer. `difference` and `gradient_difference` are
@@ -90,33 +75,20 @@ def attention(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[
         columns = _columns(size, row, device)
         positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
 
-        def at_once(columns: list[Tensor] = columns, positions: Tensor = positions) -> Tensor:
-            output: Tensor = packed(layer, *columns, None, position_ids=positions)[0]
-            return output
-
-        def one_by_one(columns: list[Tensor] = columns, lengths: list[int] = lengths) -> Tensor:
-            parts = zip(*(torch.split(column, lengths, dim=2) for column in columns), strict=True)
-            attend = torch.nn.functional.scaled_dot_product_attention
-            outputs = [
-                attend(query, key, value, is_causal=True, enable_gqa=True)
-                for query, key, value in parts
-            ]
-            return torch.cat(outputs, dim=2).transpose(1, 2)
-
-        found, gradients = {}, []
-        for way in (at_once, one_by_one):
-
-            def both(
-                way: Callable[[], Tensor] = way, columns: list[Tensor] = columns
-            ) -> list[Tensor]:
-                output = way()
-                return [output.detach(), *torch.autograd.grad(output.sum(), columns)]
-
-            found[way.__name__] = timed(device, rounds, both)
-            gradients.append(both())
-        apart = [_difference(*pair) for pair in zip(*gradients, strict=True)]
+        ways: dict[str, Callable[..., Tensor]] = {
+            "at_once": lambda *columns, at=positions: packed(
+                layer, *columns, None, position_ids=at
+            )[0],
+            "one_by_one": partial(_one_by_one, lengths),
+        }
+        seconds, results = {}, []
+        for way, attend in ways.items():
+            both = partial(_both_passes, attend, columns)
+            seconds[way] = timed(device, rounds, both)
+            results.append(both())
+        apart = [_difference(*pair) for pair in zip(*results, strict=True)]
         figures[f"mean {mean}"] = {
-            **found,
+            **seconds,
             "sequences": len(lengths),
             "difference": apart[0],
             "gradient_difference": max(apart[1:]),
@@ -124,14 +96,26 @@ def attention(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[
         yield figures
 
 
+def _one_by_one(lengths: list[int], *columns: Tensor) -> Tensor:
+    """Return attention [1, N, heads, size] of packed sequences by one call each."""
+    attend = partial(
+        torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True
+    )
+    parts = zip(*(torch.split(column, lengths, dim=2) for column in columns), strict=True)
+    return torch.cat([attend(*part) for part in parts], dim=2).transpose(1, 2)
+
+
+def _both_passes(attend: Callable[..., Tensor], columns: list[Tensor]) -> list[Tensor]:
+    """Return what a function computes of columns, and the gradients of its sum."""
+    output = attend(*columns)
+    return [output.detach(), *torch.autograd.grad(output.sum(), columns)]
+
+
 def _lengths(row: int, median: int) -> list[int]:
     """Return lengths that fill a row."""
-    lengths: list[int] = []
-    for length in lognormal_lengths(row, median=median, longest=row, seed=0):
-        lengths.append(min(length, row - sum(lengths)))
-        if sum(lengths) == row:
-            break
-    return lengths
+    ends = accumulate(lognormal_lengths(row, median=median, longest=row, seed=0))
+    within = takewhile(lambda end: end < row, ends)
+    return [end - begin for begin, end in pairwise([0, *within, row])]
 
 
 def _columns(size: Size, row: int, device: torch.device) -> list[Tensor]:
@@ -147,7 +131,7 @@ def _difference(first: Any, second: Any) -> float:
     return float((first - second).abs().max() / second.abs().max())
 
 
-def head(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
+def head(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield seconds of the logits of some tokens in each kind of float32, and how far they differ.
 
     `wide` has float32 factors; `wide_sums` those of the model and float32 sums, as vLLM and
@@ -172,21 +156,14 @@ def head(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, 
         yield figures
 
 
-TIMED = (transfers, attention, head)
-"""Parts that take a number of rounds."""
-
-
-def memory(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+def memory(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield the peak bytes of a microbatch of 16,384 tokens, with and without checkpoints."""
     size = replace(
         SIZES[name], microbatch_tokens=min(ROW_TOKENS, SIZES[name].microbatch_tokens * 2)
     )
     figures: dict[str, Any] = {"tokens": size.microbatch_tokens}
     for kind, checkpoints in (("kept", False), ("computed_again", True)):
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
+        free_memory(device)
         try:
             figures[kind] = _pass(size, device, checkpoints=checkpoints)
         except torch.OutOfMemoryError as error:
@@ -203,20 +180,22 @@ def _pass(size: Size, device: torch.device, *, checkpoints: bool) -> dict[str, f
     if checkpoints:
         checkpoint_activations(model, "a model with random weights")
         model.train()
-    engine = PlainEngine(Policy(model, LogprobOptions(chunk=1024)), learning_rate=1e-6)
-    lengths = _lengths(size.microbatch_tokens, size.tokens)
-    tokens = torch.randint(0, size.vocabulary, (size.microbatch_tokens,))
-    positions = torch.cat([torch.arange(length) for length in lengths])
+    engine = PlainEngine(Policy(model, LogprobOptions(chunk=1024)))
+    columns = _microbatch(size)
     begin = time.perf_counter()
-    engine.backward(engine.forward(tokens, positions).logprobs.mean())
+    engine.backward(engine.forward(*columns).logprobs.mean())
     synchronize(device)
-    figures = {"seconds": time.perf_counter() - begin}
-    if device.type == "cuda":
-        figures["bytes"] = float(torch.cuda.max_memory_allocated(device))
-    return figures
+    return {"seconds": time.perf_counter() - begin, **peak_memory(device)}
 
 
-def ipc(device: torch.device) -> Iterator[dict[str, Any]]:
+def _microbatch(size: Size) -> tuple[Tensor, Tensor]:
+    """Return random tokens that fill a microbatch, and their positions."""
+    row = size.microbatch_tokens
+    positions = [torch.arange(length) for length in _lengths(row, size.tokens)]
+    return torch.randint(0, size.vocabulary, (row,)), torch.cat(positions)
+
+
+def ipc(name: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield if another process reads a tensor above 1 GiB by its handle, and its seconds."""
     nbytes = LARGE_BYTES if device.type == "cuda" else 2**20
     tensor = torch.arange(nbytes // 4, dtype=torch.int32, device=device)
@@ -236,7 +215,7 @@ def _read(tensors: Any, sums: Any) -> None:
     sums.put(int(tensors.get().sum()))
 
 
-def zero(name: str, device: torch.device, stage: int) -> Iterator[dict[str, Any]]:
+def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterator[dict[str, Any]]:
     """Yield seconds and peak bytes of steps of the engine of real runs at one stage of ZeRO."""
     from learner.config.optimizer import OptimizerConfig
     from learner.engine.deepspeed import PolicyEngine
@@ -251,17 +230,17 @@ def zero(name: str, device: torch.device, stage: int) -> Iterator[dict[str, Any]
         dtype=size.dtype,
         total_steps=100,
     )
-    row = size.microbatch_tokens
-    tokens = torch.randint(0, size.vocabulary, (row,))
-    positions = torch.cat([torch.arange(length) for length in _lengths(row, size.tokens)])
+    columns = _microbatch(size)
 
     def step() -> None:
-        engine.backward(engine.forward(tokens, positions).logprobs.mean())
+        engine.backward(engine.forward(*columns).logprobs.mean())
         engine.step()
 
-    figures: dict[str, Any] = {"tokens": row, "step": timed(device, 3, step)}
-    if device.type == "cuda":
-        figures["bytes"] = torch.cuda.max_memory_allocated(device)
+    step_seconds = timed(device, 3, step)
+    figures = {"tokens": size.microbatch_tokens, "step": step_seconds, **peak_memory(device)}
     yield figures
     digest = timed(device, 1, lambda: Snapshot().take(engine.weights(), None)())
     yield figures | {"publish": digest}
+
+
+zero1, zero2, zero3 = (partial(zero, stage=stage) for stage in (1, 2, 3))

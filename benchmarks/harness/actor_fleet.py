@@ -18,9 +18,9 @@ from learner.model import lora
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.adapter import AdapterForm
-from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.factory import make_publisher
+from weight_sync.publish.background_publisher import BackgroundPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
-from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Fleet:
 
     broker: BrokerClient
     actors: list[Any]
-    publisher: StagedPublisher
+    publisher: BackgroundPublisher
 
     async def publish(self, version: int, model: Path) -> None:
         """Publish a model folder, an adapter folder, or a model of the hub to all actors."""
@@ -40,18 +40,10 @@ class Fleet:
 
     async def serve(self, **work: Awaitable[None]) -> None:
         """Run the actors and the named tasks until the first of the tasks ends, then close all."""
-        (name, first), *others = work.items()
+        runs = {f"actor-{i}": actor.run.remote() for i, actor in enumerate(self.actors)}
+        first, *others = (named(name, task) for name, task in (work | runs).items())
         try:
-            await all_or_first_error(
-                [named(name, first)],
-                meanwhile=[
-                    *(named(*other) for other in others),
-                    *(
-                        named(f"actor-{i}", actor.run.remote())
-                        for i, actor in enumerate(self.actors)
-                    ),
-                ],
-            )
+            await all_or_first_error([first], meanwhile=others)
         finally:
             await self.broker.close()
             self.publisher.close()
@@ -59,8 +51,7 @@ class Fleet:
 
 def load_weights(model: Path) -> dict[str, Tensor]:
     """Return the tensors of a model folder, in one file or several, or of a model of the hub."""
-    downloads = not model.is_dir()
-    folder = Path(snapshot_download(str(model))) if downloads else model
+    folder = model if model.is_dir() else Path(snapshot_download(str(model)))
     files = sorted(folder.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
@@ -103,7 +94,4 @@ async def start_fleet(
     ]
     async with asyncio.timeout(config.deploy.start_timeout_seconds):
         await asyncio.gather(*(actor.start.remote() for actor in actors))
-    buckets = config.weight_sync.bucket_bytes
-    return Fleet(
-        broker, actors, StagedPublisher(SharedMemoryTransport(), broadcaster.announce, buckets)
-    )
+    return Fleet(broker, actors, make_publisher(config.weight_sync, broadcaster))

@@ -8,6 +8,7 @@ of each run, and `initial_score.json` of their folder.
 """
 
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -40,12 +41,7 @@ SECONDS = 600.0
 
 
 def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
-    """Score the runs that have no scores yet, in another process.
-
-    Raises:
-        InputError: The process refused its input.
-        RunFailed: The process failed; names its log.
-    """
+    """Score the runs that have no scores yet, in another process; raises as `run_with_progress`."""
     out = base.deploy.runs_dir
     unscored = [run for run in runs if not (run / SCORES).exists()]
     if not unscored and (out / INITIAL).exists():
@@ -60,33 +56,31 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     run_with_progress(command, out / "scores.log", progress)
 
 
-def read_scores(run: Path) -> dict[int, float]:
-    """Return the scores of a run by version, with that of the initial model as version 0."""
+def read_scores(run: Path) -> dict[int, Record]:
+    """Return the scores of a run by version, with that of the initial model as version 0.
+
+    A `score` is the mean of `scored` rollouts; `failed` others are left out.
+    """
     initial = json.loads((run.parent / INITIAL).read_text())
     scores = json.loads((run / SCORES).read_text())
-    return {0: initial["score"], **{int(version): row["score"] for version, row in scores.items()}}
+    return {0: initial, **{int(version): row for version, row in scores.items()}}
 
 
-def last_failed(run: Path) -> Record:
-    """Return how many rollouts the last score is a mean of, and how many failed."""
-    scores = json.loads((run / SCORES).read_text())
-    last = scores[max(scores, key=int)]
-    return {"scored": last["scored"], "failed": last["failed"]}
-
-
-def learning(rows: Sequence[Record], scores: Mapping[int, float], target: float) -> Record:
+def learning(rows: Sequence[Record], scores: Mapping[int, Record], target: float) -> Record:
     """Return the held-out scores over seconds of training, the last one, and the target's time.
 
     Seconds are from the first wait for a batch to the step that made the version.
     """
     began = rows[0]["wait_started_at"]
     ends = {row["version"] + 1: row["step_finished_at"] - began for row in rows}
-    curve = [(ends.get(version, 0.0), scores[version]) for version in sorted(scores)]
+    curve = [(ends.get(version, 0.0), scores[version]["score"]) for version in sorted(scores)]
+    last = scores[max(scores)]
     return {
         "score": curve[-1][1],
         "seconds": curve[-1][0],
         "seconds_to_target": seconds_to(curve, target),
         "curve": curve,
+        "heldout": {"scored": last["scored"], "failed": last["failed"]},
     }
 
 
@@ -115,14 +109,6 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(folder.name[1:]), folder) for folder in folders)
 
 
-async def score_all(config: RunConfig, inputs: "Inputs", runs: list[Path], scratch: Path) -> None:
-    from benchmarks.harness.actor_fleet import start_fleet
-
-    versions = 1 + sum(len(checkpoints(run)) for run in runs)
-    fleet = await start_fleet(config, inputs.model_path, scratch, config.flow, versions)
-    await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
-
-
 async def write_scores(
     config: RunConfig,
     inputs: "Inputs",
@@ -137,33 +123,30 @@ async def write_scores(
         RunFailed: A checkpoint could not be scored within `seconds`; names it.
     """
     start, initial = Path(inputs.model_path), config.deploy.runs_dir / INITIAL
-    if config.heldout is None:
-        raise RunFailed(f"the recipe {config.name} has no [heldout] to score by")
-    final_size = config.heldout.final_size or config.heldout.size
+    assert config.heldout is not None
+    usual, final = config.heldout.size, config.heldout.final_size or config.heldout.size
+    versions = itertools.count(1)
 
     async def score(version: int, model: Path, size: int) -> Record:
         try:
             async with asyncio.timeout(seconds):
                 result = await _score(fleet.broker, version, inputs.prompts.problems[:size])
-            with (config.deploy.runs_dir / SCORED).open("a") as scored:
-                scored.write(f"{model} {Score.of(result)}\n")
-            return result
         except TimeoutError:
-            reason = f"{size} problems took longer than {seconds:g} s"
+            raise RunFailed(f"{model}: {size} problems took longer than {seconds:g} s") from None
         except RunFailed as error:
-            reason = str(error)
-        raise RunFailed(f"{model}: {reason}")
+            raise RunFailed(f"{model}: {error}") from None
+        with (config.deploy.runs_dir / SCORED).open("a") as scored:
+            scored.write(f"{model} {Score.of(result)}\n")
+        return result
 
     await fleet.publish(0, start)
     if not initial.exists():
-        initial.write_text(json.dumps(await score(0, start, config.heldout.size)))
-    published = 0
+        initial.write_text(json.dumps(await score(0, start, usual)))
     for run in runs:
         scores: dict[int, Record] = {}
         for version, path in (folders := checkpoints(run)):
-            published += 1
-            await fleet.publish(published, path)
-            size = final_size if path == folders[-1][1] else config.heldout.size
+            await fleet.publish(published := next(versions), path)
+            size = final if path == folders[-1][1] else usual
             scores[version] = await score(published, path, size)
             print(f"{run.name} v{version}: {Score.of(scores[version])}", flush=True)
         (run / SCORES).write_text(json.dumps(scores) + "\n")
@@ -187,14 +170,21 @@ async def _score(broker: "BrokerClient", version: int, problems: Sequence[Prompt
 
 
 def main() -> None:
+    from benchmarks.harness.actor_fleet import start_fleet
     from deploy.cluster.ray_cluster import cluster
     from deploy.preflight.inputs import load_inputs
 
     recipe, *runs = map(Path, sys.argv[1:])
     config = RunConfig.model_validate_json(recipe.read_text())
     inputs = load_inputs(config)
+
+    async def score_all(scratch: Path) -> None:
+        versions = 1 + sum(len(checkpoints(run)) for run in runs)
+        fleet = await start_fleet(config, inputs.model_path, scratch, config.flow, versions)
+        await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
+
     with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
-        asyncio.run(score_all(config, inputs, runs, Path(scratch)))
+        asyncio.run(score_all(Path(scratch)))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 import typer
+from pydantic import Field
 
-from benchmarks.harness.checkpoint_scores import last_failed, learning, read_scores, score_runs
+from benchmarks.harness.checkpoint_scores import learning, read_scores, score_runs
 from benchmarks.harness.cores import check_devices, describe_devices, with_cores
 from benchmarks.harness.processes import CLI, child, raise_failure, set_options
 from benchmarks.harness.record import Record, timestamp
@@ -31,16 +32,14 @@ Settings = Annotated[
 ScoreEvery = Annotated[int, typer.Option(min=1, help="Steps between two scores.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
     """Options of a comparison: a recipe and its changes."""
 
     recipe: Annotated[str, typer.Argument(help="A TOML file or a shipped recipe.")] = "demo"
-    settings: Settings = field(default_factory=list)
+    settings: Settings = Field(default_factory=list)
     steps: Annotated[int | None, typer.Option(help="Of every run; else the recipe's.")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScoredOptions(RecipeOptions):
     """Options of a comparison that scores checkpoints."""
 
@@ -56,13 +55,11 @@ Scored = TypeVar("Scored", bound=ScoredOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Generic[Chosen]):
-    """The plan of a comparison."""
+    """The plan of a comparison: its recipe, and the arms of each seed or round in their order."""
 
     options: Chosen
     base: RunConfig
-    """The recipe that all arms vary, on its initial model."""
     arms: Sequence[Sequence[Arm]]
-    """Arms of each seed or round, in the order of their runs."""
 
     @property
     def folder(self) -> Path:
@@ -74,10 +71,43 @@ class Comparison(Generic[Chosen]):
         facts = {"recipe": self.options.recipe, "settings": self.options.settings}
         return {**facts, "steps": self.base.steps, "devices": describe_devices(self.base)}
 
+    def make_warm_start(self) -> None:
+        """Make the warm start of the arms, unless it exists; raises as `make_model`."""
+        options, model = self.options, Path(str(self.base.model.path))
+        if model.is_relative_to(self.folder) and not model.exists():
+            settings = [*options.settings, f"deploy.runs_dir={self.folder}"]
+            make_model("sft", options.recipe, settings, self.folder)
+
     def start(self, further: int = 0) -> TrainingRuns:
-        """Make the folder and the initial model; return the runs, as many as arms and `further`."""
-        make_warm_start(self.options, self.base)
+        """Make the initial model; return the runs, as many as arms and `further`."""
+        self.make_warm_start()
+        model, devices = self.base.model.path, describe_devices(self.base)
+        print(f"every arm starts from {model}, {devices}", flush=True)
         return TrainingRuns(sum(map(len, self.arms)) + further)
+
+
+def scored_plan(
+    options: Scored, name: str, arms_of: Callable[[RunConfig], Sequence[Arm]]
+) -> Comparison[Scored]:
+    """Return a plan of the arms that `arms_of` returns for the recipe of each seed.
+
+    Raises:
+        InputError: The options or the recipe cannot be measured.
+    """
+    base = make_base(options, name, WARM_UP + 5)
+    if base.heldout is None:
+        raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
+    size = min(options.problems, base.heldout.size)
+    base = base.updated(
+        heldout={"size": size, "final_size": options.problems},
+        learner={"checkpoint_every": options.score_every, "keep_checkpoints": base.steps},
+    )
+    check_inputs(base)
+    arms = [
+        in_turn(arms_of(base.model_copy(update={"seed": seed})), position)
+        for position, seed in enumerate(options.seeds)
+    ]
+    return Comparison(options=options, base=base, arms=arms)
 
 
 def in_turn(arms: Sequence[Arm], position: int) -> Sequence[Arm]:
@@ -86,12 +116,7 @@ def in_turn(arms: Sequence[Arm], position: int) -> Sequence[Arm]:
 
 
 def make_base(options: RecipeOptions, name: str, least: int) -> RunConfig:
-    """Return the recipe that all arms of a comparison vary; writes nothing.
-
-    Args:
-        options: Options of the command.
-        name: Name of the benchmark.
-        least: Smallest number of steps.
+    """Return the recipe that all arms of a benchmark vary, with at least so many steps.
 
     Raises:
         InputError: The recipe is not valid, or its arms would not have equal devices.
@@ -111,32 +136,8 @@ def make_base(options: RecipeOptions, name: str, least: int) -> RunConfig:
     return changed.updated(deploy={"runs_dir": out})
 
 
-def make_scored_base(options: ScoredOptions, name: str) -> RunConfig:
-    """Return the recipe of `make_base` with checkpoints, by which it is scored, and checked inputs.
-
-    Raises:
-        InputError: The options or the recipe cannot be measured.
-    """
-    base = make_base(options, name, WARM_UP + 5)
-    if base.heldout is None:
-        raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
-    size = min(options.problems, base.heldout.size)
-    base = base.updated(
-        heldout={"size": size, "final_size": options.problems},
-        learner={"checkpoint_every": options.score_every, "keep_checkpoints": base.steps},
-    )
-    check_inputs(base)
-    return base
-
-
 def check_inputs(base: RunConfig) -> None:
-    """Check model, prompts and user code before anything is written.
-
-    Where the warm start is still to be made, only what does not depend on the model is checked.
-
-    Raises:
-        InputError: Something is missing or cannot be used.
-    """
+    """Check model, prompts and user code; only the code where a warm start is still to be made."""
     from deploy.preflight.inputs import check_code, load_inputs
 
     model = Path(str(base.model.path))
@@ -165,24 +166,11 @@ def initial_model(recipe: RunConfig, out: Path) -> str:
     return str(warm_start)
 
 
-def make_warm_start(options: RecipeOptions, base: RunConfig) -> None:
-    """Make the warm start of the arms, unless it exists; raises as `make_model`."""
-    out, model = base.deploy.runs_dir, Path(str(base.model.path))
-    if model.is_relative_to(out) and not model.exists():
-        make_model("sft", options.recipe, [*options.settings, f"deploy.runs_dir={out}"], out)
-    print(f"every arm starts from {base.model.path}, {describe_devices(base)}", flush=True)
-
-
 def make_model(command: str, recipe: str, settings: Sequence[str], folder: Path) -> None:
-    """Run `headway sft` or `headway reward-model`; its errors go into a log in the folder.
-
-    Raises:
-        InputError: It refused its input.
-        RunFailed: It failed; names the log.
-    """
+    """Run `headway sft` or `reward-model`, its log in the folder; raises as `raise_failure`."""
     log = folder / f"{command}.log"
     words = [sys.executable, *CLI, command, recipe, *set_options(settings)]
-    with log.open("w") as errors, child(words, None, errors=errors) as process:
+    with log.open("w") as errors, child(words, None, errors) as process:
         process.wait()
     raise_failure(f"headway {command}", process.returncode, log)
 
@@ -190,12 +178,9 @@ def make_model(command: str, recipe: str, settings: Sequence[str], folder: Path)
 def measure_scored(plan: Comparison[Scored], read: Callable[[Arm], Record]) -> Iterator[Record]:
     """Train, score and read the arms of a comparison, seed by seed.
 
-    Args:
-        plan: The comparison.
-        read: Returns the figures of a trained arm beside those of its scores.
-
     Yields:
-        After each seed the facts, figures (`arms`) and failures (`failed`) of all so far.
+        After each seed the facts, figures (`arms`) and failures (`failed`) of all so far. Figures
+        of an arm are those of its scores and those that `read` returns.
 
     Raises:
         InputError: An arm refused its input.
@@ -230,5 +215,4 @@ def scored_figures(arm: Arm, figures: Record, target: float) -> Record:
         "environment": arm.environment(),
         **figures,
         **learning(run.rows(BATCHES), read_scores(run.path), target),
-        "heldout": last_failed(run.path),
     }

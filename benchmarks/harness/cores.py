@@ -10,13 +10,9 @@ from headway.errors import InputError
 def with_cores(config: RunConfig, available: Iterable[int]) -> RunConfig:
     """Return a recipe with `actors.cores` and `learner.cores` filled in where it has none.
 
-    The learner gets its `learner_share`, or the last core where that is empty, and the engines
-    share out all others. A recipe with GPUs, with several workers of an engine, or for another
-    cluster is returned as it is.
-
-    Args:
-        config: The recipe.
-        available: Numbers of this machine's cores.
+    The learner gets its `learner_share` of the available cores, or the last where that is empty,
+    and the engines share out all others. A recipe with GPUs, with several workers of an engine, or
+    for another cluster is returned as it is.
     """
     actors, learner = config.actors, config.learner
     elsewhere = config.deploy.ray_address != "local"
@@ -38,11 +34,7 @@ def shareable(cores: Sequence[int], ranks: int) -> str:
 
 
 def all_cores(config: RunConfig) -> str:
-    """Return the cores of actors and learner together.
-
-    Raises:
-        InputError: The recipe does not name them.
-    """
+    """Return the cores of actors and learner; raises `InputError` if the recipe names none."""
     if config.actors.cores is None or config.learner.cores is None:
         raise InputError(
             "a comparison at equal cores needs actors.cores and learner.cores in the recipe: they "

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,8 @@ CLI = ("-c", "from deploy.cli import main; main()")
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Run the main function of a process and end the process with its exit code.
 
-    Modules of the user are imported from the folder that the process runs in, after everything
-    installed, and expected errors are one message, both as by `headway run`.
+    As by `headway run`, expected errors are one message, and modules of the user in the working
+    folder can be imported.
     """
     sys.path.append(os.getcwd())
     try:
@@ -49,41 +49,13 @@ def set_options(settings: Iterable[str]) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def start(
-    command: Sequence[Any],
-    output: Any,
-    variables: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    errors: Any = None,
-) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own.
-
-    Args:
-        command: Program and arguments.
-        output: File of its output; None: that of this process.
-        variables: Environment variables that are added.
-        cwd: Its folder; None: that of this process.
-        errors: File of its standard error; None: the same as `output`.
-    """
-    return subprocess.Popen(
-        command,
-        stdout=output,
-        stderr=errors or (subprocess.STDOUT if output is not None else None),
-        start_new_session=True,
-        env={**os.environ, **(variables or {})},
-        cwd=cwd,
-    )
-
-
 @contextmanager
-def child(
-    command: Sequence[Any],
-    output: Any,
-    variables: Mapping[str, str] | None = None,
-    errors: Any = None,
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a process; interrupt it when the block ends."""
-    process = start(command, output, variables, errors=errors)
+def child(command: Sequence[Any], output: Any, errors: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a process in a session of its own, with files for its output and errors; None: ours.
+
+    It is interrupted when the block ends.
+    """
+    process = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
     try:
         yield process
     finally:
@@ -156,23 +128,13 @@ class Progress:
         return f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
 
 
-def run_with_progress(
-    command: Sequence[Any],
-    log: Path,
-    progress: Progress,
-    variables: Mapping[str, str] | None = None,
-) -> float:
-    """Run a process to its end, show its progress, and return its seconds.
-
-    Raises:
-        InputError: It refused its input; with its message.
-        RunFailed: It failed; names its log.
-    """
+def run_with_progress(command: Sequence[Any], log: Path, progress: Progress) -> float:
+    """Run a process, show its progress, return its seconds; raises as `raise_failure`."""
     terminal, began, shown = Terminal(), time.monotonic(), 0
     terminal.say(f"{progress.title} · {progress.describe(0, 0.0)}")
     with (
         log.open("w") as file,
-        child(command, file, variables) as process,
+        child(command, file, file) as process,
         terminal.bar(progress.total, progress.label),
     ):
         while process.poll() is None:

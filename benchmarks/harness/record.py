@@ -58,11 +58,7 @@ def timestamp() -> str:
 
 
 def reserve(file: Path) -> None:
-    """Make the folder of a record and check that the record can be written.
-
-    Raises:
-        InputError: It cannot.
-    """
+    """Make the folder of a record; raises `InputError` if the record cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
@@ -85,13 +81,9 @@ def reserved(file: Path, *, in_folder: bool, continued: bool) -> Iterator[None]:
     Parent folders that the block leaves empty are deleted if they were made for it, and so is the
     folder if the block refuses its input before a batch was trained there.
 
-    Args:
-        file: The record.
-        in_folder: Its folder is reserved.
-        continued: The folder may hold something.
-
     Raises:
-        InputError: Another benchmark writes there, it cannot be written, or is not empty.
+        InputError: Another benchmark writes there, it cannot be written, or the folder is not empty
+            and not `continued`.
     """
     path = file.parent if in_folder else file
     made = [parent for parent in path.parents if not parent.exists()]
@@ -105,8 +97,11 @@ def reserved(file: Path, *, in_folder: bool, continued: bool) -> Iterator[None]:
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         try:
-            if in_folder and not new and not continued:
-                _check_empty(path)
+            if in_folder and not new and not continued and (path.is_file() or any(path.iterdir())):
+                raise InputError(
+                    f"--out {path} is not empty, and this benchmark measures all its runs in one "
+                    "go; name another folder, or delete it"
+                )
             reserve(file)
             yield
         except Exception as error:
@@ -119,11 +114,3 @@ def reserved(file: Path, *, in_folder: bool, continued: bool) -> Iterator[None]:
             with suppress(OSError):
                 for parent in made:
                     parent.rmdir()
-
-
-def _check_empty(folder: Path) -> None:
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise InputError(
-            f"--out {folder} is not empty, and this benchmark measures all its runs in one go; "
-            "name another folder, or delete it"
-        )

@@ -7,12 +7,13 @@ that an interrupted benchmark leaves what it has measured. Needs Python and type
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_type_hints
 
 import typer
+from pydantic import BaseModel, ConfigDict
 
 from benchmarks.harness.processes import run_main
 from benchmarks.harness.record import RESULTS, Record, environment, reserved, store, timestamp
@@ -20,20 +21,21 @@ from deploy.runtime.output import open_standard_streams, tolerant
 from deploy.runtime.signals import raise_interrupts
 from headway.nearest_name import nearest
 
+Columns = Mapping[str, tuple[str, str]]
+"""Columns of a table: the figure and its format by the title."""
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+
+class Options(BaseModel):
     """Options of a benchmark; a field is an option of the command, described for typer."""
+
+    model_config = ConfigDict(frozen=True)
 
     out: Annotated[Path | None, typer.Option("--out", "--output", help="Where to store it.")] = None
 
 
-def number(
-    least: float = -math.inf, *, kind: Callable[[str], float] = int
-) -> Callable[[str], float]:
+def number(least: float, *, kind: Callable[[str], float] = int) -> Callable[[str], float]:
     """Return a parser of finite numbers of at least `least`; raises `typer.BadParameter`."""
-    rule = "a whole number" if kind is int else "a number"
-    rule += f", at least {least:g}" if least > -math.inf else ""
+    rule = f"{'a whole number' if kind is int else 'a number'}, at least {least:g}"
 
     def parse(text: str) -> float:
         try:
@@ -79,27 +81,25 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Generic[Plan]):
-    """A benchmark: what is varied and measured, and what is concluded from it."""
+    """A benchmark: what is varied and measured, and what is concluded from it.
+
+    The help text is the docstring of the module of `measure`.
+    """
 
     name: str
-    """Name in `headway bench NAME`."""
-    about: str
-    """The help text: the module's docstring."""
     measure: Callable[[Plan], Iterable[Record]]
     """Yields parts of the record, each when it is known."""
-    file: str
-    """Name of the record; may hold {time} and the names of options."""
+    file: str = "{name}.json"
+    """Name of the record; may hold {name}, {time} and the names of options."""
     options: type[Options] = Options
     plan: Callable[[Any], Plan] = lambda options: options
     """Checks the options together, before anything is written, and returns what is measured; raises
-    `InputError`. By default the options themselves."""
+    `InputError`. By default the options themselves. The record stands in its `folder`, if any."""
     command: str = "headway bench"
     in_folder: bool = False
     """The option --out is a folder that holds `file`; otherwise it is the file."""
     continued: bool = False
     """A folder of an earlier run is continued; otherwise a folder has to be empty."""
-    folder: Callable[[Plan], Path] = lambda plan: RESULTS
-    """Returns the default folder of the record."""
     conclude: Callable[[Record], Record] = lambda record: {}
     """Conclusions from the record, which become part of it; pure."""
     table: Callable[[Record], str] = lambda record: ""
@@ -118,6 +118,7 @@ class Study(Generic[Plan]):
     def typer_command(self) -> Any:
         """Return the command, with a parameter for each field of `options`."""
         hints = get_type_hints(self.options, include_extras=True)
+        hints = {name: hints[name] for name in self.options.model_fields}
 
         def call(**values: Any) -> None:
             sys.stdout = tolerant(sys.stdout)  # behind typer, which writes bytes
@@ -125,26 +126,23 @@ class Study(Generic[Plan]):
 
         parameters = [
             inspect.Parameter(
-                field.name,
+                name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=field.default if field.default_factory is MISSING else [],
-                annotation=hints[field.name],
+                default=field.get_default(call_default_factory=True),
+                annotation=hints[name],
             )
-            for field in fields(self.options)
+            for name, field in self.options.model_fields.items()
         ]
         vars(call).update(__signature__=inspect.Signature(parameters))
         call.__annotations__ = hints
         app = typer.Typer(
             add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
         )
-        app.command(help=self.about)(call)
+        app.command(help=sys.modules[self.measure.__module__].__doc__)(call)
         return typer.main.get_command(app)
 
     def run(self, options: Any) -> int:
-        """Measure, conclude, print and store.
-
-        Returns:
-            The exit code: 1 where an aim was missed.
+        """Measure, conclude, print and store; return 1 where an aim was missed, else 0.
 
         Raises:
             InputError: The options do not go together, or the record cannot be written.
@@ -169,16 +167,35 @@ class Study(Generic[Plan]):
         print(f"stored in {', '.join([str(file), *(path.name for path in files[1:])])}", flush=True)
         return int(bool(misses))
 
-    def record_file(self, options: Any, plan: Plan) -> Path:
+    def record_file(self, options: Options, plan: Plan) -> Path:
         """Return the path of the record."""
         if options.out is not None and not self.in_folder:
-            return Path(options.out)
-        folder = Path(options.out or self.folder(plan))
-        return folder / self.file.format(time=timestamp(), **stored(options))
+            return options.out
+        folder: Any = options.out or getattr(plan, "folder", RESULTS)
+        return Path(folder) / self.file.format(name=self.name, time=timestamp(), **stored(options))
 
 
-def stored(options: Any) -> Record:
+def stored(options: Options) -> Record:
     """Return the values of the options, but for paths, which do not affect a measurement."""
-    values = asdict(options)
-    del values["out"]
+    values = options.model_dump(exclude={"out"})
     return {name: value for name, value in values.items() if not isinstance(value, Path)}
+
+
+def cells(figures: Mapping[str, Any], columns: Columns) -> list[str]:
+    """Return the row of a table; a figure that is None is a dash."""
+    shown = [(figures[key], form) for key, form in columns.values()]
+    return ["–" if value is None else form.format(value) for value, form in shown]
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
+    """Return a table with columns aligned: the first to the left, the others to the right."""
+    lines = [list(head), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*([title] if title else []), *aligned])

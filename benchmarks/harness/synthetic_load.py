@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -61,6 +61,17 @@ SIZES = {
         groups=2, group_size=4, tokens=16, longest=64, microbatch_tokens=128,
     ),
 }  # fmt: skip
+
+
+def qwen3_size(hidden: int, layers: int) -> Size:
+    """Return the sizes of a small Qwen3 with a vocabulary of 1,024, for updates of its weights."""
+    return Size(
+        hidden=hidden, layers=layers, intermediate=3 * hidden, heads=4, kv_heads=2,
+        head_size=hidden // 4, vocabulary=1024, groups=1, group_size=1, tokens=1, longest=1024,
+        microbatch_tokens=1024,
+    )  # fmt: skip
+
+
 SIGMA = 0.8
 """Standard deviation of the logarithm of a length."""
 PROMPT_TOKENS = 8
@@ -93,6 +104,18 @@ def synchronize(device: Any) -> None:
         import torch
 
         torch.cuda.synchronize(device)
+
+
+def timed(device: Any, rounds: int, work: Callable[[], object]) -> float:
+    """Return the least seconds of a call on a device of torch, after one that warms up."""
+    seconds = []
+    for _ in range(rounds + 1):
+        synchronize(device)
+        begin = time.perf_counter()
+        work()
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])
 
 
 def time_copies(nbytes: int, times: int) -> list[float]:

@@ -34,8 +34,6 @@ class Arm:
     """Its name in progress and messages; by default seed and name."""
     worker: tuple[str | Path, ...] = (WORKER, "train")
     """Module that runs it, and its arguments behind the recipe."""
-    variables: Mapping[str, str] | None = None
-    """Variables added to the environment of its process."""
 
     @property
     def label(self) -> str:
@@ -61,11 +59,7 @@ class Arm:
         return {"kind": self.kind, "name": self.name, "seed": self.seed}
 
     def is_finished(self) -> bool:
-        """Return True if the run was finished with the same recipe.
-
-        Raises:
-            InputError: It was made with another one.
-        """
+        """Return True if it was finished; raises `InputError` if it was made of another recipe."""
         if not self.directory.summary_file.exists():
             return False
         if self.directory.config() != self.config.with_model_names():
@@ -82,11 +76,7 @@ class Arm:
 
 
 def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
-    """Return the recipe of an arm.
-
-    Raises:
-        InputError: The changes do not go together.
-    """
+    """Return the recipe of an arm; raises `InputError` where the changes do not go together."""
     try:
         return base.updated(name=name, **changes)
     except InputError as error:
@@ -94,23 +84,14 @@ def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
 
 
 class TrainingRuns:
-    """Runs arms one after the other and prints their number and the time left.
-
-    Args:
-        total: Number of all arms.
-    """
+    """Runs a number of arms one after the other; prints which it is and the time left."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
         self._seconds: list[float] = []
 
     def run(self, arm: Arm) -> RunDirectory:
-        """Run an arm to its end in a process, which is given the file of the recipe.
-
-        Raises:
-            InputError: It refused its input; with its message.
-            RunFailed: It failed; names its log.
-        """
+        """Run an arm, with the file of its recipe, in a process; raises as `raise_failure`."""
         recipe, label = arm.file(".json"), arm.label
         recipe.write_text(arm.config.model_dump_json(indent=2))
         arm.file(".environment.json").write_text(json.dumps(environment(), indent=2))
@@ -127,16 +108,12 @@ class TrainingRuns:
                 finished=self._seconds,
                 further=self._total - self._done,
             ),
-            arm.variables,
         )
         self._seconds.append(took)
         return arm.directory
 
     def train(self, arms: Sequence[Arm]) -> tuple[list[Arm], list[Record]]:
-        """Run the arms that are not finished yet; a failure does not end the others.
-
-        Returns:
-            The finished arms, and a record of each failure.
+        """Run the arms that are not finished yet; return those that are, and why others failed.
 
         Raises:
             InputError: An arm refused its input, which the others have too.

@@ -11,8 +11,8 @@ Without actors.cores and learner.cores in the recipe, the learner gets half of t
 and the engines share the others. The picture is drawn as PNG and SVG.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -27,15 +27,22 @@ from benchmarks.harness.comparison import (
     make_base,
 )
 from benchmarks.harness.cores import all_cores, on_gpus, shareable
-from benchmarks.harness.plots import plot_means, plot_tradeoff, save_picture, tradeoffs
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Study, number, several
-from benchmarks.harness.tables import cells, text_table
+from benchmarks.harness.study import Study, cells, number, several, text_table
 from benchmarks.harness.training_runs import BATCHES, WORKER, Arm, TrainingRuns, vary
 from benchmarks.loop import run_figures
-from benchmarks.loop.comparison_report import BOUND, group, median_of, plot_speed
+from benchmarks.loop.comparison_report import (
+    BOUND,
+    draw_panels,
+    group,
+    median_of,
+    plot_means,
+    plot_speed,
+    plot_tradeoff,
+    save_picture,
+    tradeoffs,
+)
 from deploy.config.run_config import RunConfig
-from deploy.report.plots import new_figure
 from deploy.report.summary import WARM_UP
 from headway.cpu_cores import parse_cores
 from learner.config.learner import ModelConfig
@@ -44,8 +51,6 @@ from queues.readers.checkpoints import newest_checkpoint
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not asked for."""
 ALL_CORES = "0, all cores"
-LIMITS = 2
-"""Number of the runs of a round that measure limits."""
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "of limit": ("ratio_to_limit", "{:.2f}"),
@@ -58,7 +63,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class AsyncOptions(RecipeOptions):
     """Options of `headway bench async`."""
 
@@ -72,11 +76,7 @@ class AsyncOptions(RecipeOptions):
 
 
 def plan(options: AsyncOptions) -> Comparison[AsyncOptions]:
-    """Return the runs of every round.
-
-    Raises:
-        InputError: Something cannot be measured.
-    """
+    """Return the runs of every round; raises `InputError` where they cannot be measured."""
     base = make_base(options, "async", WARM_UP + 2).model_copy(update={"heldout": None})
     check_inputs(base)
     rounds = [round_arms(base, options, 1 + index) for index in range(options.rounds)]
@@ -86,47 +86,37 @@ def plan(options: AsyncOptions) -> Comparison[AsyncOptions]:
 def round_arms(base: RunConfig, options: AsyncOptions, round_number: int) -> Sequence[Arm]:
     """Return the training runs of a round in their order."""
 
-    def arm(kind: str, name: str, folder: str, **changes: dict[str, Any]) -> Arm:
-        config = vary(base, f"round{round_number}-eta{folder}", **changes)
+    def arm(kind: str, name: str, folder: str, eta: int, **changes: dict[str, Any]) -> Arm:
+        config = vary(
+            base, f"round{round_number}-eta{folder}", queues={"max_staleness": eta}, **changes
+        )
         title = f"round {round_number}/{options.rounds} · η = {name}"
         return Arm(name=name, seed=round_number, kind=kind, title=title, config=config)
 
-    arms = [
-        arm(BOUND, str(bound), str(bound), queues={"max_staleness": bound})
-        for bound in options.bounds
-    ]
+    arms = [arm(BOUND, str(bound), str(bound), bound) for bound in options.bounds]
     if not on_gpus(base):
         cores = all_cores(base)
+        actors = {"cores": (cores,) * base.actors.count, "cpus": 0.0}
         shared = shareable(parse_cores(cores), base.learner.ranks)
-        changes: dict[str, dict[str, Any]] = {
-            "queues": {"max_staleness": 0},
-            "actors": {"cores": (cores,) * base.actors.count, "cpus": 0.0},
-            "learner": {"cores": shared, "threads": None},
-        }
-        arms.append(arm(ALL_CORES, ALL_CORES, "0-all-cores", **changes))
+        learner = {"cores": shared, "threads": None}
+        arms.append(arm(ALL_CORES, ALL_CORES, "0-all-cores", 0, actors=actors, learner=learner))
     return in_turn(arms, round_number - 1)
 
 
 def measure(plan: Comparison[AsyncOptions]) -> Iterator[Record]:
-    runs = plan.start(LIMITS * plan.options.rounds)
+    runs = plan.start(2 * plan.options.rounds)  # two of each round measure limits
     facts = {"warm_up_steps_left_out": WARM_UP, "reference_bound": plan.options.reference}
     figures: list[Record] = []
     limits: list[Record] = []
-    yield plan.facts() | facts
     for arms in plan.arms:
-        measured = {arm.name: arm.tags() | run_figures.read_run(runs.run(arm)) for arm in arms}
-        reference = next(arm for arm in arms if arm.name == str(plan.options.reference))
-        limit = measure_limits(plan, runs, reference, measured[reference.name])
-        figures += beside_limit(measured.values(), limit["samples_per_second"])
-        limits.append(limit)
-        yield {"arms": figures, "limits": limits}
-
-
-def beside_limit(arms: Iterable[Record], limit: float) -> list[Record]:
-    """Return the figures of a round with their share of its limit, in samples/s."""
-    return [
-        {**figures, "ratio_to_limit": figures["samples_per_second"] / limit} for figures in arms
-    ]
+        measured = [arm.tags() | run_figures.read_run(runs.run(arm)) for arm in arms]
+        both = zip(arms, measured, strict=True)
+        reference = next(pair for pair in both if pair[0].name == str(plan.options.reference))
+        limits.append(measure_limits(plan, runs, *reference))
+        for row in measured:
+            limit = limits[-1]["samples_per_second"]
+            figures.append({**row, "ratio_to_limit": row["samples_per_second"] / limit})
+        yield {**plan.facts(), **facts, "arms": figures, "limits": limits}
 
 
 def measure_limits(
@@ -159,8 +149,6 @@ def measure_limits(
 
 
 def conclude(record: Record) -> Record:
-    if "arms" not in record:
-        return {}
     limits = {
         name: median(limit[name]["samples_per_second"] for limit in record["limits"])
         for name in ("actors", "learner")
@@ -189,27 +177,24 @@ def table(record: Record) -> str:
 
 def draw(record: Record, folder: Path) -> None:
     bounds, limits = group(record["arms"], BOUND), record["medians"]["limits"]
-    shown = tradeoffs(bounds)
-    figure: Any = new_figure(4.8 * (1 + len(shown)), 4.5)
-    speed, *others = figure.subplots(1, 1 + len(shown), squeeze=False).flat
-    for runs in group(record["arms"], ALL_CORES).values():
-        together = [run["samples_per_second"] for run in runs]
-        plot_means(speed, {0.0: together}, "synchronous, all cores in turn", "s")
-    speed.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
-    speed.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
-    plot_speed(speed, bounds, "split devices")
-    for axes, off_policyness in zip(others, shown, strict=True):
-        plot_tradeoff(axes, bounds, off_policyness)
-    save_picture(figure, folder / "async_gain")
+
+    def plot_beside_limits(axes: Any) -> None:
+        for runs in group(record["arms"], ALL_CORES).values():
+            together = [run["samples_per_second"] for run in runs]
+            plot_means(axes, {0.0: together}, "synchronous, all cores in turn", "s")
+        axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
+        axes.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
+        plot_speed(axes, bounds, "split devices")
+
+    others = [partial(plot_tradeoff, runs=bounds, measure=shown) for shown in tradeoffs(bounds)]
+    save_picture(draw_panels([plot_beside_limits, *others]), folder / "async_gain")
 
 
 STUDY = Study(
     name="async",
-    about=__doc__,
     options=AsyncOptions,
     plan=plan,
     in_folder=True,
-    folder=lambda plan: plan.folder,
     file="async_gain.json",
     measure=measure,
     conclude=conclude,

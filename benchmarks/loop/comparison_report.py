@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpmath import betainc
 
 from benchmarks.harness.checkpoint_scores import failures
-from benchmarks.harness.plots import Run, plot_means, plot_tradeoff, save_picture, tradeoffs
-from benchmarks.harness.tables import Columns, text_table
+from benchmarks.harness.study import Columns, text_table
 from benchmarks.harness.training_runs import conditions
 from deploy.report.plots import new_figure
 
+Run = Mapping[str, Any]
+"""Figures of one run, with its name, seed and kind."""
 Groups = Mapping[str, Sequence[Run]]
 """Runs by name: one for each seed or round."""
 BOUND = "bound"
@@ -22,7 +24,6 @@ BOUND = "bound"
 CORRECTION = "correction"
 SYNCHRONOUS = "0"
 UNBOUNDED = "inf"
-CONFIDENCE = 0.95
 SPEED = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
@@ -72,11 +73,11 @@ def seeds_of(runs: Sequence[Run]) -> int:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return Student's interval of the mean; a seed is one observation, of which one has none."""
+    """Return Student's 95 % interval of the mean over seeds; None of a single one."""
     count = len(values)
     if count < 2:
         return None
-    half = t_quantile(0.5 + CONFIDENCE / 2, count - 1) * stdev(values) / sqrt(count)
+    half = t_quantile(0.975, count - 1) * stdev(values) / sqrt(count)
     middle = fmean(values)
     return middle - half, middle + half
 
@@ -101,15 +102,9 @@ def medians_table(
     beside: Mapping[str, Mapping[str, float]] | None = None,
     title: str = "",
 ) -> str:
-    """Return a table of medians over seeds, a row for each name.
+    """Return a table of medians over seeds, a row for each name; with fewer runs, it says so.
 
-    Args:
-        head: Title of the names.
-        groups: The runs by name.
-        columns: Columns of figures of the runs.
-        seeds: Number of seeds; a name with fewer runs says so.
-        beside: Further columns, by title and name.
-        title: Line above the table.
+    `beside` has further columns, by title and name; `head` stands above the names.
     """
     beside = beside or {}
     rows = []
@@ -159,16 +154,16 @@ def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(groups: Groups, synchronous: Mapping[int, float]) -> dict[str, Any]:
     """Return the differences in score to the synchronous run of the same seed, by name."""
-    differences = {}
-    for name, runs in groups.items():
-        values = [r["score"] - synchronous[r["seed"]] for r in runs if r["seed"] in synchronous]
-        if values and name != SYNCHRONOUS:
-            differences[name] = {
-                "each": values,
-                "mean": fmean(values),
-                "interval": interval(values),
-            }
-    return differences
+    values = {
+        name: [r["score"] - synchronous[r["seed"]] for r in runs if r["seed"] in synchronous]
+        for name, runs in groups.items()
+        if name != SYNCHRONOUS
+    }
+    return {
+        name: {"each": each, "mean": fmean(each), "interval": interval(each)}
+        for name, each in values.items()
+        if each
+    }
 
 
 def table(document: Mapping[str, Any]) -> str:
@@ -205,11 +200,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> None:
 
 
 def picture(document: Mapping[str, Any]) -> Any:
-    """Return a figure of throughput over η and over measured off-policyness, and of scores.
-
-    Panels that would hold nothing are left out: those of a measure that no bound changes or that
-    a run lacks, and that of the corrections where none was run.
-    """
+    """Return a figure of throughput over η and over off-policyness, and of scores, where known."""
     bounds, corrections = (group(document["arms"], kind) for kind in (BOUND, CORRECTION))
     predictions = group([{**row, "kind": BOUND} for row in document["predictions"]], BOUND)
     at_stale = f"η = {document['stale']}, {{}}"
@@ -222,25 +213,19 @@ def picture(document: Mapping[str, Any]) -> Any:
         ]
     if corrections:
         panels.append(partial(plot_scores, groups=corrections, label=at_stale))
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = new_figure(5.2 * columns, 4.2 * rows)
-    for number, draw_panel in enumerate(panels, start=1):
-        draw_panel(figure.add_subplot(rows, columns, number))
-    return figure
+    return draw_panels(panels)
 
 
 def plot_speed(axes: Any, runs: Groups, label: str, predictions: Groups | None = None) -> None:
     """Plot throughput by bound, evenly spaced, beside what was predicted of it."""
     positions = {name: float(index) for index, name in enumerate(runs)}
-    speeds = {positions[n]: [run["samples_per_second"] for run in same] for n, same in runs.items()}
-    plot_means(axes, speeds, label)
+
+    def values(groups: Groups, key: str) -> dict[float, list[float]]:
+        return {positions[name]: [row[key] for row in rows] for name, rows in groups.items()}
+
+    plot_means(axes, values(runs, "samples_per_second"), label)
     if predictions:
-        known = {
-            positions[name]: [row["simulated"] for row in rows]
-            for name, rows in predictions.items()
-        }
-        plot_means(axes, known, "predicted by simulation", "--")
+        plot_means(axes, values(predictions, "simulated"), "predicted by simulation", "--")
     axes.set_xticks(list(positions.values()), list(runs))
     axes.set(
         title="Throughput by η",
@@ -262,3 +247,92 @@ def plot_scores(axes: Any, groups: Groups, label: str) -> None:
         plot_means(axes, values, label.format(name), ".-")
     axes.set(title="Held-out score", xlabel="seconds of training", ylabel="greedy, held-out")
     axes.legend(fontsize=8)
+
+
+class OffPolicyness(NamedTuple):
+    """A measure of how far trained tokens were from the policy that trained them."""
+
+    label: str
+    of: Callable[[Run], float | None]
+    """Returns the value for the figures of a run; None where they lack it."""
+
+
+MEASURES = (
+    OffPolicyness("mean lag of trained tokens, versions", lambda run: run["lag_mean"]),
+    OffPolicyness("1 − effective sample size", lambda run: 1 - run["ess"]),
+    OffPolicyness("KL to the policy that sampled, nats a token", lambda run: run.get("kl")),
+)
+BESIDE = (((5, -11), "left"), ((5, 5), "left"), ((-5, 5), "right"), ((-5, -11), "right"))
+"""Offsets of the names of points that follow one another, in points, and their alignment."""
+LEAST_SHOWN = 1e-6
+"""A measure that is nowhere larger is the rounding of on-policy training."""
+
+
+def plot_means(
+    axes: Any, values: Mapping[float, Sequence[float]], label: str, style: str = "o-"
+) -> None:
+    """Plot means by position on the horizontal axis; each is a dot where one has several values."""
+    positions = sorted(values)
+    means = [fmean(values[position]) for position in positions]
+    (line,) = axes.plot(positions, means, style, label=label)
+    _dots(axes, [[(position, y) for y in values[position]] for position in positions], line)
+
+
+def _dots(axes: Any, groups: Sequence[Sequence[tuple[float, float]]], line: Any) -> None:
+    """Plot every point of groups in the colour of a line, unless each has only one."""
+    if any(len(group) > 1 for group in groups):
+        points = zip(*(point for group in groups for point in group), strict=True)
+        axes.plot(*points, ".", color=line.get_color(), alpha=0.5, ms=4)
+
+
+def tradeoffs(runs: Mapping[str, Sequence[Run]]) -> list[OffPolicyness]:
+    """Return the measures that differ between bounds and that every run of each bound has."""
+    shown = []
+    for measure in MEASURES:
+        values = [measure.of(run) for same in runs.values() for run in same]
+        known = [value for value in values if value is not None]
+        if len(runs) > 1 and len(known) == len(values) and max(known) > LEAST_SHOWN:
+            shown.append(measure)
+    return shown
+
+
+def plot_tradeoff(axes: Any, runs: Mapping[str, Sequence[Run]], measure: OffPolicyness) -> None:
+    """Plot throughput over a measure, with a point and its η for each bound, smallest first.
+
+    Points are means; where a bound has several runs, each is a dot.
+    """
+    points = [
+        [(measure.of(run) or 0.0, run["samples_per_second"]) for run in same]
+        for same in runs.values()
+    ]
+    means = [(fmean(x for x, _ in same), fmean(y for _, y in same)) for same in points]
+    (line,) = axes.plot(*zip(*means, strict=True), "o-", alpha=0.6)
+    _dots(axes, points, line)
+    for name, mean, (offset, side) in zip(runs, means, cycle(BESIDE)):
+        shown = "no bound" if name == "inf" else f"η = {name}"
+        axes.annotate(shown, mean, offset, textcoords="offset points", fontsize=8, ha=side)
+    axes.margins(x=0.15, y=0.12)
+    axes.set(
+        title=f"Throughput by {measure.label.partition(',')[0]}",
+        xlabel=measure.label,
+        ylabel="samples trained per second",
+        ylim=(0, None),
+    )
+    axes.locator_params(axis="x", nbins=5)
+    axes.ticklabel_format(axis="x", scilimits=(-2, 4))
+
+
+def draw_panels(panels: Sequence[Callable[[Any], None]]) -> Any:
+    """Return a figure of matplotlib with panels, at most three in a row."""
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(5.2 * columns, 4.2 * rows)
+    for number, draw in enumerate(panels, start=1):
+        draw(figure.add_subplot(rows, columns, number))
+    return figure
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as `path` with the suffixes .png and .svg."""
+    figure.savefig(path.with_suffix(".png"), dpi=100)
+    figure.savefig(path.with_suffix(".svg"))

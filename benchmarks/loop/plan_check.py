@@ -10,15 +10,13 @@ seconds.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study
-from benchmarks.harness.tables import text_table
+from benchmarks.harness.study import Options, Study, text_table
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.rates import Rates
@@ -30,21 +28,20 @@ from headway.errors import HeadwayError, InputError
 RUN_NAME = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanOptions(Options):
     """Options of `headway bench plan`."""
 
     folder: Annotated[Path, typer.Argument(help="Of async or staleness.")] = Path()
 
 
-def plan(options: PlanOptions) -> Path:
-    """Return the folder of a comparison; raises `InputError` where it has no runs."""
+def plan(options: PlanOptions) -> PlanOptions:
+    """Return the options; raises `InputError` where their folder has no runs."""
     if not find_runs(options.folder):
         raise InputError(
             f"{options.folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench "
             "async` or `bench staleness`"
         )
-    return options.folder
+    return options
 
 
 def find_runs(folder: Path) -> dict[str, dict[int, RunDirectory]]:
@@ -66,14 +63,10 @@ def read(run: RunDirectory) -> Measured | None:
         return None
 
 
-def measure(folder: Path) -> Iterator[Record]:
-    """Predict every run of every round with the rates of each.
-
-    Raises:
-        InputError: None of them can be read.
-    """
+def measure(options: PlanOptions) -> Iterator[Record]:
+    """Predict every run of every round with the rates of each; raises `InputError` without any."""
     checks = []
-    for name, runs in find_runs(folder).items():
+    for name, runs in find_runs(options.folder).items():
         rates_of = {bound: read(run) for bound, run in sorted(runs.items())}
         measured = {bound: rates for bound, rates in rates_of.items() if rates is not None}
         configs = {bound: runs[bound].config() for bound in measured}
@@ -83,42 +76,35 @@ def measure(folder: Path) -> Iterator[Record]:
             for bound, run in measured.items()
         ]
     if not checks:
-        raise InputError(f"no run in {folder} can be read, for the reasons above")
-    yield {"runs": {"folder": folder.name, "checks": checks}}
+        raise InputError(f"no run in {options.folder} can be read, for the reasons above")
+    yield {"runs": {"folder": options.folder.name, "checks": checks}}
 
 
 def compare(config: RunConfig, rates: Rates, measured: Measured) -> Record:
     """Return the measured figures of a run beside those that rates predict."""
     outcome = simulate(setting_of_run(config, measured.batches), rates, seed=config.seed)
+    speed, predicted = measured.samples_per_second, outcome.samples_per_second
     return {
         "max_staleness": config.queues.max_staleness,
-        "measured": measured.samples_per_second,
-        "predicted": outcome.samples_per_second,
-        "ratio": measured.samples_per_second / outcome.samples_per_second,
-        **{
-            key: {"measured": getattr(measured, key), "predicted": getattr(outcome, key)}
-            for key in ("learner_idle", "lag_mean")
-        },
+        "measured": speed,
+        "predicted": predicted,
+        "ratio": speed / predicted,
+        "learner_idle": {"measured": measured.learner_idle, "predicted": outcome.learner_idle},
+        "lag_mean": {"measured": measured.lag_mean, "predicted": outcome.lag_mean},
     }
 
 
 def table(record: Record) -> str:
-    rows = [
-        [check["round"], *(f"{check[key]}" for key in ("rates_of", "max_staleness"))]
-        + [f"{check[key]:.2f}" for key in ("measured", "predicted", "ratio")]
-        + [f"{check['lag_mean'][key]:.2f}" for key in ("measured", "predicted")]
-        for check in record["runs"]["checks"]
-    ]
     head = ["run", "rates of η", "η", "samples/s", "predicted", "ratio", "mean lag", "predicted"]
-    return text_table(head, rows)
+    form = "{round};{rates_of};{max_staleness};{measured:.2f};{predicted:.2f};{ratio:.2f};"
+    form += "{lag_mean[measured]:.2f};{lag_mean[predicted]:.2f}"
+    return text_table(head, [form.format(**row).split(";") for row in record["runs"]["checks"]])
 
 
 STUDY = Study(
     name="plan",
-    about=__doc__,
     options=PlanOptions,
     plan=plan,
-    folder=lambda folder: folder,
     file="plan_check.json",
     measure=measure,
     table=table,

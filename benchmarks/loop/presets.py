@@ -8,8 +8,7 @@ better than others; one that fails is left out. An existing folder of --out is c
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +17,12 @@ from benchmarks.harness.comparison import (
     Comparison,
     ScoredOptions,
     make_model,
-    make_scored_base,
     measure_scored,
+    scored_plan,
 )
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Study, name_of, number, several
-from benchmarks.harness.training_runs import Arm, TrainingRuns, conditions, vary
+from benchmarks.harness.training_runs import Arm, conditions, vary
 from benchmarks.loop.comparison_report import group, medians_table, seeds_of
 from benchmarks.loop.run_figures import read_run
 from deploy.config.loader import load_recipe, preset_names
@@ -41,7 +40,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class PresetOptions(ScoredOptions):
     """Options of `headway bench presets`."""
 
@@ -51,67 +49,58 @@ class PresetOptions(ScoredOptions):
     seeds: Annotated[Sequence[int], several(number(0), "Of prompts and sampling.")] = (0,)
 
 
-class PresetComparison(Comparison[PresetOptions]):
-    """Runs of presets, and the models that they start from."""
-
-    def start(self, further: int = 0) -> TrainingRuns:
-        """See `Comparison.start`; makes the reward models too where a preset asks them."""
-        runs, demo = super().start(further), make_demo(self.options, self.folder)
-        asked = any(arm.config.actors.asks_reward_models for arms in self.arms for arm in arms)
-        if asked and not demo.reward_models.exists():
-            if not demo.warm_start.exists():
-                shutil.copytree(Path(str(self.base.model.path)).parent, demo.warm_start.parent)
-            settings = [*self.options.settings, _runs_dir(self.folder)]
-            make_model("reward-model", "demo", settings, self.folder)
-        return runs
+def measure(plan: Comparison[PresetOptions]) -> Iterator[Record]:
+    make_reward_models(plan)
+    yield from measure_scored(plan, read_arm)
 
 
-def _runs_dir(folder: Path) -> str:
-    return f"deploy.runs_dir={json.dumps(str(folder))}"
+def make_reward_models(plan: Comparison[PresetOptions]) -> None:
+    """Make the demo's reward models from the warm start of the arms where a preset asks them."""
+    settings = demo_settings(plan.options, plan.folder)
+    demo = load_recipe("demo", settings)
+    asked = any(arm.config.actors.asks_reward_models for arms in plan.arms for arm in arms)
+    if asked and not demo.reward_models.exists():
+        plan.make_warm_start()
+        if not demo.warm_start.exists():
+            shutil.copytree(Path(str(plan.base.model.path)).parent, demo.warm_start.parent)
+        make_model("reward-model", "demo", settings, plan.folder)
 
 
-def make_demo(options: PresetOptions, folder: Path) -> RunConfig:
-    """Return the demo's recipe with the settings of all presets and another folder."""
-    return load_recipe("demo", [*options.settings, _runs_dir(folder)])
+def demo_settings(options: PresetOptions, folder: Path) -> list[str]:
+    """Return the settings by which the demo's models are made for presets, in another folder."""
+    return [*options.settings, f"deploy.runs_dir={json.dumps(str(folder))}"]
 
 
-def plan(options: PresetOptions) -> PresetComparison:
-    """Return the runs of every seed.
+def plan(options: PresetOptions) -> Comparison[PresetOptions]:
+    """Return the runs of every seed; raises `InputError` where they cannot be measured."""
 
-    Raises:
-        InputError: Something cannot be measured.
-    """
-    base = make_scored_base(options, "presets")
-    demo = make_demo(options, base.deploy.runs_dir)
-    members = demo.reward_model.members if demo.reward_model else 0
-    reward_models = [str(demo.reward_models / f"model-{number}") for number in range(members)]
-    arms = []
-    for seed in options.seeds:
-        of_seed = [preset_arm(base, name, seed, options, reward_models) for name in options.presets]
-        arms.append(of_seed)
-    return PresetComparison(options=options, base=base, arms=arms)
+    def arms_of(base: RunConfig) -> list[Arm]:
+        return [preset_arm(base, name, options) for name in options.presets]
+
+    return scored_plan(options, "presets", arms_of)
 
 
-def preset_arm(
-    base: RunConfig, name: str, seed: int, options: PresetOptions, reward_models: Sequence[str]
-) -> Arm:
-    """Return a preset with the model, the steps, the checkpoints and the devices of all."""
-    shared = {"seed": seed, "steps": base.steps, "model": base.model, "heldout": base.heldout}
-    recipe = load_recipe(name, options.settings)
-    recipe = recipe.model_copy(update={**shared, "sft": None, "reward_model": None})
+def preset_arm(base: RunConfig, name: str, options: PresetOptions) -> Arm:
+    """Return a preset with the seed, model, steps, checkpoints and devices of a recipe."""
+    shared = {key: getattr(base, key) for key in ("seed", "steps", "model", "heldout")}
+    shared |= {"sft": None, "reward_model": None}
+    recipe = load_recipe(name, options.settings).model_copy(update=shared)
     actors: dict[str, Any] = {"cores": base.actors.cores}
     if recipe.actors.asks_reward_models:
+        demo = load_recipe("demo", demo_settings(options, base.deploy.runs_dir))
+        members = range(demo.reward_model.members if demo.reward_model else 0)
+        paths = [str(demo.reward_models / f"model-{number}") for number in members]
         combine = recipe.actors.reward_model.combine
-        actors["reward_model"] = {"combine": combine, "paths": reward_models}
+        actors["reward_model"] = {"combine": combine, "paths": paths}
     every, cores = base.learner.checkpoint_every, base.learner.cores
     config = vary(
         recipe,
-        f"{name}-seed{seed}",
+        f"{name}-seed{base.seed}",
         deploy={"runs_dir": base.deploy.runs_dir},
         actors=actors,
         learner={"cores": cores, "checkpoint_every": every, "keep_checkpoints": base.steps},
     )
-    return Arm(name=name, seed=seed, config=config)
+    return Arm(name=name, seed=base.seed, config=config)
 
 
 def read_arm(arm: Arm) -> Record:
@@ -135,14 +124,11 @@ def write_page(record: Record, folder: Path) -> None:
 
 STUDY = Study(
     name="presets",
-    about=__doc__,
     options=PresetOptions,
     plan=plan,
     in_folder=True,
     continued=True,
-    folder=lambda plan: plan.folder,
-    file="presets.json",
-    measure=lambda plan: measure_scored(plan, read_arm),
+    measure=measure,
     table=table,
     figures=write_page,
 )

@@ -21,11 +21,7 @@ Row = Mapping[str, Any]
 
 
 def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
-    """Return the figures of a finished run.
-
-    Args:
-        directory: Folder of the run.
-        leased_only: Measure only the batches before the last lease; later ones are faster.
+    """Return the figures of a finished run, or of its batches before the last lease alone.
 
     Raises:
         InputError: The run has too few batches, or cannot be read.
@@ -54,8 +50,9 @@ def window(rows: Sequence[Row]) -> tuple[float, float]:
 def speed(rows: Sequence[Row]) -> dict[str, float]:
     """Return samples and tokens per second, and the mean tokens of a rollout, in the window."""
     begin, end = window(rows)
-    rollouts = sum(row["rollouts_trained"] for row in rows[WARM_UP:])
-    tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
+    rollouts, tokens = (
+        sum(row[key] for row in rows[WARM_UP:]) for key in ("rollouts_trained", "tokens_trained")
+    )
     return {
         "samples_per_second": rollouts / (end - begin),
         "tokens_per_second": tokens / (end - begin),
@@ -64,11 +61,9 @@ def speed(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def training(rows: Sequence[Row], *, actors_idle: float) -> Record:
-    """Return the figures of one training run.
+    """Return the figures of a training run from its batches, in order.
 
-    Args:
-        rows: Batches of the run, in order.
-        actors_idle: Share of the window in which an engine had no rollout, mean over engines.
+    `actors_idle` is the share of the window in which an engine had no rollout, mean over engines.
     """
     begin, end = window(rows)
     measured = rows[WARM_UP:]
@@ -89,10 +84,7 @@ def training(rows: Sequence[Row], *, actors_idle: float) -> Record:
 
 
 def off_policyness(rows: Sequence[Row]) -> Record:
-    """Return how far the trained tokens were from the policy that trained them.
-
-    Args:
-        rows: Statistics of batches with trained tokens.
+    """Return how far the trained tokens of batches were from the policy that trained them.
 
     Returns:
         `lag_mean` and `lag_max` in versions, over tokens; `ess`, mean over batches of the effective

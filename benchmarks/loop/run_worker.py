@@ -1,6 +1,6 @@
 """One measurement of a benchmark in a process of its own, so that Ray ends with it.
 
-python -m benchmarks.loop.run_worker RECIPE.json run|train|actors|learner [RECORDED_RUN]
+python -m benchmarks.loop.run_worker RECIPE.json train|actors|learner [RECORDED_RUN]
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from benchmarks.harness.processes import run_main
 from benchmarks.harness.training_runs import BATCHES
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
+from deploy.driver.feeder import feed
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.runtime.console import Terminal
@@ -28,9 +29,8 @@ from headway import clock
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.broker.broker import Broker
-from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
-from queues.schema import decode
+from queues.schema import summarize
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from weight_sync.ray_broadcaster import create_broadcaster
 
@@ -46,7 +46,13 @@ async def generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -
     unbounded = config.queues.model_copy(update={"max_staleness": steps})
     fleet = await start_fleet(config, inputs.model_path, directory.path, unbounded, steps)
     await fleet.publish(0, Path(inputs.model_path))
-    feeder = _feed(inputs, fleet.broker)
+    feeder = feed(
+        fleet.broker,
+        inputs.prompts.source,
+        name=config.prompts.source,
+        deadline=TAKE_SECONDS,
+        on_change="refuse",
+    )
     await fleet.serve(consumer=_consume(config, fleet.broker, directory), feeder=feeder)
 
 
@@ -58,32 +64,18 @@ async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirect
             raise RunFailed(f"no batch came within {TAKE_SECONDS:g} s")
         await broker.ack(version, {})
         finished_at = clock.now()
-        rollouts = [rollout for payload in batch.payloads for rollout in decode(payload).rollouts]
+        groups = [summarize(payload) for payload in batch.payloads]
         row = {
             "version": version,
             "step_finished_at": finished_at,
-            "rollouts_trained": len(rollouts),
-            "tokens_trained": sum(sum(rollout.loss_mask) for rollout in rollouts),
+            "rollouts_trained": sum(group.rollouts for group in groups),
+            "tokens_trained": sum(group.tokens for group in groups),
         }
         directory.append(BATCHES, [row])
 
 
-async def _feed(inputs: Inputs, broker: BrokerClient) -> None:
-    while True:
-        try:
-            wanted = await broker.prompts_wanted(timeout=10.0)
-        except QueueClosed:
-            return
-        if wanted:
-            source = inputs.prompts.source
-            await broker.issue(source.next(wanted), cursor=source.cursor())
-
-
 class Replay(Broker):
-    """The broker of a finished run, which serves its recorded batches to another learner.
-
-    A take of a trained version is answered from the ledger by `Broker` itself.
-    """
+    """The broker of a finished run, whose ledger answers another learner with recorded batches."""
 
     def __init__(self, *args: Any, rows: Path, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -138,10 +130,9 @@ def main() -> None:
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
     with directory.created(config, replace=False):
-        if kind in ("run", "train"):
-            if kind == "train":  # checkpoints are scored afterwards
-                inputs = replace(inputs, prompts=replace(inputs.prompts, evaluations=[]))
-            run(config, inputs, directory, Terminal())
+        if kind == "train":  # checkpoints are scored afterwards
+            prompts = replace(inputs.prompts, evaluations=[])
+            run(config, replace(inputs, prompts=prompts), directory, Terminal())
             return
         with cluster(config, directory.logs):
             if kind == "actors":

@@ -13,18 +13,12 @@ measured mean lag, 1 − effective sample size and KL.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.comparison import (
-    Comparison,
-    ScoredOptions,
-    in_turn,
-    make_scored_base,
-    measure_scored,
-)
+from benchmarks.harness.comparison import Comparison, ScoredOptions, measure_scored, scored_plan
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Study, name_of, number, several
 from benchmarks.harness.training_runs import Arm, vary
@@ -33,6 +27,7 @@ from benchmarks.loop.comparison_report import BOUND, CORRECTION, UNBOUNDED
 from benchmarks.loop.run_figures import read_run
 from deploy.config.run_config import RunConfig
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
+from deploy.planner.rates import Rates
 from deploy.planner.throughput import predict_split
 from headway.errors import HeadwayError, InputError
 
@@ -53,7 +48,6 @@ def bound(text: str) -> str:
     return text if text == UNBOUNDED else str(number(0)(text))
 
 
-@dataclass(frozen=True, kw_only=True)
 class StalenessOptions(ScoredOptions):
     """Options of `headway bench staleness`."""
 
@@ -73,27 +67,22 @@ class StalenessOptions(ScoredOptions):
 
 
 def plan(options: StalenessOptions) -> Comparison[StalenessOptions]:
-    """Return the runs of every seed.
+    """Return the runs of every seed; raises `InputError` where they cannot be measured."""
+    bounds = sorted(options.bounds, key=lambda bound: bound_in_steps(bound, sys.maxsize))
 
-    Raises:
-        InputError: Something cannot be measured.
-    """
-    base = make_scored_base(options, "staleness")
+    def arms_of(base: RunConfig) -> list[Arm]:
+        corrections = (correction_arm(base, name, options.stale) for name in options.corrections)
+        return [*(bound_arm(base, bound) for bound in bounds), *corrections]
+
+    plan = scored_plan(options, "staleness", arms_of)
     unleased = 1 + (options.stale if options.corrections else 0)
-    if base.steps < LEAST_BATCHES + unleased:
+    if plan.base.steps < LEAST_BATCHES + unleased:
         raise InputError(
-            f"--steps {base.steps} must be at least {LEAST_BATCHES + unleased}: figures need "
+            f"--steps {plan.base.steps} must be at least {LEAST_BATCHES + unleased}: figures need "
             f"{LEAST_BATCHES} batches, and the last {unleased} of a run are trained when nothing "
             "is leased any more"
         )
-    bounds = sorted(options.bounds, key=lambda bound: bound_in_steps(bound, sys.maxsize))
-    arms = []
-    for position, seed in enumerate(options.seeds):
-        seeded = base.model_copy(update={"seed": seed})
-        of_seed = [bound_arm(seeded, bound) for bound in bounds]
-        of_seed += [correction_arm(seeded, name, options.stale) for name in options.corrections]
-        arms.append(in_turn(of_seed, position))
-    return Comparison(options=options, base=base, arms=arms)
+    return plan
 
 
 def bound_in_steps(bound: str, steps: int) -> int:
@@ -147,37 +136,35 @@ def predict_seeds(plan: Comparison[StalenessOptions], figures: Sequence[Record])
     measured = {(run["name"], run["seed"]) for run in figures if run["kind"] == BOUND}
     every = [arm for arms in plan.arms for arm in arms if arm.kind == BOUND]
     bounds = [arm for arm in every if (arm.name, arm.seed) in measured]
-    predictions, ranks = [], plan.base.learner.ranks
+    references = [arm for arm in bounds if arm.name == plan.options.reference]
     try:
-        for reference in (arm for arm in bounds if arm.name == plan.options.reference):
-            rates = replace(read_rates(reference.directory).rates, ranks=ranks)
-            for arm in (arm for arm in bounds if arm.seed == reference.seed):
-                eta = arm.config.queues.max_staleness
-                [prospect] = predict_split(arm.config, rates, arm.config.actors.count, ranks, [eta])
-                predictions.append(
-                    {
-                        "name": arm.name,
-                        "seed": arm.seed,
-                        "simulated": prospect.outcome.samples_per_second,
-                        "lag_mean": prospect.outcome.lag_mean,
-                        "ess": prospect.ess,
-                    }
-                )
+        rates_of = {arm.seed: read_rates(arm.directory).rates for arm in references}
+        return [predict(arm, rates_of[arm.seed]) for arm in bounds if arm.seed in rates_of]
     except HeadwayError as error:
         print(f"nothing is predicted: {error}", flush=True)
         return []
-    return predictions
+
+
+def predict(arm: Arm, rates: Rates) -> Record:
+    """Return the figures of a run that rates of its own ranks predict."""
+    queues, actors, ranks = arm.config.queues, arm.config.actors.count, arm.config.learner.ranks
+    rates = replace(rates, ranks=ranks)
+    [prospect] = predict_split(arm.config, rates, actors, ranks, [queues.max_staleness])
+    return {
+        "name": arm.name,
+        "seed": arm.seed,
+        "simulated": prospect.outcome.samples_per_second,
+        "lag_mean": prospect.outcome.lag_mean,
+        "ess": prospect.ess,
+    }
 
 
 STUDY = Study(
     name="staleness",
-    about=__doc__,
     options=StalenessOptions,
     plan=plan,
     in_folder=True,
     continued=True,
-    folder=lambda plan: plan.folder,
-    file="staleness.json",
     measure=measure,
     conclude=lambda record: {"conclusions": comparison_report.conclude(record)},
     table=comparison_report.table,

@@ -8,11 +8,10 @@ existing folder of --out is continued.
 """
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,9 +20,8 @@ from benchmarks.harness.comparison import (
     Comparison,
     ScoredOptions,
     ScoreEvery,
-    in_turn,
-    make_scored_base,
     measure_scored,
+    scored_plan,
 )
 from benchmarks.harness.cores import all_cores
 from benchmarks.harness.record import ROOT, Record
@@ -31,10 +29,12 @@ from benchmarks.harness.study import Study, choice
 from benchmarks.harness.training_runs import BATCHES, Arm, conditions, vary
 from benchmarks.loop.comparison_report import group, medians_table, seeds_of
 from benchmarks.loop.run_figures import speed
+from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.report.summary import WARM_UP
 from headway.cpu_cores import bind_process, parse_cores
 from headway.errors import InputError
+from learner.config.objective import ObjectiveConfig
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"
@@ -42,36 +42,15 @@ TRL_WORKER = "benchmarks.loop.trl_worker"
 SETTINGS = "trl.json"
 """File in the folder of a TRL run: its settings and versions."""
 GENERATION = ("padded", "continuous")
-REQUIRED: Mapping[str, object] = {
-    "actors.reward": ("last_answer",),
-    "actors.environment": "single_turn",
-    "objective.loss": "cispo",
-    "objective.advantage": "grpo",
-    "objective.advantage_options": {},
-    "objective.correction": "none",
-    "objective.correction_options": {},
-    "objective.aggregation": "token_mean",
-    "objective.kl": None,
-    "objective.entropy": None,
-    "objective.mask_truncated": False,
-    "objective.drop_tied": False,
-    "objective.max_token_lag": None,
-    "objective.process_rewards": False,
-    "objective.positive_nll": 0.0,
-    "learner.optimizer": "adamw",
-    "learner.minibatches": 1,
-    "learner.epochs": 1,
-    "learner.schedule.kind": "constant",
-    "learner.critic": None,
-    "learner.dtype": "float32",
-    "queues.filter_tied": False,
-    "actors.greedy_baseline": False,
-    "actors.overlong": None,
-    "actors.missing_eos_penalty": 0.0,
-    "actors.top_p": 1.0,
-    "actors.top_k": -1,
-}
-"""Settings that TRL is given too; `objective` is the part of [learner] about the loss."""
+UNLIKE = {"loss_options", "fixed_length", "positive_reward", "recompute_proximal"}
+ALIKE = (
+    *(f"objective.{key}" for key in ObjectiveConfig.model_fields.keys() - UNLIKE),
+    *(f"learner.{key}" for key in ("optimizer", "dtype", "schedule.kind")),
+    *(f"actors.{key}" for key in ("reward", "environment", "top_p", "top_k", "greedy_baseline")),
+    *(f"actors.{key}" for key in ("overlong", "missing_eos_penalty")),
+    "queues.filter_tied",
+)
+"""Settings in which TRL is like the demo; `objective` is the part of [learner] about the loss."""
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),
     "tokens a rollout": ("tokens_per_rollout", "{:.1f}"),
@@ -80,7 +59,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrlOptions(ScoredOptions):
     """Options of `headway bench versus-trl`."""
 
@@ -91,58 +69,47 @@ class TrlOptions(ScoredOptions):
 
 
 def plan(options: TrlOptions) -> Comparison[TrlOptions]:
-    """Return the runs of every seed.
-
-    Raises:
-        InputError: Something cannot be measured.
-    """
+    """Return the runs of every seed; raises `InputError` where they cannot be measured."""
     if not (TRL / "trl").exists():
         raise InputError(f"{TRL} has no TRL: install it with `make trl`")
-    base = make_scored_base(options, "versus-trl")
-    check_alike(base)
-    all_cores(base)
-    samples = base.prompts.groups_per_batch * base.prompts.group_size
+    plan = scored_plan(options, "versus-trl", lambda seeded: arms_of(seeded, options))
+    check_alike(plan.base)
+    all_cores(plan.base)
+    samples = plan.base.prompts.groups_per_batch * plan.base.prompts.group_size
     if samples % options.microbatch:
         raise InputError(
             f"--microbatch {options.microbatch} does not divide a batch of {samples} rollouts"
         )
-    arms = [
-        in_turn(arms_of(base, seed, options), position)
-        for position, seed in enumerate(options.seeds)
-    ]
-    return Comparison(options=options, base=base, arms=arms)
+    return plan
 
 
 def check_alike(base: RunConfig) -> None:
-    """Refuse a recipe with a setting that TRL is not given here.
-
-    Raises:
-        InputError: Names the setting.
-    """
-    for key, required in REQUIRED.items():
-        value: Any = base
-        for part in key.split("."):
-            value = getattr(value, part)
-        if (dict(value) if isinstance(value, Mapping) else value) != required:
+    """Refuse a recipe with a setting that TRL is not given here; the `InputError` names it."""
+    demo = load_recipe("demo")
+    for key in sorted(ALIKE):
+        value, given = (attrgetter(key)(config) for config in (base, demo))
+        if value != given:
             shown = key.replace("objective.", "learner.")
-            raise InputError(f"{shown} = {value!r}: TRL is only given {required!r} here")
+            raise InputError(f"{shown} = {value!r}: TRL is only given {given!r} here")
     if set(base.objective.loss_options) != {"cap_high"}:
         raise InputError("learner.loss_options: TRL is only given 'cap_high' here")
 
 
-def arms_of(base: RunConfig, seed: int, options: TrlOptions) -> Sequence[Arm]:
-    """Return Headway's run and that of TRL."""
-    seeded = base.model_copy(update={"seed": seed})
-    size, threads, generation = options.microbatch, options.threads, options.generation
-    paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+def arms_of(base: RunConfig, options: TrlOptions) -> Sequence[Arm]:
+    """Return Headway's run of a seed, and that of TRL."""
+    seed, size, threads, generation = (
+        base.seed,
+        options.microbatch,
+        options.threads,
+        options.generation,
+    )
     trl = Arm(
         name=f"TRL, microbatch {size}, threads {threads}, {generation}",
         seed=seed,
-        config=vary(seeded, f"trl-{size}-{threads}-{generation}-seed{seed}"),
-        worker=(TRL_WORKER, str(size), generation),
-        variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)},
+        config=vary(base, f"trl-{size}-{threads}-{generation}-seed{seed}"),
+        worker=(TRL_WORKER, str(size), generation, str(threads)),
     )
-    return [Arm(name=HEADWAY, seed=seed, config=vary(seeded, f"headway-seed{seed}")), trl]
+    return [Arm(name=HEADWAY, seed=seed, config=vary(base, f"headway-seed{seed}")), trl]
 
 
 def measure(plan: Comparison[TrlOptions]) -> Iterator[Record]:
@@ -174,14 +141,16 @@ def conclude(runs: Sequence[Record]) -> Record:
 
     A seed with which one of them failed is left out; None where one did not reach the target.
     """
-    of_seed = {(run["name"] == HEADWAY, run["seed"]): run for run in runs}
-    pairs = [(run, of_seed.get((False, seed))) for (ours, seed), run in of_seed.items() if ours]
+    ours, theirs = (
+        {run["seed"]: run for run in runs if (run["name"] == HEADWAY) is own}
+        for own in (True, False)
+    )
 
     def ratio(key: str) -> float | None:
-        values = [(ours[key], theirs[key]) for ours, theirs in pairs if theirs]
+        values = [(ours[seed][key], theirs[seed][key]) for seed in ours.keys() & theirs.keys()]
         if not values or any(None in pair for pair in values):
             return None
-        return float(median(ours / theirs for ours, theirs in values))
+        return float(median(own / other for own, other in values))
 
     return {"throughput": ratio("samples_per_second"), "time": ratio("seconds_to_target")}
 
@@ -192,24 +161,18 @@ def table(record: Record) -> str:
     title = f"medians of {seeds} seed(s), {record['steps']} steps, target {record['target']:g}"
     lines = [medians_table("", group(runs, ""), COLUMNS, seeds=seeds, title=title)]
     lines += [conditions(record), *failures(runs)]
-    lines += [
-        f"{what} over TRL's: {'–' if ratio is None else f'{ratio:.2f}'}"
-        for what, ratio in (
-            ("samples/s", ratios["throughput"]),
-            ("seconds to the target", ratios["time"]),
-        )
-    ]
+    for what, key in (("samples/s", "throughput"), ("seconds to the target", "time")):
+        ratio = ratios[key]
+        lines.append(f"{what} over TRL's: {'–' if ratio is None else f'{ratio:.2f}'}")
     return "\n".join(lines)
 
 
 STUDY = Study(
     name="versus-trl",
-    about=__doc__,
     options=TrlOptions,
     plan=plan,
     in_folder=True,
     continued=True,
-    folder=lambda plan: plan.folder,
     file="versus_trl.json",
     measure=measure,
     conclude=lambda record: {"conclusions": conclude(record["arms"])},

@@ -54,9 +54,7 @@ class MeasuredRun(Run):
         )
 
 
-async def cost(
-    call: Callable[[], Coroutine[Any, Any, float | None]], idle: float
-) -> dict[str, float]:
+async def cost(call: Callable[[], Coroutine[Any, Any, Any]], idle: float) -> dict[str, float]:
     """Return the run's CPU seconds of a call, without those that the call returns as its own."""
     times, own, began = 0, 0.0, time.perf_counter()
 

@@ -16,7 +16,6 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -24,8 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.harness.record import Record, timestamp
-from benchmarks.harness.study import Options, Study, name_of, several
-from benchmarks.harness.tables import cells, text_table
+from benchmarks.harness.study import Options, Study, cells, name_of, several, text_table
 from benchmarks.reliability.chaos_run import ROLES, ChaosRun, kill, until
 from deploy.errors import RunFailed
 from headway import clock
@@ -64,7 +62,6 @@ def plan_kills(roles: Sequence[str], count: int, seed: int) -> list[tuple[str, s
     return kills
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChaosOptions(Options):
     """Options of `headway bench chaos`."""
 
@@ -99,12 +96,8 @@ class Chaos:
 
     def record(self) -> Record:
         """Return kills and verdicts so far."""
-        return {
-            "seconds": time.monotonic() - self.began,
-            "commands_ended": self.ended,
-            "kills": self.kills,
-            "runs": self.runs,
-        }
+        seconds, kills, runs = time.monotonic() - self.began, self.kills, self.runs
+        return {"seconds": seconds, "commands_ended": self.ended, "kills": kills, "runs": runs}
 
     def measure(self) -> Iterator[Record]:
         """Start runs and kill their processes until all kills are done."""
@@ -160,18 +153,11 @@ class Chaos:
         if any(struck):
             self.planned.pop(0)
             self.struck = at, newest
-            self.kills.append(
-                {
-                    "number": len(self.kills) + 1,
-                    "run": run.name,
-                    "role": role,
-                    "signal": how.name,
-                    "newest_version": newest,
-                    "exit_code": None,
-                    "recovery_seconds": None,
-                }
-            )
-            self.log(f"{how.name} {len(self.kills)}: {role} after version {newest}")
+            number = len(self.kills) + 1
+            facts = {"number": number, "run": run.name, "role": role, "signal": how.name}
+            unknown = {"exit_code": None, "recovery_seconds": None}
+            self.kills.append({**facts, "newest_version": newest, **unknown})
+            self.log(f"{how.name} {number}: {role} after version {newest}")
         return run.poll()
 
     def await_recovery(self, run: ChaosRun) -> None:
@@ -180,13 +166,8 @@ class Chaos:
         (at, newest), last = self.struck, self.kills[-1]
         role, self.struck = ROLES[last["role"]], None
         if last["exit_code"] is None:
-            many = newest + BATCHES_OF_ONE_BACK
-            until(
-                lambda: run.is_back(role, at) or run.newest() > many,
-                run,
-                BATCH_SECONDS,
-                f"another {last['role']}",
-            )
+            many, what = newest + BATCHES_OF_ONE_BACK, f"another {last['role']}"
+            until(lambda: run.is_back(role, at) or run.newest() > many, run, BATCH_SECONDS, what)
             if not run.is_back(role, at):
                 return
             newest = run.newest()
@@ -243,23 +224,15 @@ def table(record: Record) -> str:
     ]
     runs = [[name, *cells(run, RUN_COLUMNS)] for name, run in record["runs"].items()]
     verdict = ", ".join(f"{key} {value}" for key, value in record["verdict"].items())
-    return "\n".join(
-        [
-            text_table(["role", "recoveries", "s: median", "p95"], rows),
-            text_table(["run", *RUN_COLUMNS], runs),
-            verdict,
-        ]
-    )
+    recovered = text_table(["role", "recoveries", "s: median", "p95"], rows)
+    return "\n".join([recovered, text_table(["run", *RUN_COLUMNS], runs), verdict])
 
 
 STUDY = Study(
     name="chaos",
-    about=__doc__,
     options=ChaosOptions,
     plan=Chaos,
     in_folder=True,
-    folder=lambda chaos: chaos.folder,
-    file="chaos.json",
     measure=Chaos.measure,
     conclude=conclude,
     table=table,

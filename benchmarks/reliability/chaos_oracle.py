@@ -6,7 +6,7 @@ that were not trained, and for filtered ones their rewards are compared in the j
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 WAITING = frozenset({"queued", "leased", "ready"})
@@ -39,10 +39,10 @@ class Verdict:
     retrained_batches: int
     """Lines of the log beyond one a batch: trained again after a rollback."""
     max_lag: int | None
-    problems: list[str] = field(default_factory=list)
-    prompts_lost: int = 0
-    groups_trained_twice: int = 0
-    lags_above_bound: int = 0
+    problems: list[str]
+    prompts_lost: int
+    groups_trained_twice: int
+    lags_above_bound: int
 
     @property
     def sound(self) -> bool:
@@ -57,7 +57,7 @@ class Verdict:
 def judge(
     log: Sequence[Mapping[str, Any]],
     source: Sequence[str],
-    fates: Iterable[Fate],
+    fates: Sequence[Fate],
     *,
     steps: int,
     groups_per_batch: int,
@@ -91,7 +91,6 @@ def judge(
     ]
     above = [(lag, group) for lag, group in lags if lag > max_staleness]
     problems += [f"{group} was trained with a lag of {lag}" for lag, group in above[:5]]
-    fates = list(fates)
     left_out, issued, lost = _account(source, {prompt for prompt, _ in trained}, fates)
     ends = {fate.prompt_id for fate in fates if fate.state == "trained"}
     unknown = [prompt for prompt, _ in trained if prompt not in ends]

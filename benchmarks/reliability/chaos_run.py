@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
 from actors.sources.load_source import load_source
-from benchmarks.harness.processes import CLI, set_options, start
+from benchmarks.harness.processes import CLI, set_options
+from benchmarks.harness.record import ROOT
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
 from deploy.cluster.cleanup import AGENTS
 from deploy.config.loader import load_recipe
@@ -30,13 +31,12 @@ from queues.storage.journal import LOCATION, Location, read_group
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """Processes that are struck together."""
 
     titles: tuple[str, ...]
     """Pattern of the title of each; that of the driver, the child of the command, is empty."""
-    back: tuple[str, ...] = ()
+    back: tuple[str, ...]
     """Names in `recoveries.jsonl` of those that take their places, without numbers."""
 
 
@@ -63,27 +63,31 @@ class ChaosRun:
         self.folder, self.name = folder, name
         self.log = folder / f"{name}.trained.jsonl"
         self.output = folder / f"{name}.output"
+        self.directory = RunDirectory(folder / "runs" / name)
         self._settings = [f"name={name}", *settings]
+        self._recipe = [RECIPE, *set_options(self._settings)]
         self.process: subprocess.Popen[bytes] | None = None
 
     def headway(self, *arguments: Any) -> "subprocess.Popen[bytes]":
         """Start a command of Headway in a session of its own."""
-        root = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", VARIABLE: str(self.log)}
         with self.output.open("ab") as output:
-            return start([sys.executable, *CLI, *arguments], output, variables, cwd=self.folder)
+            return subprocess.Popen(
+                [sys.executable, *CLI, *arguments], stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**os.environ, **variables}, cwd=self.folder,
+            )  # fmt: skip
 
     def warm_start(self) -> None:
         """Make the model that all runs start from; raises `RunFailed`."""
-        if self.headway("sft", RECIPE, *set_options(self._settings)).wait(WARM_START_SECONDS):
+        if self.headway("sft", *self._recipe).wait(WARM_START_SECONDS):
             raise RunFailed(f"no warm start was made; see {self.output}")
 
     def start(self) -> None:
         """Start the run, or resume it."""
-        begun = (self.folder / "runs" / self.name / "recipe.toml").exists()
-        first = ["run", RECIPE, *set_options(self._settings)]
-        self.process = self.headway(*(["resume", self.name] if begun else first))
+        begun = (self.directory.path / "recipe.toml").exists()
+        command = ["resume", self.name] if begun else ["run", *self._recipe]
+        self.process = self.headway(*command)
 
     def poll(self) -> int | None:
         """Return the exit code of the command; None while it runs."""
@@ -111,7 +115,7 @@ class ChaosRun:
 
     def is_back(self, role: Role, since: float) -> bool:
         """Return True if others took the places of processes that were struck at a time."""
-        rows = RunDirectory(self.folder / "runs" / self.name).rows(RECOVERIES)
+        rows = self.directory.rows(RECOVERIES)
         names = {row["process"].partition("-")[0] for row in rows if row["at"] > since}
         return names.issuperset(role.back)
 
@@ -140,7 +144,7 @@ class ChaosRun:
         config = load_recipe(str(RECIPE), self._settings)
         groups = config.prompts.groups_per_batch
         rows = [json.loads(line) for line in self.log.read_text().splitlines()]
-        fates = read_fates(self.folder / "runs" / self.name)
+        fates = read_fates(self.directory.path)
         source = load_source(
             config.prompts.source,
             options=config.prompts.source_options,
@@ -160,16 +164,14 @@ class ChaosRun:
 
 def processes(folder: Path) -> list[tuple[int, str]]:
     """Return id and title of the living processes whose working directory is a folder, in order."""
-    alive = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            status = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            if (path / "cwd").readlink() == folder and status[0] != "Z":
-                title = (path / "cmdline").read_text().replace("\0", " ")
-                alive.append((int(status[19]), int(path.name), title))
-        except OSError:
-            continue
-    return [(pid, title) for _, pid, title in sorted(alive)]
+    facts = ["pid", "cwd", "status", "cmdline", "create_time"]
+    alive = [
+        process.info
+        for process in psutil.process_iter(facts)
+        if process.info["cwd"] == str(folder) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+    alive.sort(key=itemgetter("create_time"))
+    return [(info["pid"], " ".join(info["cmdline"])) for info in alive]
 
 
 def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
@@ -200,11 +202,7 @@ def read_fates(run: Path) -> list[Fate]:
 
 
 def until(condition: Callable[[], T], run: ChaosRun, seconds: float, what: str) -> T | None:
-    """Wait until a condition is true and return its value; None where the command ended first.
-
-    Raises:
-        RunFailed: It was not true in time, which is a result of the benchmark.
-    """
+    """Wait until a condition is true and return its value; None where the command ended first."""
     deadline = time.monotonic() + seconds
     while run.poll() is None:
         if value := condition():

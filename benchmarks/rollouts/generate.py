@@ -11,7 +11,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 AIM = 0.95
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateOptions(Options):
     """Options of `headway bench generate`."""
 
@@ -39,16 +38,13 @@ class GenerateOptions(Options):
 
 def figures_of(rounds: Sequence[Mapping[str, "Sampled"]]) -> Record:
     """Return medians over rounds, and of the ratios inside each."""
-    return {
-        "tokens_per_second": {
-            name: median(row[name].tokens / row[name].seconds for row in rounds)
-            for name in ("offline", "loop")
-        },
-        "of_offline": {
-            "loop": median(row["offline"].seconds / row["loop"].seconds for row in rounds)
-        },
-        "raw": [{name: asdict(sampled) for name, sampled in row.items()} for row in rounds],
+    rates = {
+        name: median(row[name].tokens / row[name].seconds for row in rounds)
+        for name in ("offline", "loop")
     }
+    ratio = median(row["offline"].seconds / row["loop"].seconds for row in rounds)
+    raw = [{name: asdict(sampled) for name, sampled in row.items()} for row in rounds]
+    return {"tokens_per_second": rates, "of_offline": {"loop": ratio}, "raw": raw}
 
 
 def measure(options: GenerateOptions) -> Iterator[Record]:
@@ -66,9 +62,7 @@ def table(record: Record) -> str:
 
 STUDY = Study(
     name="generate",
-    about=__doc__,
     options=GenerateOptions,
-    file="generate.json",
     measure=measure,
     table=table,
 )

@@ -32,6 +32,11 @@ from weight_sync.config import WeightSyncConfig
 
 START_SECONDS, ROUND_SECONDS, REST_SECONDS = 180.0, 300.0, 0.3
 MEDIAN_TOKENS = 48
+TINY = {
+    "hidden_size": "hidden", "intermediate_size": "intermediate", "layers": "layers",
+    "heads": "heads", "kv_heads": "kv_heads", "head_dim": "head_size",
+}  # fmt: skip
+"""Fields of a `Size` by key of [model.tiny]."""
 
 
 def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int:
@@ -51,26 +56,17 @@ class MeasuredActor(ray_actor.RolloutActor):
         return super()._build()
 
 
-def create_measured_actor(spec: ray_actor.ActorSpec) -> Any:
-    """Start the process of a `MeasuredActor`."""
-    return ray_actor.create_actor(spec, MeasuredActor, num_cpus=0)
-
-
 def fix_lengths(engine: Any) -> Any:
     """Return the engine, whose every request is as long as `length_of` gives."""
     generate = engine.generate
 
     async def fixed(
-        request_id: str,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParameters,
-        *,
-        cache_salt: str | None = None,
+        request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, **options: Any
     ) -> Generation:
         index = int(request_id.split("/")[-2])
         tokens = length_of(prompt_ids, index, sampling.max_new_tokens)
         sampling = replace(sampling, max_new_tokens=tokens)
-        done: Generation = await generate(request_id, prompt_ids, sampling, cache_salt=cache_salt)
+        done: Generation = await generate(request_id, prompt_ids, sampling, **options)
         return done
 
     engine.generate = fixed
@@ -103,17 +99,9 @@ class Offline:
         from vllm.inputs import tokens_input
 
         prompts = [tokens_input(ids) for ids, _ in requests]
-        sampling = [
-            SamplingParams(
-                temperature=1.0,
-                max_tokens=tokens,
-                ignore_eos=True,
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-            )
-            for _, tokens in requests
-        ]
+        settings = {"temperature": 1.0, "ignore_eos": True, "detokenize": False}
+        settings |= {"logprobs": 0, "flat_logprobs": True}
+        sampling = [SamplingParams(max_tokens=tokens, **settings) for _, tokens in requests]
         begin = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - begin
@@ -129,11 +117,7 @@ def prompts_of(version: int, groups: int) -> list[Prompt]:
 
 
 def check_equal(index: int, measured: Mapping[str, Sampled]) -> None:
-    """Check that the variants of a round sampled the same number of tokens.
-
-    Raises:
-        RunFailed: They did not; names the round and the numbers.
-    """
+    """Raise `RunFailed` unless the variants of a round sampled the same number of tokens."""
     tokens = {name: sampled.tokens for name, sampled in measured.items()}
     if len(set(tokens.values())) != 1:
         counts = ", ".join(f"{name} {count}" for name, count in tokens.items())
@@ -164,15 +148,7 @@ async def measure_rounds(
     """
     sizes = SIZES[size]
     settings = ['actors.reward=["exact_match"]', f"prompts.groups_per_batch={groups}"]
-    tiny = {
-        "hidden_size": sizes.hidden,
-        "layers": sizes.layers,
-        "intermediate_size": sizes.intermediate,
-        "heads": sizes.heads,
-        "kv_heads": sizes.kv_heads,
-        "head_dim": sizes.head_size,
-    }
-    settings += [f"model.tiny.{key}={value}" for key, value in tiny.items()]
+    settings += [f"model.tiny.{key}={getattr(sizes, name)}" for key, name in TINY.items()]
     config, model = load_recipe("demo", settings), folder / "model"
     assert config.model.tiny is not None
     build_tiny(config.model.tiny, model, seed=0)
@@ -181,9 +157,8 @@ async def measure_rounds(
     ray.get(start, timeout=START_SECONDS)
     steps = count + 2
     queues = QueuesConfig(max_staleness=steps, window=2 * groups, patience_seconds=0)
-    fleet = await start_fleet(
-        config, str(model), folder / "run", queues, steps, create=create_measured_actor
-    )
+    create = partial(ray_actor.create_actor, actor=MeasuredActor, num_cpus=0)
+    fleet = await start_fleet(config, str(model), folder / "run", queues, steps, create=create)
     await fleet.publish(0, model)
     renderer, longest = Renderer(load_tokenizer(str(model))), config.actors.max_new_tokens
     rounds: list[Mapping[str, Sampled]] = []

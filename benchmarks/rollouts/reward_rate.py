@@ -60,4 +60,4 @@ def table(record: Record) -> str:
     )
 
 
-STUDY = Study(name="rewards", about=__doc__, file="reward_rate.json", measure=measure, table=table)
+STUDY = Study(name="rewards", file="reward_rate.json", measure=measure, table=table)

@@ -13,7 +13,6 @@ import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -35,7 +34,6 @@ LONGEST = 4096
 AIM = 0.95
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpisodeOptions(Options):
     """Options of `headway bench episodes`."""
 
@@ -74,7 +72,6 @@ class PacedEngine:
         request_id: str,
         prompt_ids: Sequence[int],
         sampling: SamplingParameters,
-        *,
         cache_salt: str | None = None,
     ) -> Generation:
         """See `RolloutEngine.generate`."""
@@ -91,7 +88,7 @@ class PacedEngine:
         )
 
 
-async def interleave(rate: float, *, warm_up: float, seconds: float) -> Record:
+async def interleave(rate: float) -> Record:
     """Return the tokens/s of interleaved episodes, and Little's bound for the measured waits."""
     from benchmarks.broker.load import make_lease
     from learner.model.tiny_tokenizer import tiny_tokenizer
@@ -125,9 +122,9 @@ async def interleave(rate: float, *, warm_up: float, seconds: float) -> Record:
 
     async with asyncio.TaskGroup() as group:
         episodes = [group.create_task(repeat()) for _ in range(EPISODES)]
-        await asyncio.sleep(warm_up)
+        await asyncio.sleep(WARM_UP_SECONDS)
         turns, began = engine.turns, time.perf_counter()
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(SECONDS)
         measured = TOKENS * (engine.turns - turns) / (time.perf_counter() - began)
         for episode in episodes:
             episode.cancel()
@@ -145,22 +142,18 @@ def measure(options: EpisodeOptions) -> Iterator[Record]:
     yield {"episodes": EPISODES, "turns": TURNS, "seconds": SECONDS}
     results: list[Record] = []
     for rate in options.rates:
-        result = asyncio.run(interleave(rate, warm_up=WARM_UP_SECONDS, seconds=SECONDS))
-        results.append(result)
+        results.append(asyncio.run(interleave(rate)))
         yield {"results": results}
 
 
 def table(record: Record) -> str:
-    return "\n".join(
-        f"engine of {row['rate']:,.0f} tokens/s: {row['tokens_per_second']:,.0f} of "
-        f"{row['bound_tokens_per_second']:,.0f} tokens/s = {row['share']:.3f}"
-        for row in record["results"]
-    )
+    row = "engine of {rate:,.0f} tokens/s: {tokens_per_second:,.0f} of "
+    row += "{bound_tokens_per_second:,.0f} tokens/s = {share:.3f}"
+    return "\n".join(row.format(**figures) for figures in record["results"])
 
 
 STUDY = Study(
     name="episodes",
-    about=__doc__,
     options=EpisodeOptions,
     file="slow_episodes.json",
     measure=measure,

@@ -10,7 +10,6 @@ checkpoint, which allocates the copy too, is left out of the conclusion.
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -23,10 +22,8 @@ from benchmarks.harness.synthetic_load import SIZES, batch, time_copies
 
 AIM = 1.5
 """Copies of the state, at most."""
-COPIES = 9
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(Options):
     """Options of `headway bench checkpoint`."""
 
@@ -37,13 +34,7 @@ class CheckpointOptions(Options):
 
 
 def costs(steps: Sequence[float], every: int, copy_seconds: float) -> Record:
-    """Return the costs of each checkpoint, one after `every` so many of the first batches.
-
-    Args:
-        steps: Seconds of each batch but the first, of `learner_loop.gaps`.
-        every: Batches between two checkpoints.
-        copy_seconds: Seconds of a copy of a checkpoint's bytes.
-    """
+    """Return the costs of checkpoints after `every` so many batches of `learner_loop.gaps`."""
     usual = median(step for number, step in enumerate(steps, start=1) if number % every)
     waited = [step - usual for step in steps[every - 1 :: every]]
     return {"waited_seconds": waited, "copies": [seconds / copy_seconds for seconds in waited]}
@@ -63,7 +54,7 @@ def measure_loop(name: str, every: int, checkpoints: int) -> Record:
         files = Path(folder, "checkpoint").rglob("*.safetensors")
         count = sum(file.stat().st_size for file in files)
         rank.close()
-    copied = median(time_copies(count, COPIES))
+    copied = median(time_copies(count, 9))
     return {
         "bytes": count,
         "copy_seconds": copied,
@@ -89,13 +80,11 @@ def table(record: Record) -> str:
 
 STUDY = Study(
     name="checkpoint",
-    about=__doc__,
     options=CheckpointOptions,
-    file="checkpoint.json",
     measure=measure,
     conclude=lambda record: {"waits": {"copies": median(record["copies"][1:])}},
     table=table,
-    misses=lambda record: (
-        [f"{record['waits']['copies']:.2f} copies"] if record["waits"]["copies"] > AIM else []
-    ),
+    misses=lambda record: [
+        f"{count:.2f} copies" for count in record["waits"].values() if count > AIM
+    ],
 )

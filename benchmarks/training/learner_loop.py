@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,6 @@ from weight_sync.factory import make_publisher
 from weight_sync.ray_broadcaster import create_broadcaster
 
 ENGINE = "engine-0"
-LEASE_SECONDS = 30.0
 Result = TypeVar("Result")
 
 
@@ -57,10 +56,7 @@ def in_process(work: Callable[..., Result], *arguments: Any, threads: int) -> Re
 
 
 def clocked_rank(size: Size, folder: Path) -> tuple[Rank, ClockedEngine]:
-    """Return the only rank of a learner on a model with random weights in a folder, and its clock.
-
-    The rank's updater trains with the clock.
-    """
+    """Return the only rank of a learner of random weights, and the clock of its updater."""
     config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     torch.manual_seed(0)
     build(size).to(torch.float32).save_pretrained(folder)
@@ -101,22 +97,18 @@ def gaps(
     *,
     checkpoint_every: int | None = None,
 ) -> list[dict[str, float]]:
-    """Train the same groups again and again.
-
-    Args:
-        rank: Rank of a learner without followers; its updater trains with `clock`.
-        clock: Clock around the rank's engine.
-        groups: Groups of a batch; all have the same number of rollouts.
-        batches: At least 2.
-        checkpoint_every: Batches between two checkpoints; None saves none.
+    """Train the same groups again and again, in at least two batches; None saves no checkpoint.
 
     Returns:
         For each batch but the first the seconds of the `gap` before it, and of the `step`: the gap
         and the computing after it.
     """
-    every = checkpoint_every or batches + 1
     with local_ray(cores=2), tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_train(rank, clock, groups, batches, every, Path(folder)))
+        train = _train(rank, clock, groups, batches, checkpoint_every, Path(folder))
+        computed = asyncio.run(train)
+    return [
+        {"gap": first - last, "step": end - last} for (_, last), (first, end) in pairwise(computed)
+    ]
 
 
 async def _train(
@@ -124,9 +116,9 @@ async def _train(
     clock: ClockedEngine,
     groups: Sequence[RolloutGroup],
     batches: int,
-    every: int,
+    every: int | None,
     folder: Path,
-) -> list[dict[str, float]]:
+) -> list[tuple[float, float]]:
     broker = create_broker(
         folder,
         config=QueuesConfig(max_staleness=batches, window=batches * len(groups)),
@@ -149,19 +141,16 @@ async def _train(
         call,
         publisher,
         checkpoints=folder / "checkpoints",
-        saves=every <= batches,
+        saves=every is not None,
     )
-    learner = Learner(rank_zero, broker, steps=batches, checkpoint_every=every)
+    learner = Learner(rank_zero, broker, steps=batches, checkpoint_every=every or batches + 1)
     try:
         await learner.run()
     finally:
         thread.shutdown()
         publisher.close()
         await broker.close()
-    return [
-        {"gap": first - last, "step": end - last}
-        for (_, last), (first, end) in pairwise(rank_zero.computed)
-    ]
+    return rank_zero.computed
 
 
 async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: int) -> None:
@@ -170,18 +159,10 @@ async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: i
     prompts = [Prompt(prompt_id=f"bench/0/{number}", text="") for number in range(wanted)]
     await broker.serving(ENGINE, 0)
     await broker.issue(prompts, cursor="", last=True)
-    done = 0
-    while done < wanted:
-        capacity = (wanted - done) * len(groups[0].rollouts)
-        leases = await broker.lease(ENGINE, capacity, LEASE_SECONDS)
-        if not leases:
-            raise RunFailed(f"the broker leased {done} of {wanted} groups")
-        for lease in leases:
-            group = replace(
-                groups[done % len(groups)],
-                group_id=lease.group_id,
-                prompt_id=lease.prompt.prompt_id,
-                attempt=lease.attempt,
-            )
-            await broker.put(ENGINE, encode(group))
-            done += 1
+    leases = await broker.lease(ENGINE, wanted * len(groups[0].rollouts), 30.0)
+    if len(leases) < wanted:
+        raise RunFailed(f"the broker leased {len(leases)} of {wanted} groups")
+    for lease, group in zip(leases, cycle(groups), strict=False):
+        group = replace(group, group_id=lease.group_id, attempt=lease.attempt)
+        group = replace(group, prompt_id=lease.prompt.prompt_id)
+        await broker.put(ENGINE, encode(group))

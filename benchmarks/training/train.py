@@ -10,7 +10,6 @@ two batches in the loop of a run, whose broker has every group already. Takes fo
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -19,14 +18,18 @@ import typer
 
 from benchmarks.harness.record import Record
 from benchmarks.harness.study import Options, Study, name_of, several
-from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of, sampled_tokens
+from benchmarks.harness.synthetic_load import SIZES, batch, lognormal_lengths
+from learner.batch.microbatch_plan import plan_microbatches, workloads
+from learner.batch.packing import pack
 from queues.schema import decode_arrays, encode
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least, where arithmetic dominates; and at most."""
+ROLLOUTS, MEDIAN, LONGEST, CAPACITY, RANKS = 1024, 600, 8192, 16384, 8
+PADDED_TOGETHER = 16
+"""Sequences of a padded batch."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
     """Options of `headway bench train`."""
 
@@ -36,6 +39,47 @@ class TrainOptions(Options):
     ] = ("demo", "60m")
     rounds: Annotated[int, typer.Option(min=1, help="Batches of each size.")] = 3
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; else all cores.")] = None
+
+
+def fullness(lengths: Sequence[int], rows: Sequence[Sequence[int]], capacity: int) -> float:
+    """Return the share of the capacity that holds tokens; a longer sequence counts as full."""
+    filled = [sum(lengths[i] for i in row) for row in rows if row]
+    return sum(filled) / sum(max(capacity, tokens) for tokens in filled)
+
+
+def padded(lengths: Sequence[int], size: int) -> float:
+    """Return the same for batches of so many sequences in order, padded to the longest."""
+    parts = [lengths[at : at + size] for at in range(0, len(lengths), size)]
+    return sum(lengths) / sum(len(part) * max(part) for part in parts)
+
+
+def evenness(loads: Sequence[int]) -> float:
+    return max(loads) * len(loads) / sum(loads)
+
+
+def packing_figures(seed: int = 0) -> dict[str, float]:
+    """Return the figures of one large batch of lognormal lengths, packed in each way."""
+    lengths = lognormal_lengths(ROLLOUTS, median=MEDIAN, longest=LONGEST, seed=seed)
+    plan = plan_microbatches(lengths, RANKS, CAPACITY)
+    in_turn = [list(range(rank, ROLLOUTS, RANKS)) for rank in range(RANKS)]
+    return {
+        "tokens": float(sum(lengths)),
+        "full_packed": fullness(lengths, pack(lengths, CAPACITY), CAPACITY),
+        "full_packed_over_ranks": fullness(lengths, [r for rows in plan for r in rows], CAPACITY),
+        "full_padded": padded(lengths, PADDED_TOGETHER),
+        "balance": evenness(workloads(lengths, plan)),
+        "balance_in_turn": evenness(workloads(lengths, [[share] for share in in_turn])),
+    }
+
+
+def describe_packing(figures: dict[str, float]) -> str:
+    return (
+        f"{ROLLOUTS} rollouts, {figures['tokens']:,.0f} tokens: microbatches of {CAPACITY} are "
+        f"{figures['full_packed']:.3f} full (aim 0.97), shared over {RANKS} ranks "
+        f"{figures['full_packed_over_ranks']:.3f}, padded {figures['full_padded']:.3f}\n"
+        f"work of the busiest of {RANKS} ranks over the mean: {figures['balance']:.4f} (aim 1.01), "
+        f"in turn {figures['balance_in_turn']:.3f}"
+    )
 
 
 def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
@@ -55,43 +99,27 @@ def describe(name: str, figures: Record) -> str:
 
 def measure_size(name: str, rounds: int) -> Record:
     """Measure a learner of one rank with a model of one size, in this process."""
-    import torch
-
     from benchmarks.training.learner_loop import clocked_rank, gaps
-    from benchmarks.training.utilisation import (
-        Peak,
-        figures_of,
-        shape_of,
-        timed_rounds,
-        training_flops,
-    )
+    from benchmarks.training.utilisation import utilisation_of
 
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         rank, engine = clocked_rank(size, Path(folder))
     groups = batch(size, seed=1)
     payloads = [encode(group) for group in groups]
-    peak = Peak(engine.device, getattr(torch, size.dtype))
-    timed = timed_rounds(rank.updater, engine, lambda: decode_arrays(payloads), peak, rounds)
-    with torch.device("meta"):
-        model = build(size)
-    lengths = lengths_of(groups)
-    flops = training_flops(shape_of(model), lengths, sampled_tokens(groups))
-    loop = gap_of(gaps(rank, engine, groups, rounds + 1))
+    figures = utilisation_of(
+        rank.updater, engine, size, groups, lambda: decode_arrays(payloads), rounds=rounds
+    )
+    figures["loop"] = gap_of(gaps(rank, engine, groups, rounds + 1))
     rank.close()
-    return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **figures_of(timed, flops, sum(lengths)),
-        "loop": loop,
-    }
+    return figures
 
 
 def measure(options: TrainOptions) -> Iterator[Record]:
-    from benchmarks.training import packing
     from benchmarks.training.learner_loop import in_process
 
-    packed = packing.packing_figures()
-    print(packing.describe(packed))
+    packed = packing_figures()
+    print(describe_packing(packed))
     threads = options.threads or len(os.sched_getaffinity(0))
     sizes: dict[str, Any] = {}
     for name in options.sizes:
@@ -101,10 +129,4 @@ def measure(options: TrainOptions) -> Iterator[Record]:
     print(f"aims: {AIM['utilisation']:.0%} at 60m, gap at most {AIM['gap']:.0%}")
 
 
-STUDY = Study(
-    name="train",
-    about=__doc__,
-    options=TrainOptions,
-    file="train.json",
-    measure=measure,
-)
+STUDY = Study(name="train", options=TrainOptions, measure=measure)

@@ -3,18 +3,20 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness.synthetic_load import synchronize
-from learner.engine.protocol import Forward, TrainEngine
+from benchmarks.harness.synthetic_load import Size, build, lengths_of, sampled_tokens, synchronize
+from learner.engine.protocol import TrainEngine
 from learner.update import Updater
 from queues.records import RolloutGroup
 
 PARTS = ("forward", "backward", "step")
+"""Methods of an engine that compute."""
 SHARES = (*PARTS, "between", "host")
 SIDES = {"cpu": (768, 1536, 3072), "cuda": (4096, 8192, 12288)}
 """Sides of the square matrices whose best product is the peak."""
@@ -51,19 +53,15 @@ def shape_of(model: Any) -> Shape:
 
 
 def training_flops(shape: Shape, lengths: Sequence[int], scored: int | None = None) -> float:
-    """Return the operations that a forward and a backward pass over some sequences need.
+    """Return the operations that a forward and a backward pass over sequences of some lengths need.
 
     A product with a matrix of P elements is 2·P operations a token, and its backward pass twice as
     many (PaLM, arXiv 2204.02311, appendix B: 6·P a token). Scores and values of attention are
     4·width operations for each pair of a query and a key that it may see, n·(n + 1) / 2 pairs of a
-    sequence of n tokens, three times for both passes. Nothing else counts: no look-up of
-    embeddings, norms, activations, softmax or optimizer; and nothing that is computed twice, as the
-    output embedding is in the backward pass here, nor padding, nor what a mask hides.
-
-    Args:
-        shape: Of the model.
-        lengths: Tokens of each sequence.
-        scored: Tokens whose log-probability is computed; None: all.
+    sequence of n tokens, three times for both passes. Nothing else counts: no embedding, norm,
+    activation, softmax or optimizer; nothing that is computed twice, as the output embedding is in
+    the backward pass here; nor padding, nor what a mask hides. Log-probabilities of `scored` tokens
+    are computed; None: of all.
     """
     tokens = sum(lengths)
     pairs = sum(n * (n + 1) // 2 for n in lengths)
@@ -86,7 +84,7 @@ class Peak:
         """Return the best rate over sizes and repetitions, with as many threads as torch has."""
         return max(self._rate(left, right) for left, right in self._pairs)
 
-    def _rate(self, left: torch.Tensor, right: torch.Tensor) -> float:
+    def _rate(self, left: Tensor, right: Tensor) -> float:
         operations = 2 * len(left) ** 3
         best, until = 0.0, time.perf_counter() + PEAK_SECONDS
         product = torch.empty_like(left)
@@ -110,7 +108,8 @@ class ClockedEngine:
         self.restart()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        value = getattr(self._engine, name)
+        return partial(self._timed, name, value) if name in PARTS else value
 
     def restart(self) -> None:
         """Forget everything that was noted."""
@@ -128,23 +127,25 @@ class ClockedEngine:
         self.seconds[part] += self.last - begin
         return result
 
-    def forward(
-        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
-    ) -> Forward:
-        """See `TrainEngine`."""
-        result: Forward = self._timed(
-            "forward", self._engine.forward, token_ids, position_ids, wanted
-        )
-        return result
 
-    def backward(self, loss: Tensor) -> None:
-        """See `Trainable`."""
-        self._timed("backward", self._engine.backward, loss)
-
-    def step(self) -> float:
-        """See `Trainable`."""
-        norm: float = self._timed("step", self._engine.step)
-        return norm
+def utilisation_of(
+    updater: Updater,
+    engine: ClockedEngine,
+    size: Size,
+    groups: Sequence[RolloutGroup],
+    read: Callable[[], Sequence[RolloutGroup]],
+    *,
+    rounds: int,
+) -> dict[str, Any]:
+    """Return the parameters of a model, and `figures_of` its training on the batch that is read."""
+    peak = Peak(engine.device, getattr(torch, size.dtype))
+    timed = timed_rounds(updater, engine, read, peak, rounds)
+    with torch.device("meta"):
+        model = build(size)
+    lengths = lengths_of(groups)
+    flops = training_flops(shape_of(model), lengths, sampled_tokens(groups))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters, **figures_of(timed, flops, sum(lengths))}
 
 
 def timed_rounds(
@@ -170,30 +171,17 @@ def timed_rounds(
         total, cpu = time.perf_counter() - begin, time.process_time() - cpu
         assert engine.first is not None
         computing = engine.last - engine.first
+        between = computing - sum(engine.seconds.values())
+        row = {"seconds": total, "cpu_seconds": cpu, **engine.seconds}
+        row |= {"between": between, "host": total - computing}
         after = peak.measure()
-        timed.append(
-            {
-                "seconds": total,
-                "cpu_seconds": cpu,
-                **engine.seconds,
-                "between": computing - sum(engine.seconds.values()),
-                "host": total - computing,
-                "peak": before,
-                "peak_after": after,
-            }
-        )
+        timed.append(row | {"peak": before, "peak_after": after})
         before = after
     return timed[1:]
 
 
 def figures_of(rounds: Sequence[Mapping[str, float]], flops: float, tokens: int) -> dict[str, Any]:
-    """Return medians over the rounds of one size.
-
-    Args:
-        rounds: Figures of `timed_rounds`.
-        flops: Operations of a batch.
-        tokens: Tokens of a batch, prompts included.
-    """
+    """Return medians over `timed_rounds` of a batch of so many operations and tokens."""
     peaks = [(row["peak"] + row["peak_after"]) / 2 for row in rounds]
     return {
         "tokens": tokens,

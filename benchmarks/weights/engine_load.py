@@ -5,7 +5,6 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,16 +18,7 @@ from weight_sync.receive.staging import stage
 from weight_sync.transports.protocol import Transport
 
 
-def qwen3_size(hidden: int, layers: int) -> Size:
-    """Return the sizes of a small Qwen3 with a vocabulary of 1,024."""
-    return Size(
-        hidden=hidden, layers=layers, intermediate=3 * hidden, heads=4, kv_heads=2,
-        head_size=hidden // 4, vocabulary=1024, groups=1, group_size=1, tokens=1, longest=1024,
-        microbatch_tokens=1024,
-    )  # fmt: skip
-
-
-def build_model(folder: Path, size: Size, dtype: str = "float32") -> int:
+def build_model(folder: Path, size: Size, dtype: str) -> int:
     """Write a Qwen3 with random weights that never ends a sequence; return its parameters."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -43,27 +33,19 @@ def build_model(folder: Path, size: Size, dtype: str = "float32") -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-async def start_engine(
-    folder: Path,
-    *,
-    initial_version: int | None = None,
-    max_model_len: int = MAX_MODEL_LEN,
-    **settings: Any,
-) -> VllmEngine:
-    """Start vLLM with a model folder; `settings` are those of [actors]."""
+async def start_engine(folder: Path, dtype: str, rollouts: int) -> VllmEngine:
+    """Start vLLM with a model folder as version 0, for so many rollouts at once."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    defaults = {"dtype": "float32", "max_concurrent_rollouts": 64, "kv_cache_gib": 1}
-    engine = VllmEngine(
-        EngineSpec(
-            index=0,
-            config=ActorsConfig.model_validate(defaults | settings),
-            weight_sync=WeightSyncConfig(),
-            model_path=str(folder),
-            seed=0,
-            initial_version=initial_version,
-        ),
-        max_model_len=max_model_len,
+    settings = {"dtype": dtype, "max_concurrent_rollouts": rollouts, "kv_cache_gib": 1}
+    spec = EngineSpec(
+        index=0,
+        config=ActorsConfig.model_validate(settings),
+        weight_sync=WeightSyncConfig(),
+        model_path=str(folder),
+        seed=0,
+        initial_version=0,
     )
+    engine = VllmEngine(spec, max_model_len=MAX_MODEL_LEN)
     await engine.start()
     return engine
 
@@ -71,7 +53,7 @@ async def start_engine(
 class Load:
     """Keeps a number of requests running and counts the tokens that they sampled."""
 
-    def __init__(self, engine: VllmEngine, requests: int, tokens: int = 400) -> None:
+    def __init__(self, engine: VllmEngine, requests: int, tokens: int) -> None:
         self._engine, self._length = engine, tokens
         self.tokens = 0
         self._tasks = [asyncio.create_task(self._repeat(slot)) for slot in range(requests)]

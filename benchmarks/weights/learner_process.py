@@ -9,15 +9,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.weights.sending import BUCKET_BYTES, Sending
+from benchmarks.weights.sending import Sending
 from weight_sync.adapter import A, AdapterForm, B, factor_name
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 
 CHANGED = 0.01
 """Share of the elements that a step changes."""
-DEADLINE = 180.0
-CLOSE_SECONDS = 30.0
 
 
 class LearnerProcess:
@@ -30,20 +28,16 @@ class LearnerProcess:
         self._process = spawn.Process(target=_publish, args=arguments, daemon=True)
         self._process.start()
 
-    async def publish(self, version: int) -> Manifest:
-        """Publish a version; returns when it is announced."""
+    async def publish(self, version: int) -> tuple[Manifest, float]:
+        """Publish a version; return its manifest, when it is announced, and the call's seconds."""
         self._pipe.send(version)
-        return Manifest.from_json(await asyncio.to_thread(self._pipe.recv))
-
-    async def seconds(self) -> float:
-        """Return the seconds of the last call of `publish`, when everything is sent."""
-        seconds: float = await asyncio.to_thread(self._pipe.recv)
-        return seconds
+        manifest, seconds = await asyncio.to_thread(self._pipe.recv)
+        return Manifest.from_json(manifest), seconds
 
     def close(self) -> None:
         """Let the process remove what it has published, and end it."""
         self._pipe.send(None)
-        self._process.join(CLOSE_SECONDS)
+        self._process.join(30.0)
         self._process.kill()
         self._process.join()
 
@@ -54,11 +48,12 @@ def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> N
     adapter = None
     if sending.rank:
         weights, adapter = _factors(weights, sending.rank), AdapterForm(scale=1.0)
+    announced: list[Manifest] = []
     with StagedPublisher(
         sending.open(folder),
-        lambda manifest: pipe.send(manifest.to_json()),
-        BUCKET_BYTES,
-        codec=sending.codec,  # type: ignore[arg-type]
+        announced.append,
+        64 * 2**20,
+        codec=sending.codec,
         wire_dtype=torch.bfloat16 if sending.wire == "bfloat16" else None,
     ) as publisher:
         while (version := pipe.recv()) is not None:
@@ -66,8 +61,8 @@ def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> N
             begin = time.perf_counter()
             publisher.publish(version, weights.items(), adapter)
             seconds = time.perf_counter() - begin
-            publisher.flush(DEADLINE)
-            pipe.send(seconds)
+            publisher.flush(180.0)
+            pipe.send((announced[-1].to_json(), seconds))
 
 
 def _factors(weights: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:

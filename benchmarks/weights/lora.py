@@ -8,18 +8,18 @@ other nodes and GPUs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Annotated
 
 import typer
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study, choice
-from benchmarks.harness.tables import cells, text_table
-from benchmarks.weights.sending import COLUMNS, FULL, medians
+from benchmarks.harness.study import Options, Study, cells, choice, text_table
+from benchmarks.harness.synthetic_load import qwen3_size
+from benchmarks.weights.sending import FULL, UPDATE_COLUMNS, UpdatePlan, medians
 
-FIGURES = {**COLUMNS, "tokens/s": ("tokens_per_second", "{:.0f}")}
+FIGURES = {**UPDATE_COLUMNS, "tokens/s": ("tokens_per_second", "{:.0f}")}
 AIMS = {"bytes": 0.02, "stall": 1.0, "serving": 1.0}
 """Largest figures of an adapter over those of full weights, medians of rounds."""
 LEAST_SPEED = 0.9
@@ -28,7 +28,6 @@ COUNT_SECONDS, TOKENS = 6.0, 20
 """Time in which tokens are counted, and length of the requests."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoraOptions(Options):
     """Options of `headway bench lora`."""
 
@@ -40,15 +39,14 @@ class LoraOptions(Options):
 
 
 def measure(options: LoraOptions) -> Iterator[Record]:
-    from benchmarks.weights.engine_load import qwen3_size
-    from benchmarks.weights.updates import Plan, measure_updates
+    from benchmarks.weights.updates import measure_updates
 
     full = replace(FULL, wire=options.dtype)
-    plan = Plan(
-        size=qwen3_size(options.hidden, options.layers),
+    plan = UpdatePlan(
+        qwen3_size(options.hidden, options.layers),
+        options.rounds,
+        [[full, replace(full, rank=options.rank)]],
         dtype=options.dtype,
-        rounds=options.rounds,
-        sendings=[[full, replace(full, rank=options.rank)]],
         request_tokens=TOKENS,
         count_seconds=COUNT_SECONDS,
     )
@@ -78,14 +76,13 @@ def misses(record: Record) -> list[str]:
         for key, most in AIMS.items()
         if ratios[key] > most
     ]
-    speed = ratios["tokens_per_second"]
-    few = [f"{speed:.3f} of the tokens/s, at least {LEAST_SPEED:g}"]
-    return missed + (few if speed < LEAST_SPEED else [])
+    if (speed := ratios["tokens_per_second"]) < LEAST_SPEED:
+        missed.append(f"{speed:.3f} of the tokens/s, at least {LEAST_SPEED:g}")
+    return missed
 
 
 STUDY = Study(
     name="lora",
-    about=__doc__,
     options=LoraOptions,
     file="lora_{time}.json",
     measure=measure,

@@ -8,49 +8,37 @@ of merit, stall / (pause + 2 × load), must not exceed 1. Leaves out transfer be
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
 import typer
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study, choice
-from benchmarks.harness.synthetic_load import MAX_MODEL_LEN, SIZES
-from benchmarks.harness.tables import text_table
-from benchmarks.weights.sending import FULL, medians
+from benchmarks.harness.study import Options, Study, choice, text_table
+from benchmarks.harness.synthetic_load import MAX_MODEL_LEN, SIZES, qwen3_size
+from benchmarks.weights.sending import FULL, UpdatePlan, medians
 
 REQUESTS = 64
 """Number of requests that run throughout."""
-SMALL = "small"
 LARGE_ENOUGH = [name for name, size in SIZES.items() if size.longest >= MAX_MODEL_LEN]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PauseOptions(Options):
     """Options of `headway bench update-pause`."""
 
     rounds: Annotated[int, typer.Option(min=7, help="Repetitions, of which medians are.")] = 9
     size: Annotated[
-        str, choice((SMALL, *LARGE_ENOUGH), "Of the model, as in `headway bench train`.")
-    ] = SMALL
+        str, choice(("small", *LARGE_ENOUGH), "Of the model, as in `headway bench train`.")
+    ] = "small"
     dtype: Annotated[str, choice(("float32", "bfloat16"), "Of weights and engine.")] = "float32"
 
 
 def measure(options: PauseOptions) -> Iterator[Record]:
-    from benchmarks.weights.engine_load import qwen3_size
-    from benchmarks.weights.updates import Plan, measure_updates
+    from benchmarks.weights.updates import measure_updates
 
     size = SIZES.get(options.size) or qwen3_size(256, 4)
-    yield measure_updates(
-        Plan(
-            size=size,
-            dtype=options.dtype,
-            rounds=options.rounds,
-            sendings=[[FULL]],
-            requests=REQUESTS,
-        )
-    )
+    plan = UpdatePlan(size, options.rounds, [[FULL]], dtype=options.dtype, requests=REQUESTS)
+    yield measure_updates(plan)
 
 
 def conclude(record: Record) -> Record:
@@ -61,10 +49,10 @@ def conclude(record: Record) -> Record:
 
 def table(record: Record) -> str:
     ways = record["ways"][FULL.name]
-    seconds = [key for key in record["medians"] if key not in ("bytes", "changed")]
     rows = [
         [key, *(f"{1e3 * figure(ways[key]):.1f}" for figure in (median, min, max))]
-        for key in seconds
+        for key in record["medians"]
+        if key not in ("bytes", "changed")
     ]
     title = f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"
     text = text_table(["milliseconds", "median", "least", "most"], rows, title)
@@ -73,7 +61,6 @@ def table(record: Record) -> str:
 
 STUDY = Study(
     name="update-pause",
-    about=__doc__,
     options=PauseOptions,
     file="update_pause_{time}.json",
     measure=measure,

@@ -8,17 +8,15 @@ nodes and GPUs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
 import typer
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.study import Options, Study, choice
-from benchmarks.harness.tables import cells, text_table
-from benchmarks.weights import sending
-from benchmarks.weights.sending import FULL, Sending, medians
+from benchmarks.harness.study import Options, Study, cells, choice, text_table
+from benchmarks.harness.synthetic_load import qwen3_size
+from benchmarks.weights.sending import FULL, UPDATE_COLUMNS, Sending, UpdatePlan, medians
 
 SHAPES = {"3": (128, 3), "100": (512, 8), "1000": (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
@@ -30,14 +28,13 @@ SENDINGS = (
     Sending("filesystem", "delta"),
 )
 COLUMNS = {
-    **sending.COLUMNS,
+    **UPDATE_COLUMNS,
     "publish/memcpy": ("publish_per_memcpy", "{:.2f}"),
     "stall/load": ("stall_per_load", "{:.2f}"),
     "serving/load+4memcpy": ("serving_per_load_and_4_memcpy", "{:.2f}"),
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class SyncOptions(Options):
     """Options of `headway bench weight-sync`."""
 
@@ -48,16 +45,11 @@ class SyncOptions(Options):
 
 
 def measure(options: SyncOptions) -> Iterator[Record]:
-    from benchmarks.weights.engine_load import qwen3_size
-    from benchmarks.weights.updates import Plan, measure_updates
+    from benchmarks.weights.updates import measure_updates
 
-    plan = Plan(
-        size=qwen3_size(*SHAPES[options.megabytes]),
-        rounds=options.rounds,
-        sendings=[[sending] for sending in SENDINGS[: options.ways]],
-        loss_windows=options.windows,
-    )
-    yield measure_updates(plan)
+    size = qwen3_size(*SHAPES[options.megabytes])
+    ways = [[way] for way in SENDINGS[: options.ways]]
+    yield measure_updates(UpdatePlan(size, options.rounds, ways, loss_windows=options.windows))
 
 
 def conclude(record: Record) -> Record:
@@ -98,7 +90,6 @@ def table(record: Record) -> str:
 
 STUDY = Study(
     name="weight-sync",
-    about=__doc__,
     options=SyncOptions,
     file="weight_sync_{megabytes}mb_{time}.json",
     measure=measure,

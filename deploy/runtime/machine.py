@@ -7,8 +7,6 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from headway import clock
 
 ANSWER_SECONDS = 10.0
@@ -22,6 +20,8 @@ def environment() -> dict[str, Any]:
     directory, where the user's modules are; each is None where there is none, and ends with
     "+changes" where files differ from it.
     """
+    import psutil  # a benchmark of one GPU does without it
+
     packages = {package.name: package.version for package in distributions()}
     checkout = Path(__file__).parents[2]
     return {

@@ -1,11 +1,9 @@
 """`python -m benchmarks.gpu`: what runs where, the roofline, and a trial on a CPU."""
 
 import ast
-import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -20,22 +18,24 @@ from deploy.runtime.machine import output_of
 
 KERNELS = ("transfers", "attention", "head", "memory", "ipc")
 ZERO = ("zero1", "zero2", "zero3")
-NEEDED = sorted({name for needs in suite.NEEDS.values() for name in needs} - {"pydantic"})
-"""Modules that parts need; typer needs pydantic itself."""
+NEEDED = {"psutil", *(name for part in suite.PARTS.values() for name in part.needs)} - {"pydantic"}
+"""Modules that parts or runs need; typer needs pydantic itself."""
 
 
-def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
-    def find_spec(name):
-        return None if name in ("vllm", "ray", "deepspeed") else name
-
-    monkeypatch.setattr("importlib.util.find_spec", find_spec)
-    result = {part: suite.missing(part, "cuda") for part in suite.NEEDS}
+def test_what_is_missing_is_named_and_the_learner_needs_no_serving_packages(monkeypatch):
+    absent = ["vllm", "ray", "deepspeed"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in absent else name)
+    result = {part: suite.missing(part, "cuda") for part in suite.PARTS}
     assert result == {
-        **{part: [] for part in ("packing", "learner", "lag", *KERNELS)},
+        **{part: [] for part in ("learner", *KERNELS)},
         **{part: ["vllm"] for part in ("generation", "pause")},
         **{part: ["deepspeed"] for part in ZERO},
     }
     assert suite.missing("pause", "cpu") == ["vllm", "GPU"]
+    absent[:] = ["pydantic"]
+    monkeypatch.setattr(suite, "entry_points", lambda group: [])
+    assert suite.missing("learner", "cuda") == ["pydantic"]
+    assert suite.missing("pause", "cuda") == ["pydantic", suite.PLUGIN]
 
 
 def imported_modules(module, known):
@@ -58,64 +58,39 @@ def imported_modules(module, known):
 
 @pytest.mark.parametrize(
     ("module", "part"),
-    [("kernels", "transfers"), ("learner", "learner"), ("learner", "lag"), ("kernels", "lag"),
-     ("generation", "generation")],
-)  # fmt: skip
+    [("kernels", "transfers"), ("learner", "learner"), ("generation", "generation")],
+)
 def test_a_part_names_what_is_imported_before_it_begins(module, part):
     names = {name.partition(".")[0] for name in imported_modules(f"benchmarks.gpu.{module}", set())}
     own = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert "torch" in names
-    assert names - own - set(sys.stdlib_module_names) <= set(suite.NEEDS[part])
+    assert names - own - set(sys.stdlib_module_names) <= set(suite.PARTS[part].needs)
 
 
 def test_every_part_of_the_plan_fits_into_ten_minutes():
     assert suite.SECONDS < 600
     parts = suite.plan(["0.5b", "1.5b"])
     assert [part for part, _ in parts] == [
-        "packing", *KERNELS, *ZERO,
-        "learner", "learner", "lag", "generation", "generation", "pause",
+        *KERNELS, *ZERO, "learner", "learner", "generation", "generation", "pause",
     ]  # fmt: skip
 
 
-def test_a_part_that_hangs_or_fails_costs_the_others_nothing():
-    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert suite.outcome(hangs, 1.0) == {"failed": "took longer than 1 s"}
-    fails = [sys.executable, "-c", "raise SystemExit('no such device')"]
-    assert suite.outcome(fails, 30.0)["failed"] == ["no such device"]
-
-
-def test_figures_printed_before_the_deadline_are_kept_and_logs_of_libraries_are_not():
-    says = (
+def test_of_a_part_that_hangs_or_fails_the_figures_are_kept_and_logs_of_libraries_are_not():
+    hangs = (
         "import time; print('INFO loading', flush=True); print('[1]'); "
         'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
     )
-    result = suite.outcome([sys.executable, "-c", says], 6.0)
+    result = suite.outcome([sys.executable, "-c", hangs], 6.0)
     assert result == {"packed": 1, "by": 2, "failed": "took longer than 6 s"}
-
-
-def test_parts_share_what_is_left_and_use_no_more():
-    parts = [part for part, _ in suite.plan(["0.5b", "1.5b"])]
-    left, given = 100.0, []
-    for place, part in enumerate(parts):
-        given.append(suite.budget(part, parts[place + 1 :], left))
-        left -= given[-1]
-    assert sum(given) == pytest.approx(100.0)
-    assert min(given) > 2
-    assert suite.budget("pause", [], 70.0) == 70.0  # what others did not use
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "pydantic" or None)
-    monkeypatch.setattr(suite, "entry_points", lambda group: [])
-    assert suite.missing("learner", "cuda") == ["pydantic"]
-    assert suite.missing("pause", "cuda") == ["pydantic", suite.PLUGIN]
+    fails = [sys.executable, "-c", "raise SystemExit('no such device')"]
+    assert suite.outcome(fails, 30.0)["failed"] == ["no such device"]
 
 
 def test_the_suite_itself_starts_with_typer_alone():
     """So that it can say what is missing."""
     program = (
         "import sys, runpy\n"
-        f"sys.modules.update(dict.fromkeys({NEEDED}))\n"
+        f"sys.modules.update(dict.fromkeys({sorted(NEEDED)}))\n"
         "sys.argv = ['gpu', '--help']\n"
         "runpy.run_module('benchmarks.gpu', run_name='__main__', alter_sys=True)"
     )
@@ -124,32 +99,13 @@ def test_the_suite_itself_starts_with_typer_alone():
     assert (done.returncode, "--sizes" in done.stdout) == (0, True), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sizes", "0.5b,7b"], "there are demo, 60m, 0.5b, 1.5b, tiny, and not 7b"),
-        (["--rounds", "0"], "Invalid value for '--rounds'"),
-        (["--part", "speed"], "and not speed"),
-    ],
-)
-def test_what_no_part_could_measure_is_refused_before_any_of_them(
-    arguments, message, capsys, tmp_path
-):
-    output = tmp_path / "gpu.json"
-    with pytest.raises(SystemExit) as refused:
-        suite.STUDY.typer_command()(["--output", str(output), *arguments])
-    assert refused.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not output.exists()
-
-
 def test_attention_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
     make = learner.make
 
-    def too_large(*arguments, packed, rate):
+    def too_large(*arguments, packed):
         if packed:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
-        return make(*arguments, packed=packed, rate=rate)
+        return make(*arguments, packed=packed)
 
     monkeypatch.setattr(learner, "make", too_large)
     result = {}
@@ -170,43 +126,38 @@ def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
     packed = learner.attend_packed
     monkeypatch.setattr(learner, "attend_packed", attend_packed)
     size = replace(SIZES["tiny"], layers=28, dtype="bfloat16")
-    engine = learner.make(size, torch.device("cpu"), packed=True, rate=1e-4)
-    model = engine._policy.model
+    engine = learner.make(size, torch.device("cpu"), packed=True)
+    model = engine.policy.model
     assert compared == [torch.float32]
     assert (model.config._attn_implementation, model.dtype) == ("headway_packed", torch.bfloat16)
 
 
-def test_bfloat16_weights_move_far_enough_that_lag_is_seen(monkeypatch):
-    monkeypatch.setitem(SIZES, "tiny", replace(SIZES["tiny"], dtype="bfloat16"))
-    *_, result = islice(learner.sample_size_by_lag("tiny", torch.device("cpu")), 5)
-    lacking = [1 - row["ess"] for row in result["by_lag"]]
-    assert lacking[4] > lacking[0]
-
-
-def test_a_record_without_git_holds_the_rest_and_names_gpus(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("programs", "variable", "commit", "gpus"),
+    [
+        ({}, None, None, []),
+        ({"git": "exit 128", "nvidia-smi": "echo no driver; exit 9"}, "abc", "abc", []),
+        ({"nvidia-smi": "echo NVIDIA H100, 580.1"}, "abc", "abc", ["NVIDIA H100, 580.1"]),
+    ],
+    ids=["no programs", "programs that fail", "a GPU"],
+)
+def test_a_record_without_git_holds_the_rest_and_names_gpus(
+    programs, variable, commit, gpus, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HEADWAY_COMMIT", raising=False)
+    if variable:
+        monkeypatch.setenv("HEADWAY_COMMIT", variable)
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
     result = environment()
-    assert (result["commit"], result["uncommitted_changes"]) == (None, None)
-    assert result["machine"]["gpus"] == []
-    monkeypatch.setenv("HEADWAY_COMMIT", "abc")
-    _program(tmp_path / "git", "exit 128")
-    _program(tmp_path / "nvidia-smi", "echo NVIDIA H100, 81559 MiB, 580.1")
-    result = environment()
-    assert (result["commit"], result["uncommitted_changes"]) == ("abc", None)
-    assert result["machine"]["gpus"] == ["NVIDIA H100, 81559 MiB, 580.1"]
+    assert (result["commit"], result["uncommitted_changes"]) == (commit, None)
+    assert result["machine"]["gpus"] == gpus
 
 
-def test_programs_that_hang_or_fail_leave_their_part_of_a_record_out(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    _program(tmp_path / "nvidia-smi", "echo no driver; exit 9")
-    assert environment()["machine"]["gpus"] == []
+def test_a_program_that_hangs_leaves_its_part_of_a_record_out():
     assert output_of("sleep", "60", seconds=0.1) is None
-
-
-def _program(file, text):
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
 
 
 def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequence():
@@ -228,21 +179,16 @@ def figures_of_part(part, *hidden):
 
 
 @pytest.mark.slow
-def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
+def test_the_parts_of_the_learner_run_on_a_cpu_without_serving_packages(tmp_path):
     """The modules that may be missing on a GPU machine are hidden from it."""
     for name in ("vllm", "ray", "deepspeed", "pyarrow", "prometheus_client"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('hidden')\n")
-    parts = ("packing", "learner", "lag", *KERNELS)
-    result = {part: figures_of_part(part, tmp_path) for part in parts}
+    result = {part: figures_of_part(part, tmp_path) for part in ("learner", *KERNELS)}
     packed, masked = result["learner"]["packed"], result["learner"]["masked"]
     assert "host_of_lists" in packed["shares"]
     assert 0 < packed["utilisation"] < 1
     assert packed["tokens"] == masked["tokens"]
-    by_lag = result["lag"]["by_lag"]
-    assert [row["lag"] for row in by_lag] == list(range(9))
-    assert by_lag[0]["ess"] == pytest.approx(1.0)
-    assert all(0 < row["ess"] <= 1.0001 for row in by_lag)
     rows = [result["attention"][f"mean {mean}"] for mean in (250, 1_000, 4_000)]
     assert max(max(row["difference"], row["gradient_difference"]) for row in rows) < 1e-5
     assert result["ipc"]["equal"]

@@ -1,16 +1,19 @@
-"""Scores of checkpoints: what is evaluated, and what is kept when an evaluation fails."""
+"""Scores of checkpoints: what is published and evaluated, and what is kept when that fails."""
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from benchmarks.harness import actor_fleet
 from benchmarks.harness.checkpoint_scores import (
     INITIAL,
     SCORED,
     SCORES,
     failures,
-    last_failed,
     read_scores,
     write_scores,
 )
@@ -63,6 +66,10 @@ def stage(tmp_path):
     return load_recipe("demo", settings), inputs, runs
 
 
+def scores_of(run):
+    return {version: row["score"] for version, row in read_scores(run).items()}
+
+
 def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(stage):
     config, inputs, runs = stage
     fleet = FakeFleet()
@@ -72,7 +79,7 @@ def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(s
         (1, "v000005"), (1, 8), (2, "v000010"), (2, 12),
         (3, "v000005"), (3, 8), (4, "v000010"), (4, 12),
     ]  # fmt: skip
-    assert [read_scores(run) for run in runs] == [
+    assert [scores_of(run) for run in runs] == [
         {0: 0.0, 5: 0.1, 10: 0.2},
         {0: 0.0, 5: 0.3, 10: 0.4},
     ]
@@ -97,8 +104,9 @@ def test_a_score_is_printed_and_kept_with_the_rollouts_that_failed(stage, capsys
     config, inputs, runs = stage
     asyncio.run(write_scores(config, inputs, FakeFleet(failed=9, score=1.0), runs))
     assert "second v10: 1.000 (3 of 12, 9 failed)\n" in capsys.readouterr().out
-    assert last_failed(runs[1]) == {"scored": 3, "failed": 9}
-    arm = {"name": "2", "seed": 0, "score": 1.0, "heldout": last_failed(runs[1])}
+    last = read_scores(runs[1])[10]
+    assert last == {"score": 1.0, "scored": 3, "failed": 9}
+    arm = {"name": "2", "seed": 0, "score": 1.0, "heldout": last}
     assert failures([arm]) == ["held-out score, 2, seed 0: 1.000 (3 of 12, 9 failed)"]
 
 
@@ -117,5 +125,16 @@ def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_
     with pytest.raises(RunFailed, match=f"second/checkpoints/v000010: {message}"):
         asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs, seconds=0.1))
     assert json.loads((runs[0].parent / INITIAL).read_text())["score"] == 0.0
-    assert read_scores(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
+    assert scores_of(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
     assert not (runs[1] / SCORES).exists()
+
+
+@pytest.mark.parametrize("model", ["folder", "organisation/name"])
+def test_the_weights_of_a_model_are_those_of_all_its_files(model, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in "ab":
+        save_file({name: torch.ones(1)}, folder / f"model-{name}.safetensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(actor_fleet, "snapshot_download", {"organisation/name": folder}.get)
+    assert sorted(actor_fleet.load_weights(Path(model))) == ["a", "b"]

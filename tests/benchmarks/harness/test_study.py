@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
 import typer
 
-from benchmarks.harness.study import Options, Study, name_of, number, several
-from benchmarks.harness.tables import text_table
+from benchmarks.harness.study import Options, Study, name_of, number, several, text_table
 from deploy.errors import RunFailed
 from headway.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
 class ValueOptions(Options):
     """Options of a benchmark of values."""
 
@@ -27,9 +24,7 @@ def study(measure, **changes):
     """Return a benchmark that concludes the largest of its values."""
     return Study(
         name="test",
-        about="Test.",
         options=ValueOptions,
-        file="test.json",
         measure=measure,
         **{"conclude": lambda record: {"largest": max(record["values"])}, **changes},
     )
@@ -42,7 +37,7 @@ def values(options):
 
 
 def run(study, file, *values):
-    return study.run(ValueOptions(out=file, **({"values": values} if values else {})))
+    return study.run(ValueOptions(out=file, values=values or (1, 2)))
 
 
 def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_path, capsys):
@@ -111,15 +106,9 @@ def test_a_folder_that_holds_something_is_continued_or_refused_with_what_to_do(t
     if continued:
         assert run(comparison, tmp_path) == 0
         return
-    with pytest.raises(InputError, match=r"is not empty, .* name another folder, or delete it"):
-        run(study(_must_not_measure, in_folder=True), tmp_path)
-    file = tmp_path / "test.json"
-    with pytest.raises(InputError, match="is not empty"):
-        run(study(_must_not_measure, in_folder=True), file)
-
-
-def _must_not_measure(options):
-    pytest.fail("it was measured")
+    for out in (tmp_path, tmp_path / "test.json"):
+        with pytest.raises(InputError, match=r"is not empty, .* name another folder, or delete it"):
+            run(study(lambda options: pytest.fail("it was measured"), in_folder=True), out)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +142,7 @@ def test_errors_are_one_message_and_an_exit_code(
         (number(0), "1.5", "1.5 must be a whole number, at least 0"),
         (number(0), "-1", "-1 must be a whole number, at least 0"),
         (number(0, kind=float), "nan", "nan must be a number, at least 0"),
-        (number(kind=float), "inf", "inf must be a number"),
+        (number(0, kind=float), "inf", "inf must be a number, at least 0"),
         (name_of(("none", "tis")), "tsi", "there are none, tis, and not tsi; did you mean 'tis'?"),
     ],
 )

@@ -9,13 +9,9 @@ from benchmarks.harness.comparison import (
     ScoredOptions,
     check_inputs,
     initial_model,
-    make_scored_base,
+    scored_plan,
 )
-from benchmarks.harness.training_runs import (
-    Arm,
-    TrainingRuns,
-    conditions,
-)
+from benchmarks.harness.training_runs import Arm, TrainingRuns, conditions
 from deploy.config.loader import load_recipe
 from deploy.preflight.models import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
@@ -35,24 +31,19 @@ def recipe(folder, *settings):
 
 def base(tmp_path, *settings, **options):
     settings = [f"deploy.runs_dir={tmp_path / 'runs'}", *settings]
-    return make_scored_base(
-        ScoredOptions(**{"settings": settings, "out": tmp_path / "out", **options}), "staleness"
-    )
+    options = ScoredOptions(**{"settings": settings, "out": tmp_path / "out", **options})
+    return scored_plan(options, "staleness", lambda base: []).base
 
 
-def test_a_warm_start_of_the_benchmark_itself_is_taken_before_one_among_the_runs(tmp_path):
-    runs, out = tmp_path / "runs", tmp_path / "out"
-    config = recipe(runs)
-    assert initial_model(config, out) == str(out / "demo-sft" / "model"), "it will be made there"
+@pytest.mark.parametrize("name", ["demo", "shared"])
+def test_a_warm_start_of_the_benchmark_itself_is_taken_before_one_among_the_runs(tmp_path, name):
+    runs, out, setting = tmp_path / "runs", tmp_path / "out", f"sft.name={name}"
+    config = recipe(runs, setting)
+    assert initial_model(config, out) == str(out / f"{name}-sft/model"), "it will be made there"
     among_runs = make_warm_start(config)
     assert initial_model(config, out) == among_runs
-    mine = make_warm_start(recipe(out))
+    mine = make_warm_start(recipe(out, setting))
     assert initial_model(config, out) == mine
-
-
-def test_a_warm_start_is_named_as_its_recipe_says(tmp_path):
-    config = recipe(tmp_path / "runs", "sft.name=shared")
-    assert initial_model(config, tmp_path / "out") == str(tmp_path / "out/shared-sft/model")
 
 
 def test_a_warm_start_of_other_settings_in_the_folder_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness.checkpoint_scores import learning
-from benchmarks.loop.async_gain import beside_limit, conclude
+from benchmarks.loop.async_gain import conclude
 from benchmarks.loop.comparison_report import group, medians_table
 from benchmarks.loop.run_figures import off_policyness, training
 from deploy.report.summary import WARM_UP
@@ -68,7 +68,9 @@ def test_a_version_is_scored_at_the_end_of_its_step_and_a_target_reached_in_betw
 ):
     times = {"wait_started_at": 0.0}
     batches = [row(version, **times, step_finished_at=version + 1) for version in range(5)]
-    result = learning(batches, {4: 0.7, 2: 0.5, 5: 0.6}, target)
+    scores = {4: 0.7, 2: 0.5, 5: 0.6}
+    rows = {v: {"score": score, "scored": 8, "failed": 0} for v, score in scores.items()}
+    result = learning(batches, rows, target)
     assert result["curve"] == [(2, 0.5), (4, 0.7), (5, 0.6)]
     assert (result["score"], result["seconds"]) == (0.6, 5)
     assert result["seconds_to_target"] == (seconds and pytest.approx(seconds))
@@ -80,9 +82,10 @@ def arms_of_round(number, speed):
         "kind": "bound", "seed": number, "learner_idle": 0.0, "actors_idle": 0.0, "lag_mean": 0.0,
         "lag_max": 0, "ess": 1.0, "tokens_per_rollout": 1.0,
     }  # fmt: skip
-    speeds = {"10": 2 * speed, "2": speed}
-    arms = [{**figures, "name": name, "samples_per_second": x} for name, x in speeds.items()]
-    return beside_limit(arms, 8.0)
+    return [
+        {**figures, "name": name, "samples_per_second": x, "ratio_to_limit": x / 8}
+        for name, x in (("10", 2 * speed), ("2", speed))
+    ]
 
 
 def test_medians_are_taken_over_rounds_and_ratios_within_a_round():
@@ -94,7 +97,6 @@ def test_medians_are_taken_over_rounds_and_ratios_within_a_round():
     shown = medians["arms"]["10"]
     assert (shown["samples_per_second"], shown["ratio_to_limit"]) == (4.0, 0.5)
     assert medians["limits"] == {"actors": 10.0, "learner": 8.0, "samples_per_second": 8.0}
-    assert conclude({}) == {}
 
 
 def test_a_row_of_fewer_seeds_names_their_number_and_a_missing_figure_is_a_dash():

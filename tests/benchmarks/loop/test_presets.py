@@ -39,7 +39,7 @@ def test_reward_models_are_trained_from_the_shared_warm_start_where_a_preset_ask
         comparison = plan(PresetOptions(presets=names, steps=12, out=tmp_path / names[0]))
         model = comparison.base.model.model_copy(update={"path": str(warm_start)})
         base = comparison.base.model_copy(update={"model": model})
-        replace(comparison, base=base).start()
+        presets.make_reward_models(replace(comparison, base=base))
         assert made == commands
     assert (tmp_path / "ppo_rlhf" / "demo-sft" / "model").is_dir()
 

@@ -9,13 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks.reliability.chaos import (
-    conclude,
-    misses,
-    percentile,
-    plan_kills,
-    table,
-)
+from benchmarks.reliability.chaos import conclude, misses, percentile, plan_kills, table
 from benchmarks.reliability.chaos_oracle import Fate, judge
 from benchmarks.reliability.chaos_run import ROLES
 from deploy.cli.bench import ROOT
@@ -87,43 +81,37 @@ def test_a_prompt_that_was_dropped_and_issued_again_counts_by_its_newest_group()
 
 
 @pytest.mark.parametrize(
-    ("log", "fates", "problem"),
+    ("log", "problem", "counts"),
     [
-        ([LOG[0], row(1, 1, 2), LOG[2]], FATES, "g1 was trained in two batches"),
+        ([LOG[0], row(1, 1, 2), LOG[2]], "g1 was trained in two batches", (2, 0)),
         (
             [LOG[0], LOG[1], row(1, 2, 3), LOG[2]],
-            FATES,
-            "batch 1 was trained again with other groups",
+            "batch 1 was trained again with other groups", (0, 0),
         ),
-        (LOG[:2], FATES, "the log does not hold the batches 0 to 2 once: [2]"),
-        ([*LOG[:2], row(2, 5)], FATES, "batch 2 has 1 groups"),
+        (LOG[:2], "the log does not hold the batches 0 to 2 once: [2]", (0, 0)),
+        ([*LOG[:2], row(2, 5)], "batch 2 has 1 groups", (0, 0)),
         (
             [LOG[0], row(1, 3, 2, pid=7), row(1, 3, 2, pid=7), LOG[2]],
-            FATES,
-            "one process trained batch 1 after batch 1",
+            "one process trained batch 1 after batch 1", (0, 0),
         ),
         (
             [row(0, 0, 1, pid=7), LOG[1], row(2, 5, 6, pid=7)],
-            FATES,
-            "one process trained batch 2 after batch 0",
+            "one process trained batch 2 after batch 0", (0, 0),
         ),
-        (
-            LOG,
-            [*others(5), Fate("s/0/5", "ready", "", None)],
-            "prompt s/0/5 is trained, but not in the ledger",
-        ),
-        ([LOG[0], LOG[1], row(2, 5, 6, oldest=0)], FATES, "g5 was trained with a lag of 2"),
+        ([LOG[0], LOG[1], row(2, 5, 6, oldest=0)], "g5 was trained with a lag of 2", (0, 2)),
     ],
-)
-def test_what_a_learner_may_not_train_is_found(log, fates, problem):
-    assert problem in verdict(log, fates).problems
+)  # fmt: skip
+def test_what_a_learner_may_not_train_is_found_and_counted(log, problem, counts):
+    """Counts are of groups and prompts trained twice, and of lags above the bound."""
+    judged = verdict(log)
+    assert problem in judged.problems
+    assert (judged.groups_trained_twice, judged.lags_above_bound) == counts
+    assert (judged.max_lag == 2) is (counts[1] > 0)
 
 
-def test_groups_and_lags_are_counted():
-    twice = verdict([LOG[0], row(1, 1, 2), LOG[2]])
-    assert twice.groups_trained_twice == 2, "group and prompt"
-    late = verdict([LOG[0], LOG[1], row(2, 5, 6, oldest=0)])
-    assert (late.lags_above_bound, late.max_lag) == (2, 2)
+def test_a_prompt_that_only_the_learner_has_trained_is_found():
+    judged = verdict(fates=[*others(5), Fate("s/0/5", "ready", "", None)])
+    assert "prompt s/0/5 is trained, but not in the ledger" in judged.problems
 
 
 def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
@@ -222,13 +210,9 @@ def test_the_learner_writes_a_line_for_each_batch_where_the_environment_asks(tmp
 @pytest.mark.timeout(6000)
 def test_kills_spread_over_all_roles_lose_nothing(tmp_path):
     """An hour on two cores that do nothing else."""
-    out = subprocess.run(
-        [
-            sys.executable, "-m", "benchmarks", "chaos", "--kills", "42",
-            "--out", tmp_path / "out",
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=5900, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks", "chaos", "--kills", "42"]
+    command += ["--out", tmp_path / "out"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5900)
     document = json.loads((tmp_path / "out" / "chaos.json").read_text())
     struck = [kill["role"] for kill in document["kills"]]
     assert {role: struck.count(role) for role in ROLES} == dict.fromkeys(ROLES, 6)

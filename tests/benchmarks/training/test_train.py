@@ -5,13 +5,13 @@ import torch
 
 from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of
 from benchmarks.training.checkpoint import costs
-from benchmarks.training.packing import (
+from benchmarks.training.train import (
     evenness,
     fullness,
+    gap_of,
     packing_figures,
     padded,
 )
-from benchmarks.training.train import gap_of
 from benchmarks.training.utilisation import Shape, figures_of, shape_of, training_flops
 from queues.schema import encode, summarize
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.harness.plots import plot_means, plot_tradeoff, save_picture, tradeoffs
+from benchmarks.loop.comparison_report import plot_tradeoff, save_picture, tradeoffs
 from deploy.report.plots import new_figure
 
 
@@ -37,15 +37,6 @@ def test_a_point_is_the_mean_of_the_runs_of_a_bound_and_several_are_dots(count):
     assert line.get_ydata().tolist() == ([5.5, 11.0] if count == 2 else [5.0, 9.0])
     assert [same.get_ydata().tolist() for same in dots] == [[5.0, 6.0, 9.0, 13.0]] * (count - 1)
     assert [text.get_text() for text in axes.texts] == ["η = 0", "no bound"]
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_a_mean_of_several_values_has_a_dot_for_each(count):
-    values = {0.0: [1.0] * count, 2.0: [3.0 + index for index in range(count)]}
-    axes = new_figure(4, 3).subplots()
-    plot_means(axes, values, "measured")
-    assert axes.lines[0].get_ydata()[1] == 3 + (count - 1) / 2
-    assert [len(dots.get_ydata()) for dots in axes.lines[1:]] == ([2 * count] if count > 1 else [])
 
 
 def test_a_picture_is_written_as_png_and_svg(tmp_path):
