@@ -38,12 +38,12 @@ def test_processes_work_in_the_room_of_their_own_number():
     ]
     held = Reservation(wanted, 30.0, shown)
     try:
-        places = [held.options(Role.LEARNER, 0), *(held.options(Role.ACTOR, i) for i in range(2))]
-        bundles = [place["scheduling_strategy"].placement_group_bundle_index for place in places]
+        options = [held.options(Role.LEARNER, 0), *(held.options(Role.ACTOR, i) for i in range(2))]
+        bundles = [option["scheduling_strategy"].placement_group_bundle_index for option in options]
         assert bundles == [0, 1, 2]
         unreserved = {"resources": {}, "label_selector": {NODE_LABEL: here}}
         assert held.options(Role.REWARD_MODEL, 0) == unreserved
-        work = ray.remote(num_cpus=0.25)(lambda: os.getpid()).options(**places[2])
+        work = ray.remote(num_cpus=0.25)(lambda: os.getpid()).options(**options[2])
         assert ray.get(work.remote(), timeout=60) > 0
         assert shown.console.file.getvalue() == ""
     finally:
@@ -57,9 +57,9 @@ def test_a_process_that_joins_has_a_group_of_its_own_and_gives_it_back(monkeypat
         assert held.add(Role.ACTOR, 0), "it has what the run began with"
         assert held.lacking(Role.ACTOR, [1], 2) == []
         assert held.add(Role.ACTOR, 1)
-        place = held.options(Role.ACTOR, 1)["scheduling_strategy"]
-        assert place.placement_group_bundle_index == 0
-        assert place.placement_group != held.group
+        strategy = held.options(Role.ACTOR, 1)["scheduling_strategy"]
+        assert strategy.placement_group_bundle_index == 0
+        assert strategy.placement_group != held.group
         assert held.node(Role.ACTOR, 1) == here
         [lack] = held.lacking(Role.ACTOR, [*range(1, 100)], 100)
         assert "actors: 98 process(es), each with 0.25 CPU, on the cluster; there is room" in lack

@@ -40,12 +40,12 @@ class Noise:
             difference = np.abs(self.rng.standard_t(3, count)) * noise * uncertainty
             value = difference.sum() / (uncertainty.sum() + 0.01 * count)
             by_engine.setdefault(f"engine-{engine}", []).append(float(value))
-        found = {}
+        compared = {}
         for engine, own in by_engine.items():
             others = [x for name, values in by_engine.items() if name != engine for x in values]
             score, ratio = compare([(own, others)])
-            found[engine] = figures(score, ratio)
-        return found
+            compared[engine] = figures(score, ratio)
+        return compared
 
 
 def figures(score, ratio):
@@ -104,9 +104,9 @@ def test_the_evidence_alone_errs_as_seldom_as_its_bound_says():
     noise, alarms, batches, limit = Noise(3, groups=6), 0, 4_000, math.log(20)
     evidence = {}
     for _ in range(batches):
-        for engine, found in noise.batch().items():
-            if found.rank_score is not None:
-                evidence[engine] = max(evidence.get(engine, 0.0) + found.rank_score - 0.5, 0.0)
+        for engine, figure in noise.batch().items():
+            if figure.rank_score is not None:
+                evidence[engine] = max(evidence.get(engine, 0.0) + figure.rank_score - 0.5, 0.0)
             if evidence.get(engine, 0.0) >= limit:
                 alarms, evidence[engine] = alarms + 1, 0.0
     assert 0 < alarms < 2 * batches / 20
@@ -117,15 +117,15 @@ WRONG, RIGHT, NOTHING = figures(2.5, 1e4), figures(-0.7, 1.0), figures(None, Non
 
 def responses(setting, *, engine=WRONG, batches=60, delay=5, resends=True, well_after=math.inf):
     """Return version and response of each finding; every response takes `delay` batches."""
-    detector, found, due = DriftDetector(setting, resends=resends), [], {}
+    detector, made, due = DriftDetector(setting, resends=resends), [], {}
     for version in range(batches):
         if version in due:
             detector.settle("engine-1", version)
         bad = engine if version < well_after else RIGHT
         for finding in detector.observe(version, {"engine-0": RIGHT, "engine-1": bad}):
-            found.append((version, finding.response))
+            made.append((version, finding.response))
             due[version + delay] = True
-    return found, detector.named
+    return made, detector.named
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def responses(setting, *, engine=WRONG, batches=60, delay=5, resends=True, well_
 def test_the_response_is_that_of_the_recipe_and_nothing_is_counted_until_it_is_over(
     setting, batches, resends, expected
 ):
-    found, named = responses(setting, batches=batches, resends=resends)
-    assert found == expected
+    made, named = responses(setting, batches=batches, resends=resends)
+    assert made == expected
     assert named == {"engine-0": False, "engine-1": True}
 
 
 def test_an_engine_that_is_well_again_is_no_longer_named():
-    found, named = responses("restart", well_after=3, batches=20)
-    assert (found, named["engine-1"]) == ([(1, "resend")], True)
-    found, named = responses("restart", well_after=3, batches=40)
-    assert (found, named["engine-1"]) == ([(1, "resend")], False)
+    made, named = responses("restart", well_after=3, batches=20)
+    assert (made, named["engine-1"]) == ([(1, "resend")], True)
+    made, named = responses("restart", well_after=3, batches=40)
+    assert (made, named["engine-1"]) == ([(1, "resend")], False)
 
 
 def test_batches_without_a_comparison_change_nothing():

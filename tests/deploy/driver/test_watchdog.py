@@ -133,13 +133,13 @@ class Stage:
         if not following.cancelled():
             following.result()
 
-    def said(self, text):
+    def shown(self, text):
         return lambda: text in self.output()
 
 
 def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_path):
     stage = Stage(tmp_path)
-    asyncio.run(stage.until(stage.said("stacks in")))
+    asyncio.run(stage.until(stage.shown("stacks in")))
     assert "broker waits on learner for batch 1 to be trained since" in stage.output()
     [row] = stage.directory.rows("waits.jsonl")
     assert (row["who"], row["on"], row["what"]) == ("broker", "learner", "batch 1 to be trained")
@@ -154,8 +154,8 @@ def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_
 
 async def test_a_wait_is_said_once_and_its_end_too(tmp_path):
     stage = Stage(tmp_path)
-    following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
-    await until(stage.said("broker waits on learner"))
+    following = asyncio.create_task(stage.until(stage.shown("waits on learner no more")))
+    await until(stage.shown("broker waits on learner"))
     looks = stage.looks
     await until(lambda: stage.looks >= looks + 5)
     stage.answer = status(depth={**STATUS.depth, "taken": 0})
@@ -174,7 +174,7 @@ def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
     stage.answer = status(depth={**STATUS.depth, "taken": 0})
     hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
     stage.named = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
-    asyncio.run(stage.until(stage.said("stacks in")))
+    asyncio.run(stage.until(stage.shown("stacks in")))
     waits = [(wait.who, wait.on, wait.what) for wait in stage.watchdog.overdue]
     assert waits == [("driver", "learner-1", "an answer")]
     assert asked == ["learner-1"]
@@ -187,9 +187,9 @@ def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
 def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path):
     hung = threading.Event()
     stage = Stage(tmp_path, write=lambda file: hung.wait(30))
-    said = stage.said("waits on the disk of the run's folder")
-    asyncio.run(stage.until(said))
-    assert said()
+    shows = stage.shown("waits on the disk of the run's folder")
+    asyncio.run(stage.until(shows))
+    assert shows()
     assert not hung.is_set()
     hung.set()
 
@@ -199,8 +199,8 @@ def test_a_wait_is_shown_before_its_stacks_are_dumped(tmp_path):
     stage = Stage(tmp_path, dump=lambda _: release.wait(30) and ProcessDump("is stopped", ""))
 
     async def play():
-        following = asyncio.create_task(stage.until(stage.said("stacks in")))
-        await until(stage.said("broker waits on learner for batch 1"))
+        following = asyncio.create_task(stage.until(stage.shown("stacks in")))
+        await until(stage.shown("broker waits on learner for batch 1"))
         assert "stacks" not in stage.output()
         release.set()
         await following
@@ -216,8 +216,8 @@ def test_a_report_whose_file_does_not_open_is_given_up(tmp_path):
     stacks = stage.directory.logs / "stacks-1.txt"
     os.mkfifo(stacks)
     try:
-        asyncio.run(stage.until(stage.said("its disk did not answer within 0.1 s")))
-        assert stage.said("its disk did not answer within 0.1 s")()
+        asyncio.run(stage.until(stage.shown("its disk did not answer within 0.1 s")))
+        assert stage.shown("its disk did not answer within 0.1 s")()
     finally:
         os.close(os.open(stacks, os.O_RDONLY | os.O_NONBLOCK))
 
@@ -236,7 +236,7 @@ def test_a_learner_that_hangs_is_restarted_though_its_report_cannot_be_made(tmp_
         "dump": "learner-0: its stacks could not be taken (OSError(12, 'Cannot allocate memory'))",
         "write": "no file: the report could not be written (OSError(12, 'Cannot allocate memory'))",
     }
-    assert stage.said(problem[fails])()
+    assert stage.shown(problem[fails])()
 
 
 @pytest.mark.parametrize(("aborts", "taken"), [(False, True), (True, True), (False, False)])
@@ -248,7 +248,7 @@ def test_a_learner_that_hangs_is_restarted_unless_the_recipe_ends_the_run(tmp_pa
         stage.answer = status(depth=depth, waits_for={"g1": "engine-0"})
     reason = r"waits on learner .* headway resume"
     with pytest.raises(RunFailed, match=reason) if aborts else contextlib.nullcontext():
-        asyncio.run(stage.until(lambda: stage.said("stacks in")() and stage.looks > 20))
+        asyncio.run(stage.until(lambda: stage.shown("stacks in")() and stage.looks > 20))
     restarts = [(reason, epoch) for epoch, reason, _ in stage.restarts]
     assert restarts == ([("broker waited 0 s on learner", 0)] if taken and not aborts else [])
     assert stage.events == ["saved"] * aborts, "a run ends after a checkpoint"
@@ -261,12 +261,12 @@ def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wa
             engine_id="e", version=1, published_at=0.0, bytes=0, error="LoadFailed: a cable"
         )
     )
-    said = (
+    message = (
         r"^nothing moved for .* more than 3 times deploy.watchdog_seconds = 0.05; version 1, .*"
         r"unfinished evaluations: greedy@4; .* weight update: LoadFailed: a cable; "
         r"overdue waits: broker waits on learner for batch 1 to be trained; .* headway resume"
     )
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(RunFailed, match=message):
         asyncio.run(stage.until(lambda: False))
     assert stage.events == ["saved"]
 
@@ -276,7 +276,7 @@ def test_a_run_whose_broker_never_answers_ends_as_well(tmp_path):
     stage.answer = None
     with pytest.raises(RunFailed, match="the broker does not answer"):
         asyncio.run(stage.until(lambda: False))
-    assert stage.said("driver waits on broker for an answer")()
+    assert stage.shown("driver waits on broker for an answer")()
 
 
 @pytest.mark.parametrize("excuse", ["the broker pauses", "the learner pauses", "the learner loads"])
@@ -292,7 +292,7 @@ async def test_nothing_has_to_move_while_a_disk_is_full_or_the_learner_loads(tmp
     await until(lambda: time.monotonic() > began + 0.5)  # longer than a stall
     assert not following.done()
     assert paused or not stage.watchdog.overdue
-    assert stage.said(f"paused: {reason}")() == paused
+    assert stage.shown(f"paused: {reason}")() == paused
     stage.learner_waits, stage.learner_starts, stage.answer = None, False, STATUS
     with pytest.raises(RunFailed, match="nothing moved"):
         await following
@@ -331,13 +331,13 @@ def test_a_stopped_process_is_seen_with_its_state_and_its_stack():
         deadline = time.monotonic() + 10
         while psutil.Process(process.pid).status() != "stopped":
             assert time.monotonic() < deadline
-        found = dump_local(process.pid)
+        dumped = dump_local(process.pid)
     finally:
         process.kill()
         process.wait(10)
         process.stdout.close()
-    assert found.states == f"pid {process.pid} is stopped"
-    assert "lost (<string>:2)" in found.stacks
+    assert dumped.states == f"pid {process.pid} is stopped"
+    assert "lost (<string>:2)" in dumped.stacks
     assert dump_local(process.pid).states == f"pid {process.pid} is gone"
 
 

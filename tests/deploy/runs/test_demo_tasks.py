@@ -34,10 +34,10 @@ def test_a_mix_of_three_tasks_learns_all_of_them_by_two_rewards(tmp_path):
     first, last = rows[:1024], rows[-1024:]
 
     def earned(some, part, task):
-        found = [
+        parts = [
             dict(row["reward_parts"])[part] for row in some if row["prompt_id"].startswith(task)
         ]
-        return statistics.mean(found)
+        return statistics.mean(parts)
 
     for task in ("sum:", "distance:", "twice:"):
         assert earned(last, "regex", task) >= earned(first, "regex", task) + 0.2, task

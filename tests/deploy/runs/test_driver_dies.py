@@ -22,12 +22,12 @@ SLOW = "actors.scripted_options={tokens_per_second=40.0}"
 
 def commands(folder):
     """Return the processes of `headway run` and `headway resume`: parents and sessions."""
-    found = []
+    processes = []
     for path in started_for(folder):
         arguments = (path / "cmdline").read_bytes().split(b"\0")
         if {b"run", b"resume"} & {*arguments} and any(b"headway" in part for part in arguments):
-            found.append(psutil.Process(int(path.name)))
-    return found
+            processes.append(psutil.Process(int(path.name)))
+    return processes
 
 
 def watches(process):

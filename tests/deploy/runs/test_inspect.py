@@ -17,7 +17,7 @@ ERROR = "RewardError: [red] is no number"
 
 
 def headway(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -85,8 +85,8 @@ def test_a_run_that_loses_the_node_and_disk_of_its_broker_goes_on_from_its_backu
         run_on(cluster, "lost-node", *backup, *POOLS) as run,
     ):
         run.trains(13)
-        for place, title in ((learn, RANK), (generate, ACTOR), (cluster.head_node, BROKER)):
-            assert titled(raylet(place), title), "each role is where it is placed"
+        for node, title in ((learn, RANK), (generate, ACTOR), (cluster.head_node, BROKER)):
+            assert titled(raylet(node), title), "each role is where it is placed"
         command, node = map(psutil.Process, (run.process.pid, raylet(cluster.head_node)))
         killed_at = clock.now()
         for process in (command, *command.children(), *node.children(recursive=True)):

@@ -30,8 +30,8 @@ def test_lines_steps_warnings_and_the_error_are_in_the_log_but_only_lines_are_pr
         command()
     terminal.say("after the end")
     lines = file.read_text().splitlines()
-    said = [line.split(" ", 2)[2] for line in lines[:5]]
-    assert said == [
+    logged = [line.split(" ", 2)[2] for line in lines[:5]]
+    assert logged == [
         "INFO starting 100% of Ray",
         "INFO step 1/3 · reward 0.1",
         "INFO step 2/3 · reward 0.2",

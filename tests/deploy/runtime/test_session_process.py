@@ -118,10 +118,10 @@ class Command:
 
 def until(happened):
     deadline = time.monotonic() + 30
-    while not (found := happened()):
+    while not (answer := happened()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return answer
 
 
 @pytest.mark.parametrize(
