@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.driver.recorder import show_scores
@@ -20,10 +19,8 @@ from deploy.observability.trackers import Trackers
 from headway import clock
 from headway.roles import ProcessName
 from queues.protocols import PromptFeed
+from queues.ray_broker import BrokerClient
 from queues.records import Evaluation, Prompt
-
-if TYPE_CHECKING:
-    from queues.ray_broker import BrokerClient
 
 OUTCOME_SECONDS = 10.0
 """Timeout of one long poll of the broker for the end of an evaluation."""
@@ -43,7 +40,7 @@ async def queue_all(
 
 
 async def initial(
-    broker: "BrokerClient",
+    broker: BrokerClient,
     planned: Sequence[PlannedEvaluation],
     evaluator: ProcessName | None,
     *,
@@ -70,7 +67,7 @@ async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
             return evaluation
 
 
-async def collect(context: RunContext, broker: "BrokerClient", trackers: Trackers) -> None:
+async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
     for version, evaluations in groupby(context.inputs.prompts.evaluations, attrgetter("version")):
