@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from actors.config import HeldoutConfig
 from deploy.config.evaluation_schedule import PlannedEvaluation, evaluator, plan, purpose
-from deploy.config.run_config import RunConfig
+from deploy.config.loader import load_recipe
 from deploy.driver.evaluations import collect, initial, queue_all
 from deploy.driver.run_metrics import RunMetrics
+from headway.errors import InputError
 from queues.records import Evaluation, Prompt, Purpose
 from tests.deploy.driver.contexts import make_context, output
 
@@ -76,20 +77,11 @@ def test_a_pinned_evaluation_has_the_first_actor_to_itself_and_else_all_do_every
 
 
 def test_a_pinned_evaluation_that_leaves_no_actor_for_training_is_refused():
-    sections = {
-        "name": "one",
-        "steps": 2,
-        "preset": "cispo",
-        "model": {"path": "m"},
-        "prompts": {"source": "files"},
-        "heldout": {"pinned": True},
-        "actors": {"reward": ["exact_match"]},
-        "queues": {"max_staleness": 0},
-    }
-    with pytest.raises(ValidationError, match=r"actors.count = 1 leaves none for training"):
-        RunConfig.model_validate(sections)
-    sections["actors"]["count"] = 2
-    assert RunConfig.model_validate(sections).heldout.pinned
+    pinned = "heldout.pinned=true"
+    with pytest.raises(InputError, match=r"actors.count = 1 leaves none for training"):
+        load_recipe("demo", [pinned, "actors.count=1"])
+    two = [pinned, "actors.count=2", 'actors.cores=["0", "1"]']
+    assert load_recipe("demo", two).heldout.pinned
 
 
 class Scored:
