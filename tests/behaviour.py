@@ -5,11 +5,8 @@
 
 import hashlib
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -36,12 +33,11 @@ from headway.roles import role_of
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
-from tests.deploy.conftest import call_main, read_rows
+from tests.deploy.conftest import Headway, call_main, read_rows
 from weight_sync.announcements import WeightUpdateReport
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"
-HEADWAY = Path(sys.executable).parent / "headway"
 REWARD = (
     "def score(prompt, completion, answer, metadata):\n"
     "    return {'length': len(completion) / 100, 'even': float(len(completion) % 2 == 0)}\n"
@@ -81,20 +77,6 @@ def cpu():
     }
 
 
-def start(folder, *arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [HEADWAY, *arguments], cwd=folder, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def finish(process, code):
-    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode == code, output
-    return output
-
-
 def scrape(run):
     """Return the metrics that each process of a run exports now, by role."""
     shown = {}
@@ -120,11 +102,13 @@ def play(folder):
         The weights and figures of each version, the metrics by role, the lags of the trained
         tokens, and the key paths of `summary.json` and of `headway inspect --json`.
     """
+    headway = Headway(folder)
     (folder / "locked_reward.py").write_text(REWARD)
-    finish(start(folder, "sft", RECIPE), 0)
-    warm = folder / "runs" / "locked-sft" / "model" / "model.safetensors"
-    run = folder / "runs" / "locked"
-    process = start(folder, "run", RECIPE)
+    trained = headway("sft", RECIPE)
+    assert trained.returncode == 0, trained.stderr
+    warm = headway.run_folder("locked-sft") / "model" / "model.safetensors"
+    run = headway.run_folder("locked")
+    process = headway.start_plain("run", RECIPE)
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while len(read_rows(run / "metrics.jsonl")) < VERSIONS or not complete(
@@ -134,7 +118,8 @@ def play(folder):
             assert time.monotonic() < deadline, f"{VERSIONS} batches were not trained in time"
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        finish(process, 130)
+        output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+        assert process.returncode == 130, output
     finally:
         if process.poll() is None:
             process.kill()
@@ -154,7 +139,7 @@ def play(folder):
         "metrics": shown,
         "lags": list(summary["lag_histogram"]),
         "summary": paths(summary),
-        "inspect": paths(json.loads(finish(start(folder, "inspect", "locked", "--json"), 0))),
+        "inspect": paths(headway.accounting("locked")),
     }
 
 

@@ -127,7 +127,7 @@ class BrokerBatchQueue(BatchQueue):
 def broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the broker adds to the learner's statistics of the taken batch."""
     added: dict[str, Any] = {}
-    if state.tie_filter is not None:
+    if state.tie_filter.limit is not None:
         added["groups_filtered"] = state.groups.dropped(FILTERED)
         added["groups_let_through"] = state.tie_filter.let_through
     if state.retirement.cap is not None:

@@ -109,20 +109,16 @@ def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
         " FROM evaluations JOIN groups ON evaluation = name"
         f" WHERE purpose = '{Purpose.EVALUATE}' GROUP BY name ORDER BY min(number)"
     ):
-        run = EvaluationRun(
+        state.evaluations[name] = EvaluationRun(
             name=name, count=count, temperature=temperature, min_version=min_version, ended=ended
         )
-        state.evaluations[run.name] = run
-        if not run.finished:
-            state.prompts.open_evaluation(run.name, run.min_version)
 
 
 def _read_selection(ledger: Ledger, state: BrokerState) -> None:
     """Fill the filter of tied groups and the prompts that are not issued again."""
-    if state.tie_filter is not None:
-        counters = dict(ledger.execute("SELECT name, value FROM counters").fetchall())
-        state.tie_filter.dropped = counters.get(DROPPED_SINCE_TAKE, 0)
-        state.tie_filter.let_through = counters.get(LET_THROUGH, 0)
+    counters = dict(ledger.execute("SELECT name, value FROM counters").fetchall())
+    state.tie_filter.dropped = counters.get(DROPPED_SINCE_TAKE, 0)
+    state.tie_filter.let_through = counters.get(LET_THROUGH, 0)
     state.retirement.names.update(name for (name,) in ledger.execute("SELECT prompt FROM retired"))
     for prompt_id in _train_prompts(ledger, "state = 'failed'"):
         state.retirement.add_failed(prompt_id)

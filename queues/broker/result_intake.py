@@ -137,12 +137,11 @@ class ResultIntake:
             accepted = state.accept(group, result, now=time.monotonic())
         except SchemaError as error:
             return _returning(error)
-        tie_filter = state.tie_filter
-        if accepted.let_through and tie_filter is not None and tie_filter.passed == 1:
+        if accepted.let_through and state.tie_filter.passed == 1:
             log.warning(
                 "batch %d: %d groups without a signal were filtered, the limit"
                 " (queues.max_filtered_batches); more of them are trained",
-                state.version + (1 if state.taken else 0), tie_filter.dropped,
+                state.version + (1 if state.taken else 0), state.tie_filter.dropped,
             )  # fmt: skip
         wakes[commits.progress_polls] = None
         if accepted.state is not State.READY:

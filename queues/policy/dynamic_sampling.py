@@ -32,8 +32,9 @@ class TieFilter:
         ['KEPT', 'DROPPED', 'LET_THROUGH', 'KEPT']
     """
 
-    limit: int
-    """Largest number of groups dropped for one batch, which thus does not wait for ever."""
+    limit: int | None
+    """Largest number of groups dropped for one batch, which thus does not wait for ever; None keeps
+    every group."""
     dropped: int = 0
     """Groups dropped since the last batch was taken."""
     passed: int = 0
@@ -43,7 +44,7 @@ class TieFilter:
 
     def judge(self, task_rewards: Sequence[float]) -> Verdict:
         """Decide about a group with these task rewards, and count it."""
-        if not tied(task_rewards):
+        if self.limit is None or not tied(task_rewards):
             return Verdict.KEPT
         if self.dropped < self.limit:
             self.dropped += 1

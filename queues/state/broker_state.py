@@ -35,10 +35,10 @@ class BrokerState:
     bounds: Bounds = field(init=False)
     controller: StalenessController | None = field(init=False, default=None)
     """Chooses the window of staleness; None keeps it at its widest."""
-    tie_filter: TieFilter | None = field(init=False, default=None)
+    tie_filter: TieFilter = field(init=False)
     retirement: Retirement = field(init=False)
     groups: Groups = field(default_factory=Groups)
-    prompts: PromptQueue = field(default_factory=PromptQueue)
+    prompts: PromptQueue = field(init=False)
     results: ResultsQueue = field(default_factory=ResultsQueue)
     evaluations: dict[str, EvaluationRun] = field(default_factory=dict)
     engines: dict[str, int] = field(default_factory=dict)
@@ -74,12 +74,13 @@ class BrokerState:
     def __post_init__(self) -> None:
         config, spec = self.config, self.spec
         self.bounds = config.bounds(spec)
+        self.prompts = PromptQueue(self.evaluations)
         if config.ess_target is not None:
             self.controller = StalenessController(
                 target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
             )
-        if config.filter_tied:
-            self.tie_filter = TieFilter(limit=config.max_filtered_batches * spec.groups_per_batch)
+        most_filtered = config.max_filtered_batches * spec.groups_per_batch
+        self.tie_filter = TieFilter(limit=most_filtered if config.filter_tied else None)
         self.retirement = Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold)
 
     @property
@@ -114,7 +115,6 @@ class BrokerState:
     def evaluate(self, run: EvaluationRun, prompts: Sequence[Prompt]) -> list[Group]:
         """Queue an evaluation's groups."""
         self.evaluations[run.name] = run
-        self.prompts.open_evaluation(run.name, run.min_version)
         return self.issue(prompts, run.name)
 
     def wanted(self) -> int | None:
@@ -171,11 +171,11 @@ class BrokerState:
         self.accepted += 1
         if (run := self._evaluation(group)) is not None:
             self.groups.move(group, State.SCORED)
-            self._end_sample(run)
+            run.ended += 1
             return Acceptance(State.SCORED)
         rewards = result.task_rewards
         retires = self.retirement.retire(result.prompt_id, rewards)
-        verdict = Verdict.KEPT if self.tie_filter is None else self.tie_filter.judge(rewards)
+        verdict = self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
             self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
             return Acceptance(State.DROPPED, reasons.FILTERED, retires=retires)
@@ -242,8 +242,7 @@ class BrokerState:
             self.groups.move(group, State.TAKEN, due=version)
             if group.overdue:
                 self.late += 1
-        if self.tie_filter is not None:
-            self.tie_filter.next_batch()
+        self.tie_filter.next_batch()
         return [group.group_id for group in self.taken]
 
     def pass_over(self) -> list[Reissue]:
@@ -308,7 +307,7 @@ class BrokerState:
     def _fail(self, group: Group, reason: str) -> None:
         self.groups.move(group, State.FAILED, reason=reason)
         if (run := self._evaluation(group)) is not None:
-            self._end_sample(run)
+            run.ended += 1
 
     def choose_batch(self) -> Choice:
         """Decide by `admission.choose_batch`, as things are now, whether a batch may be taken."""
@@ -371,8 +370,3 @@ class BrokerState:
 
     def _evaluation(self, group: Group) -> EvaluationRun | None:
         return None if group.evaluation is None else self.evaluations[group.evaluation]
-
-    def _end_sample(self, run: EvaluationRun) -> None:
-        run.ended += 1
-        if run.finished:
-            self.prompts.close_evaluation(run.name)

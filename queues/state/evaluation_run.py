@@ -1,6 +1,9 @@
 """Running held-out evaluations, which are outside admission and the training accounts."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+
+from queues.state.groups import Group
 
 
 @dataclass(slots=True, kw_only=True)
@@ -14,6 +17,8 @@ class EvaluationRun:
     min_version: int
     ended: int = 0
     """Samples that are scored or failed."""
+    queued: deque[Group] = field(default_factory=deque)
+    """Samples that wait for a lease."""
 
     @property
     def finished(self) -> bool:

@@ -6,16 +6,18 @@ deferred first, so that others are leased until its wait is over.
 
 import heapq
 from collections import deque
+from collections.abc import Mapping
 
+from queues.state.evaluation_run import EvaluationRun
 from queues.state.groups import Group
 
 
 class PromptQueue:
-    """Queued groups in the order of their leases."""
+    """Queued groups in the order of their leases; those of evaluations wait in these."""
 
-    def __init__(self) -> None:
+    def __init__(self, evaluations: Mapping[str, EvaluationRun]) -> None:
         self._train: deque[Group] = deque()
-        self._evaluations: dict[str, tuple[int, deque[Group]]] = {}
+        self._evaluations = evaluations
         self._deferred: list[tuple[float, int, Group]] = []
         """Heap of (end of the wait, number, group)."""
 
@@ -31,14 +33,6 @@ class PromptQueue:
     def oldest_seconds(self, now: float) -> float:
         """Return the age of the oldest available train group; 0 without any."""
         return max((now - group.queued_at for group in self._train), default=0.0)
-
-    def open_evaluation(self, name: str, min_version: int) -> None:
-        """Add an evaluation, whose groups go to engines that serve `min_version` or later."""
-        self._evaluations[name] = (min_version, deque())
-
-    def close_evaluation(self, name: str) -> None:
-        """Remove a finished evaluation."""
-        del self._evaluations[name]
 
     def append(self, group: Group) -> None:
         """Add a new group at the end of its queue."""
@@ -67,21 +61,22 @@ class PromptQueue:
     def pop_evaluations(self, limit: int, engine_version: int) -> list[Group]:
         """Remove and return up to `limit` evaluation groups for an engine of this version."""
         groups: list[Group] = []
-        for min_version, queue in self._evaluations.values():
-            if min_version <= engine_version:
-                groups += _pop(queue, limit - len(groups))
+        for run in self._evaluations.values():
+            if run.min_version <= engine_version:
+                groups += _pop(run.queued, limit - len(groups))
         return groups
 
     def pop_unreachable(self, last_version: int) -> list[Group]:
         """Remove and return all groups whose evaluation wants a version after the last one."""
         groups: list[Group] = []
-        for min_version, queue in self._evaluations.values():
-            if min_version > last_version:
-                groups += _pop(queue, len(queue))
+        for run in self._evaluations.values():
+            if run.min_version > last_version:
+                groups += _pop(run.queued, len(run.queued))
         return groups
 
     def _queue(self, group: Group) -> deque[Group]:
-        return self._train if group.evaluation is None else self._evaluations[group.evaluation][1]
+        name = group.evaluation
+        return self._train if name is None else self._evaluations[name].queued
 
 
 def _pop(queue: deque[Group], limit: int) -> list[Group]:

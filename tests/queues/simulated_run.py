@@ -357,7 +357,7 @@ class Run:
             (Purpose.TRAIN, State.QUEUED, ""),
         }
         self.account_for_lateness()
-        if state.tie_filter is not None:
+        if state.tie_filter.limit is not None:
             assert max(self.dropped.values(), default=0) <= state.tie_filter.limit
             assert state.tie_filter.let_through == self.tied_trained, "what is let through trains"
 

@@ -29,9 +29,11 @@ def make_group(number, evaluation=None):
 
 
 def test_the_line_serves_evaluations_first_and_redelivered_groups_before_new_ones():
-    line = PromptQueue()
-    line.open_evaluation("early", min_version=1)
-    line.open_evaluation("late", min_version=5)
+    sizes = {"count": 1, "temperature": 0.0}
+    versions = {"early": 1, "late": 5}
+    line = PromptQueue(
+        {x: EvaluationRun(name=x, min_version=version, **sizes) for x, version in versions.items()}
+    )
     for group in (make_group(1), make_group(2), make_group(3, "late"), make_group(4, "early")):
         line.append(group)
     again = make_group(5)

@@ -179,14 +179,14 @@ async def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
         commit(self)
 
     async with opened(
-        make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1, probe_seconds=0.01)
+        make_broker(tmp_path, lease_seconds=1.5, heartbeat_seconds=0.1, probe_seconds=0.01)
     ) as broker:
         lease, other = await begin_work(broker, 2, capacity=4)
         monkeypatch.setattr(pause, "has_space", lambda *_: room.is_set())
         monkeypatch.setattr(Ledger, "commit", full)
         put = asyncio.create_task(broker.put("a", answer(lease)))
         await until_paused(broker, "no space")
-        await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
+        await asyncio.sleep(2.0)  # more than the lease lasts without a heartbeat
         room.set()
         assert await put is PutStatus.ACCEPTED
         assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
