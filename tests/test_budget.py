@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1856,
-    "queues": 6112,
+    "queues": 6102,
     "weight_sync": 4253,
     "actors": 9750,
     "learner": 10352,
