@@ -24,8 +24,8 @@ from headway.roles import ProcessName, Role
 
 NARROW = 100
 """Columns below which the loop is a list, and bars are short."""
-BAR, SHORT_BAR = 16, 8
-"""Width of the longest bar, in a wide and in a narrow terminal."""
+BAR = 16
+"""Width of the longest bar; half of it in a narrow terminal."""
 ACTORS = 16
 """Most actors in the table; of more actors, those that generate least are shown."""
 EVENTS = 8
@@ -46,14 +46,11 @@ def screen(
 ) -> RenderableType:
     """Render one frame for a terminal of `width` columns, 80 or more."""
     now, narrow = interval.now, width < NARROW
-    shown = loop_list(interval) if narrow else Text(loop(interval), no_wrap=True)
     parts: list[RenderableType] = [
         _title(now),
-        shown,
+        loop_list(interval) if narrow else Text(loop(interval), no_wrap=True),
         Panel(_actors(interval), title="actors", border_style="dim"),
-        Panel(
-            _learner(interval, SHORT_BAR if narrow else BAR), title="learner", border_style="dim"
-        ),
+        Panel(_learner(interval, BAR // 2 if narrow else BAR), title="learner", border_style="dim"),
     ]
     if problems := troubles(now):
         parts.append(Panel(Text("\n".join(problems), "bold red"), border_style="red"))
@@ -95,13 +92,14 @@ def _ways_back(interval: Interval) -> Labels:
     """Return the texts of the learner's arrows: weights to the actors, and acknowledgements."""
     now = interval.now
     sent = interval.rate("headway_weight_update_bytes_total")
-    weights = f"weights {_rate(interval.rate('headway_weight_updates_total'))} updates/s, "
-    weights += f"{'–' if sent is None else decimal(int(sent))}/s, "
-    weights += f"{_seconds(update_seconds(interval))} to serve"
-    ack = f"ack {_rate(interval.rate('headway_version'))} batches/s: "
-    ack += f"{_whole(now, 'live_groups')} of {_whole(now, 'window_groups')} groups live, "
-    ack += f"issued {_rate(interval.rate_of_groups())}/s"
-    return weights, ack
+    return (
+        f"weights {_rate(interval.rate('headway_weight_updates_total'))} updates/s, "
+        f"{'–' if sent is None else decimal(int(sent))}/s, "
+        f"{_seconds(update_seconds(interval))} to serve",
+        f"ack {_rate(interval.rate('headway_version'))} batches/s: "
+        f"{_whole(now, 'live_groups')} of {_whole(now, 'window_groups')} groups live, "
+        f"issued {_rate(interval.rate_of_groups())}/s",
+    )
 
 
 def loop_list(interval: Interval) -> Table:
@@ -134,19 +132,13 @@ def loop(interval: Interval) -> str:
             lines = [line + part for line, part in zip(lines, parts, strict=True)]
     weights, ack = _ways_back(interval)
     first, actor, _, learner = middles
-    lines.append(_marks({first: "▲", actor: "▲", learner: "│"}))
-    lines.append(_marks({first: "│"}) + _elbow(first + 1, actor, learner, f" {weights} ", "┤"))
-    lines.append(_elbow(0, first, learner, f" {ack} ", "┘"))
+    left, middle, right = " " * first, " " * (actor - first - 1), " " * (learner - actor - 1)
+    lines += [
+        f"{left}▲{middle}▲{right}│",
+        f"{left}│{middle}└{f' {weights} ':─^{learner - actor - 1}}┤",
+        f"{left}└{f' {ack} ':─^{learner - first - 1}}┘",
+    ]
     return "\n".join(lines)
-
-
-def _marks(marks: Mapping[int, str]) -> str:
-    return "".join(marks.get(column, " ") for column in range(max(marks) + 1))
-
-
-def _elbow(start: int, left: int, right: int, text: str, end: str) -> str:
-    """Draw a line from `left` to `right` with a text in it, after blanks from `start` on."""
-    return " " * (left - start) + "└" + f"{text:─^{right - left - 1}}" + end
 
 
 def _title(now: Moment) -> Text:
@@ -179,10 +171,10 @@ def _actors(interval: Interval) -> Table:
         table.add_row(
             Text(name),
             Text(state, COLOURS.get(state, "yellow")),
-            _or_dash(version) + (f" (−{behind:.0f})" if behind > 0 else ""),
+            _number(version) + (f" (−{behind:.0f})" if behind > 0 else ""),
             f"{now.value('headway_running_rollouts', name) or 0:.0f}",
             _rate(speeds[name]),
-            _share(None if idle is None else min(1.0, idle)),
+            _number(idle and min(1.0, idle), ".0%"),
         )
     if len(shown) < len(speeds):
         table.add_row(f"and {len(speeds) - len(shown)} that generate more", *[""] * 5)
@@ -214,24 +206,22 @@ def _bars(title: str, shares: Mapping[str, float], width: int) -> Table:
     table.add_row(Text(title, "bold"))
     longest = max(shares.values(), default=1.0) or 1.0
     for label, share in shares.items():
-        table.add_row(label, Text("█" * round(width * share / longest), "cyan"), _share(share))
+        table.add_row(
+            label, Text("█" * round(width * share / longest), "cyan"), _number(share, ".0%")
+        )
     return table
 
 
 def _whole(now: Moment, name: str) -> str:
-    return _or_dash(now.value(f"headway_{name}"))
+    return _number(now.value(f"headway_{name}"))
 
 
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"
+def _number(value: float | None, form: str = ".0f") -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+    return _number(value, ".2g" if value is not None and value < 100 else ",.0f")
 
 
 def _seconds(value: float | None) -> str:

@@ -33,16 +33,11 @@ def up(process, value, **labels):
 
 def firing(folder, alert, given, at="30m"):
     """Return the labels with which an alert fires, as Prometheus' own tool computes it."""
+    no_alert = {"eval_time": at, "alertname": alert, "exp_alerts": []}
     test = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": given,
-                "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": []}],
-            }
-        ],
+        "tests": [{"interval": "1m", "input_series": given, "alert_rule_test": [no_alert]}],
     }
     file = folder / "test.yml"
     file.write_text(json.dumps(test))
@@ -53,7 +48,10 @@ def firing(folder, alert, given, at="30m"):
     return said.returncode != 0
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+
+
+@needs_promtool
 def test_a_process_is_down_where_others_answer_and_not_where_the_run_has_ended(tmp_path):
     one = [up("driver", "1x60"), up("actor-0", "0x60")]
     ended = [up("driver", "1x5 0x55"), up("actor-0", "1x5 0x55")]
@@ -61,7 +59,7 @@ def test_a_process_is_down_where_others_answer_and_not_where_the_run_has_ended(t
     assert not firing(tmp_path, "HeadwayProcessDown", ended)
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+@needs_promtool
 @pytest.mark.parametrize("purpose", [{}, {"purpose": "evaluate"}])
 def test_an_actor_that_only_evaluates_may_be_idle_and_stale(tmp_path, purpose):
     idle = series(
@@ -77,7 +75,7 @@ def test_an_actor_that_only_evaluates_may_be_idle_and_stale(tmp_path, purpose):
     assert firing(tmp_path, "HeadwayEngineStale", versions) is not bool(purpose)
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+@needs_promtool
 def test_an_engine_that_drifts_is_named_and_others_are_not(tmp_path):
     given = [
         series("headway_engine_drift", value, run="r", process="driver", engine=engine)
@@ -88,7 +86,7 @@ def test_an_engine_that_drifts_is_named_and_others_are_not(tmp_path):
     assert not firing(tmp_path, "HeadwayEngineDrifts", given, at="5m")
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+@needs_promtool
 def test_the_first_restart_of_every_process_counts(tmp_path):
     restarts = [
         series(

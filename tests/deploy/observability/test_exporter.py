@@ -41,19 +41,12 @@ def others():
 @pytest.fixture
 def exporter(tmp_path, others):
     record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    times = {"staged_at": 10.5, "swap_started_at": 10.75, "swap_finished_at": 12.0}
+    spent = {"prepare": 0.125, "pause": 0.25, "load": 0.5, "resume": 0.25}
+    seconds = {f"{phase}_seconds": value for phase, value in spent.items()}
     record.swaps.append(
         WeightUpdateReport(
-            engine_id="engine-0",
-            version=1,
-            published_at=10.0,
-            staged_at=10.5,
-            prepare_seconds=0.125,
-            swap_started_at=10.75,
-            pause_seconds=0.25,
-            load_seconds=0.5,
-            resume_seconds=0.25,
-            swap_finished_at=12.0,
-            bytes=100,
+            engine_id="engine-0", version=1, published_at=10.0, bytes=100, **times, **seconds
         )
     )
     record.swaps.append(FAILED)

@@ -52,33 +52,23 @@ def moment(at, **processes):
 
 def actor(tokens, *, running=1, idle=0.0, serving=10.0):
     return scrape(
-        tokens_generated_total=tokens,
-        running_rollouts=running,
-        idle_seconds_total__on__leases=idle,
-        serving_seconds_total=serving,
-    )
+        tokens_generated_total=tokens, running_rollouts=running,
+        idle_seconds_total__on__leases=idle, serving_seconds_total=serving,
+    )  # fmt: skip
 
 
 def lags(*counts):
     tops = ("0.0", "1.0", "2.0", "3.0", "4.0", "6.0", "+Inf")
-    text = "".join(
-        f'headway_token_lag_bucket{{le="{top}"}} {count}\n'
-        for top, count in zip(tops, counts, strict=True)
-    )
-    return parse(text, source="a test")
+    buckets = zip(tops, counts, strict=True)
+    return scrape(**{f"token_lag_bucket__le__{top}": count for top, count in buckets})
 
 
 def test_rates_are_what_was_gained_between_two_moments():
-    before = moment(
-        100.0, broker=scrape(version=4, groups__state__queued=3, groups__state__trained=8)
+    before = scrape(version=4, groups__state__queued=3, groups__state__trained=8)
+    now = scrape(
+        version=6, groups__state__queued=5, groups__state__ready=2, groups__state__trained=12
     )
-    now = moment(
-        104.0,
-        broker=scrape(
-            version=6, groups__state__queued=5, groups__state__ready=2, groups__state__trained=12
-        ),
-    )
-    interval = Interval(now, before)
+    interval = Interval(moment(104.0, broker=now), moment(100.0, broker=before))
     assert interval.rate("headway_version") == 0.5
     assert interval.rate_of_groups() == 2.0
     assert interval.rate_of_groups("queued") == 1.5
@@ -113,32 +103,38 @@ def test_the_state_of_an_actor(samples, state):
     assert actor_state("actor-0", moment(1.0, actor_0=samples)) == state
 
 
-def test_a_process_that_does_not_answer_is_a_trouble_and_the_rest_is_shown():
-    now = moment(1.0, broker=None, actor_0=actor(5))
-    assert troubles(now) == ["broker does not answer"]
+@pytest.mark.parametrize(
+    ("process", "samples", "trouble"),
+    [
+        ("broker", None, "broker does not answer"),
+        (
+            "driver",
+            scrape(overdue_wait_seconds__who__learner__on__engine=61),
+            "learner waits on engine for 61 s",
+        ),
+    ],
+)
+def test_what_needs_attention_is_told_and_the_rest_is_shown(process, samples, trouble):
+    now = moment(1.0, actor_0=actor(5), **{process: samples})
+    assert troubles(now) == [trouble]
     assert actor_state("actor-0", now) == "generates"
 
 
-def test_a_wait_that_lasts_too_long_is_a_trouble_with_its_owner():
-    driver = scrape(overdue_wait_seconds__who__learner__on__engine=61)
-    assert troubles(moment(1.0, driver=driver)) == ["learner waits on engine for 61 s"]
+SAME = (1, 3, 4, 4, 4, 4, 4)
 
 
-def test_lags_are_of_the_tokens_trained_in_between():
-    before = moment(0.0, learner=lags(10, 10, 10, 10, 10, 10, 10))
-    now = moment(1.0, learner=lags(10, 13, 13, 13, 13, 14, 14))
-    assert token_lags(Interval(now, before)) == {"1": 0.75, "5–6": 0.25}
-
-
-def test_lags_are_of_all_tokens_where_none_were_trained_in_between():
-    same = lags(1, 3, 4, 4, 4, 4, 4)
-    interval = Interval(moment(1.0, learner=same), moment(0.0, learner=same))
-    assert token_lags(interval) == {"0": 0.25, "1": 0.5, "2": 0.25}
-
-
-def test_a_lag_above_the_last_bucket_is_shown_as_open():
-    now = moment(1.0, learner=lags(0, 0, 0, 0, 0, 0, 2))
-    assert token_lags(Interval(now)) == {"7–": 1.0}
+@pytest.mark.parametrize(
+    ("before", "now", "shares"),
+    [
+        ((10,) * 7, (10, 13, 13, 13, 13, 14, 14), {"1": 0.75, "5–6": 0.25}),
+        (SAME, SAME, {"0": 0.25, "1": 0.5, "2": 0.25}),
+        (None, (0, 0, 0, 0, 0, 0, 2), {"7–": 1.0}),
+    ],
+    ids=["of the tokens trained in between", "of all if there were none", "above the last bucket"],
+)
+def test_lags_of_tokens(before, now, shares):
+    earlier = before and moment(0.0, learner=lags(*before))
+    assert token_lags(Interval(moment(1.0, learner=lags(*now)), earlier)) == shares
 
 
 def test_an_update_is_shown_with_its_mean_duration_in_between():
@@ -160,36 +156,22 @@ def frame(width=100):
 
     def at(when, version, tokens, waited):
         broker = scrape(
-            version=version,
-            steps=60,
-            live_groups=5,
-            window_groups=6,
-            ready_oldest_seconds=0.5,
-            queued_oldest_seconds=7.0,
-            learner_waits_for_groups=1,
-            results_accepted_total=version * 4,
-            **{f"groups__state__{s}": n for s, n in {"queued": 2, "leased": 3, "ready": 1}.items()},
-            groups__state__trained=version * 4,
-            groups__state__failed=1,
-        )
-        engines = parse(
-            f'headway_engine_version{{engine="engine-0"}} {version}\n'
-            f'headway_engine_version{{engine="engine-1"}} {version - 1}\n',
-            source="a test",
-        )
+            version=version, steps=60, live_groups=5, window_groups=6, ready_oldest_seconds=0.5,
+            queued_oldest_seconds=7.0, learner_waits_for_groups=1,
+            results_accepted_total=version * 4, groups__state__queued=2, groups__state__leased=3,
+            groups__state__ready=1, groups__state__trained=version * 4, groups__state__failed=1,
+            **{f"engine_version__engine__engine-{n}": version - n for n in range(2)},
+        )  # fmt: skip
         learner = scrape(
-            tokens_trained_total=tokens,
-            learner_seconds_total__phase__wait=waited,
-            learner_seconds_total__phase__step=waited * 3,
-            last_batch_timestamp_seconds=when - 3,
-            reward_mean=0.25,
-            ess=0.875,
-        )
+            tokens_trained_total=tokens, learner_seconds_total__phase__wait=waited,
+            learner_seconds_total__phase__step=waited * 3, last_batch_timestamp_seconds=when - 3,
+            reward_mean=0.25, ess=0.875,
+        )  # fmt: skip
         return moment(
             when,
             driver=scrape(max_staleness=2, heldout_score__kind__greedy=0.5),
-            broker=[*broker, *engines],
-            learner=[*learner, *lags(0, tokens, tokens, tokens, tokens, tokens, tokens)],
+            broker=broker,
+            learner=[*learner, *lags(0, *[tokens] * 6)],
             actor_0=actor(tokens, running=4, idle=waited),
             actor_1=None,
         )
@@ -243,13 +225,37 @@ class Fixed:
 
 
 @pytest.fixture
-def exporter(tmp_path):
+def open_exporter(tmp_path):
+    """Return a function that starts the exporter of a run in the folder."""
+    with ExitStack() as stack:
+
+        def opened():
+            recipe = load_recipe("demo", ["name=mine"])
+            made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
+            made.write()
+            stack.callback(made.close)
+            return made
+
+        yield opened
+
+
+@pytest.fixture
+def exporter(tmp_path, open_exporter):
     (tmp_path / "recipe.toml").write_text("")
-    recipe = load_recipe("demo", ["name=mine"])
-    made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
-    made.write()
-    yield made
-    made.close()
+    return open_exporter()
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=100)
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """Provide the folder of a run that is done."""
+    (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
+    return tmp_path
 
 
 @pytest.mark.parametrize("by", ["folder", "address", "url"])
@@ -261,17 +267,14 @@ def test_a_run_is_found_by_its_folder_and_by_its_address(exporter, tmp_path, by)
     assert troubles(now) == ["broker does not answer"]
 
 
-def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path):
-    console = Console(file=io.StringIO(), width=100)
+def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path, console):
     show(exporter.address, tmp_path, interval=0.01, once=True, console=console)
     assert "mine  version 7" in console.file.getvalue()
 
 
-def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
-    (tmp_path / "recipe.toml").write_text("")
-    (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
+def test_a_run_without_metrics_says_where_its_figures_are(ended):
     with pytest.raises(InputError, match=r"its status is done.*headway report"):
-        RunClient(str(tmp_path), tmp_path)
+        RunClient(str(ended), ended)
 
 
 @pytest.fixture
@@ -283,23 +286,7 @@ def held(tmp_path):
         yield SimpleNamespace(path=tmp_path, release=stack.close)
 
 
-@pytest.fixture
-def open_exporter(tmp_path):
-    """Return a function that starts the exporter of a run in the folder."""
-    with ExitStack() as stack:
-
-        def opened():
-            recipe = load_recipe("demo", ["name=mine"])
-            made = Exporter(recipe, tmp_path, Fixed(), list, node="")
-            made.write()
-            stack.callback(made.close)
-            return made
-
-        yield opened
-
-
-def test_a_run_that_has_just_been_started_is_waited_for(held, open_exporter):
-    console = Console(file=io.StringIO(), width=100)
+def test_a_run_that_has_just_been_started_is_waited_for(held, open_exporter, console):
     threading.Timer(0.3, open_exporter).start()
     show(str(held.path), held.path, interval=0.01, once=True, console=console)
     text = console.file.getvalue()
@@ -314,19 +301,17 @@ def test_a_run_that_goes_on_without_metrics_says_so(held):
         RunClient(str(held.path), held.path)
 
 
-def test_a_run_whose_folder_is_not_there_yet_is_waited_for(held, open_exporter):
+def test_a_run_whose_folder_is_not_there_yet_is_waited_for(held, open_exporter, console):
     open_exporter()
     elsewhere = held.path.with_name("elsewhere")
     held.path.rename(elsewhere)
     threading.Timer(0.3, elsewhere.rename, [held.path]).start()
-    console = Console(file=io.StringIO(), width=100)
     client = connect(held.path.name, held.path.parent, console, seconds=60.0)
     assert client.look().now.value("headway_version") == 7
     assert "waiting for it to start" in console.file.getvalue()
 
 
-def test_a_name_that_is_no_run_is_refused_at_last(tmp_path):
-    console = Console(file=io.StringIO(), width=100)
+def test_a_name_that_is_no_run_is_refused_at_last(tmp_path, console):
     with pytest.raises(InputError, match="no run 'mine'"):
         show("mine", tmp_path, interval=0.01, once=True, console=console)
 
@@ -384,25 +369,21 @@ def test_a_process_that_says_something_else_is_one_that_does_not_answer(answerin
     assert troubles(RunClient(address, tmp_path).look().now) == ["driver does not answer"]
 
 
-def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, tmp_path):
+def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, tmp_path, console):
     address, answers = answering
     good = [targets(address), http("headway_version 7\n")]
     answers += [*good, None, None, *good, None, http("[]"), None, *good]
-    console = Console(file=io.StringIO(), width=100)
     show(address, tmp_path, interval=0.01, once=False, console=console)
     assert "nothing answers at" in " ".join(console.file.getvalue().split())
     assert answers == good
 
 
-def test_a_live_view_of_a_folder_ends_with_the_status_of_the_run(answering, tmp_path):
+def test_a_live_view_of_a_folder_ends_with_the_status_of_the_run(answering, ended, console):
     address, answers = answering
     answers += [targets(address), http("headway_version 7\n")]
-    (tmp_path / "recipe.toml").write_text("")
-    (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
-    (tmp_path / "targets.json").write_bytes(targets(address).partition(b"\r\n\r\n")[2])
-    console = Console(file=io.StringIO(), width=100)
+    (ended / "targets.json").write_bytes(targets(address).partition(b"\r\n\r\n")[2])
     with pytest.raises(RunEnded, match="its status is done"):
-        show(str(tmp_path), tmp_path, interval=0.01, once=False, console=console)
+        show(str(ended), ended, interval=0.01, once=False, console=console)
     assert "version 7" in console.file.getvalue()
 
 

@@ -19,12 +19,11 @@ from deploy.observability.trackers import Trackers, check, numbers
 from headway.errors import InputError
 
 ROW = {
-    "version": 3,
-    "reward_mean": 0.5,
-    "max_lag": None,
-    "lag_histogram": {"0": 7},
+    "version": 3, "reward_mean": 0.5, "max_lag": None, "lag_histogram": {"0": 7},
     "step_started_at": 1e9,
-}
+}  # fmt: skip
+FIGURES = {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}
+"""The figures of that row by the names that trackers get."""
 
 
 class Recording:
@@ -67,11 +66,7 @@ def test_a_batch_is_logged_at_the_version_that_it_made():
     tracker.batch(ROW)
     tracker.scores(4, {"greedy": 0.75, "sampled": None})
     tracker.close(60.0)
-    assert events == [
-        (4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}),
-        (4, {"heldout/greedy": 0.75}),
-        "closed",
-    ]
+    assert events == [(4, FIGURES), (4, {"heldout/greedy": 0.75}), "closed"]
 
 
 def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
@@ -81,9 +76,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
     tracker.batch({**ROW, "version": 4})
     tracker.close(60.0)
     assert [version for version, _ in events[:-1]] == [4, 5]
-    assert said == [
-        "tracker bad failed and is left out from now on: OSError('no network')",
-    ]
+    assert said == ["tracker bad failed and is left out from now on: OSError('no network')"]
 
 
 def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_trackers():
@@ -94,7 +87,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end_nor_other_tra
     )
     tracker.batch(ROW)
     tracker.close(2.0)
-    assert events == [(4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}), "closed"]
+    assert events == [(4, FIGURES), "closed"]
     assert said == ["tracker hangs failed and is left out from now on: it does not end"]
     answers.set()
 
@@ -175,7 +168,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
     address = ("address", (tmp_path / "mlflow").as_uri())
     session = [
         ("update_run", "abc", "RUNNING"),
-        ("log_batch", "abc", [("batch/reward_mean", 0.5, 4), ("batch/lag_histogram/0", 7.0, 4)]),
+        ("log_batch", "abc", [(name, figure, 4) for name, figure in FIGURES.items()]),
         ("log_batch", "abc", [("heldout/pass_4", 0.75, 4)]),
         ("log_text", "abc", SHOWN, "samples/v000004.txt"),
         ("set_terminated", "abc"),
@@ -189,10 +182,8 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
 
 
 def test_numbers_are_told_from_the_rest():
-    assert numbers({"a": True, "b": "text", "c": 2, "d": {"e": None, "f": 0.5}}) == {
-        "c": 2.0,
-        "d/f": 0.5,
-    }
+    row = {"a": True, "b": "text", "c": 2, "d": {"e": None, "f": 0.5}}
+    assert numbers(row) == {"c": 2.0, "d/f": 0.5}
 
 
 def test_what_is_not_installed_is_named_before_the_run_begins(monkeypatch):
@@ -236,10 +227,7 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
     assert events[: len(events) // 2] == [
         ("policy_version", {}),
         ("*", {"step_metric": "policy_version"}),
-        (
-            {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0, "policy_version": 4},
-            None,
-        ),
+        ({**FIGURES, "policy_version": 4}, None),
         ({"heldout/greedy": 0.75, "policy_version": 2}, None),
         ({"samples": f"<pre>{escape(SHOWN)}</pre>", "policy_version": 4}, None),
         "closed",
@@ -331,7 +319,5 @@ def test_weights_and_biases_has_the_figures_offline(tmp_path, monkeypatch):
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
     rows = [row for folder in folders for row in logged(folder)]
-    assert [(row["policy_version"], row.get("heldout/greedy")) for row in rows] == [
-        (4, None),
-        (2, 0.75),
-    ] * 2
+    scores = [(row["policy_version"], row.get("heldout/greedy")) for row in rows]
+    assert scores == [(4, None), (2, 0.75)] * 2

@@ -4,33 +4,15 @@ from dataclasses import fields, replace
 
 import pytest
 
-from deploy.observability.waits import (
-    DISK,
-    ActorHealth,
-    Health,
-    Movement,
-    Wait,
-    Waits,
-    waits,
-)
+from deploy.observability.waits import DISK, ActorHealth, Health, Movement, Wait, Waits, waits
 from queues.broker.status import BrokerStatus
 
 STATES = {"queued": 2, "leased": 2, "ready": 0, "taken": 0}
-BROKER = BrokerStatus(
-    **dict.fromkeys(field.name for field in fields(BrokerStatus))
-    | {
-        "version": 4,
-        "learner": (0, 4),
-        "steps": 9,
-        "depth": STATES,
-        "live": 2,
-        "window": 6,
-        "waits_for": {},
-        "engines": {"engine-0": 4, "engine-1": 4},
-        "evaluations": (),
-        "accepted": 0,
-    }
-)
+KNOWN = {
+    "version": 4, "learner": (0, 4), "steps": 9, "depth": STATES, "live": 2, "window": 6,
+    "waits_for": {}, "engines": {"engine-0": 4, "engine-1": 4}, "evaluations": (), "accepted": 0,
+}  # fmt: skip
+BROKER = BrokerStatus(**dict.fromkeys(field.name for field in fields(BrokerStatus)) | KNOWN)
 IDLE = {name: ActorHealth(engine_id=f"engine-{name[-1]}") for name in ("actor-0",)}
 HEALTH = Health(broker=BROKER, paused=False, actors=IDLE, disk=True, groups_per_batch=2)
 
@@ -85,14 +67,7 @@ def test_each_wait_has_its_owner(health, who, on, what):
         replace(broker(queued=0, leased=0), actors={}),
         broker(queued=0, leased=0, live=6),
     ],
-    ids=[
-        "all work",
-        "the end",
-        "the last checkpoint",
-        "a full disk says so itself",
-        "all start",
-        "a full window",
-    ],
+    ids=["all work", "the end", "the last checkpoint", "a full disk", "all start", "a full window"],
 )
 def test_nobody_waits(health):
     assert list(waits(health)) == []
@@ -127,19 +102,10 @@ def test_a_learner_may_take_several_times_its_longest_step():
 
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
     watched = Waits(deadline=10.0)
-    scoring = [
-        broker(
-            version=0,
-            learner=(0, 0),
-            engines={},
-            queued=0,
-            leased=0,
-            live=0,
-            evaluations=["e@0"],
-            accepted=n,
-        )
-        for n in (3, 4)
-    ]
+    began = broker(
+        version=0, learner=(0, 0), engines={}, queued=0, leased=0, live=0, evaluations=["e@0"]
+    )
+    scoring = [replace(began, broker=replace(began.broker, accepted=n)) for n in (3, 4)]
     watched.overdue(scoring[0], 0.0)
     assert watched.overdue(scoring[1], 9.0) == []
     assert watched.overdue(scoring[1], 18.0) == []

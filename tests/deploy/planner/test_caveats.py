@@ -10,12 +10,7 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.config.rules import hardly_trains
 from deploy.planner.calibration import Measured
-from deploy.planner.caveats import (
-    TAKEN_OVER,
-    caveats,
-    differences,
-    refuse_another_model,
-)
+from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model
 from deploy.planner.plan import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from deploy.storage.run_directory import RunDirectory
@@ -26,22 +21,13 @@ NOTHING = PlanInputs(
 )
 MEASURED = Measured(
     rates=Rates(engine=EngineRates(step_seconds=0.01), learner=LearnerRates(), lengths=((9,),)),
-    first=0,
-    last=19,
-    explained=0.9,
-    samples_per_second=1.0,
-    learner_idle=0.0,
-    lag_mean=0.0,
-)
+    first=0, last=19, explained=0.9, samples_per_second=1.0, learner_idle=0.0, lag_mean=0.0,
+)  # fmt: skip
 """A run of which there is nothing to keep in mind."""
 TINY = {
-    "hidden_size": 128,
-    "num_hidden_layers": 3,
-    "intermediate_size": 320,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
+    "hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 320,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+}  # fmt: skip
 """The demo's [model.tiny], as `config.json` has it."""
 
 
@@ -55,10 +41,10 @@ def with_model(path):
     return config.model_copy(update={"model": model})
 
 
-def folder(path, **sizes):
+def in_folder(path, description):
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({**TINY, **sizes}))
-    return path
+    (path / "config.json").write_text(json.dumps(description))
+    return with_model(path)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +70,12 @@ def test_models_of_which_one_is_not_here_are_told_apart_by_their_names():
 
 
 def test_models_that_are_here_are_told_apart_by_their_sizes(tmp_path):
-    same = with_model(folder(tmp_path / "same", vocab_size=35))
-    within = tmp_path / "within"
-    within.mkdir()
-    (within / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": TINY}))
-    for config in (same, with_model(within)):
+    same = in_folder(tmp_path / "same", {**TINY, "vocab_size": 35})
+    within = in_folder(tmp_path / "within", {"vision_config": {}, "text_config": TINY})
+    for config in (same, within):
         refuse_another_model(recipe(), config)
         assert "of the same size: rollouts are taken" in differences(recipe(), config)[0]
-    wider = with_model(folder(tmp_path / "wider", intermediate_size=640))
+    wider = in_folder(tmp_path / "wider", {**TINY, "intermediate_size": 640})
     with pytest.raises(InputError, match=r"wider' with intermediate_size = 640, and the recipe"):
         refuse_another_model(same, wider)
 
@@ -166,9 +150,6 @@ def test_a_rate_for_whole_weights_is_noted_where_an_adapter_is_trained(settings,
 @pytest.mark.parametrize("gpus", [0.5, 1])
 def test_a_plan_notes_that_a_shared_gpu_counts_as_several_devices(gpus):
     config = load_recipe("demo").updated(learner={"gpus": gpus}, actors={"gpus": gpus, "count": 1})
-    given = PlanInputs(
-        tokens=60, tokens_variation=1.0, rollout_rate=60, engine_rate=400, train_rate=9000,
-        pause=0.1,
-    )  # fmt: skip
+    given = replace(NOTHING, tokens=60, rollout_rate=60, engine_rate=400, train_rate=9000)
     notes = plan(config, run=None, given=given, bounds=[0], devices=None)["notes"]
     assert any("shares of a GPU" in note for note in notes) == (gpus < 1)

@@ -1,6 +1,7 @@
 """What is measured without data, against the same computed with data."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,23 @@ MLA = {
 }  # fmt: skip
 HEAD = LogprobOptions(chunk=64)
 LONGEST, SEQUENCES = 96, 3
+
+
+def microbatch(**changes):
+    return replace(
+        Microbatch(
+            tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype="float32", attention="sdpa",
+            activation_checkpointing=False, head=HEAD,
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+def model(folder, **settings):
+    """Write a model's description into a folder, and return the folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", **settings}))
+    return str(folder)
 
 
 def with_data(folder, *, dtype, checkpointing, lora=None):
@@ -55,14 +73,8 @@ def with_data(folder, *, dtype, checkpointing, lora=None):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "deepseek_v3"])
 def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointing, dtype):
-    (tmp_path / "config.json").write_text(
-        json.dumps({**SMALL, **(MLA if kind == "deepseek_v3" else {}), "model_type": kind})
-    )
-    batch = Microbatch(
-        tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype=dtype, attention="sdpa",
-        activation_checkpointing=checkpointing, head=HEAD,
-    )  # fmt: skip
-    sizes = measure_model(str(tmp_path), batch)
+    folder = model(tmp_path, model_type=kind, **(MLA if kind == "deepseek_v3" else {}))
+    sizes = measure_model(folder, microbatch(dtype=dtype, activation_checkpointing=checkpointing))
     kept, peak = with_data(tmp_path, dtype=dtype, checkpointing=checkpointing)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
     assert sizes.activations + sizes.passing == pytest.approx(peak, rel=0.05)
@@ -71,26 +83,16 @@ def test_a_microbatch_needs_what_it_needs_with_data(tmp_path, kind, checkpointin
 def test_values_may_be_narrower_than_queries(tmp_path):
     sizes = {}
     for width in (8, 24):  # queries have 24
-        (tmp_path / str(width)).mkdir()
-        settings = {**SMALL, **MLA, "v_head_dim": width, "model_type": "deepseek_v3"}
-        (tmp_path / str(width) / "config.json").write_text(json.dumps(settings))
-        batch = Microbatch(
-            tokens=LONGEST, longest=LONGEST, dtype="bfloat16", attention="sdpa",
-            activation_checkpointing=False, head=HEAD,
-        )  # fmt: skip
-        sizes[width] = measure_model(str(tmp_path / str(width)), batch)
+        settings = {**MLA, "v_head_dim": width, "model_type": "deepseek_v3"}
+        batch = microbatch(tokens=LONGEST, dtype="bfloat16")
+        sizes[width] = measure_model(model(tmp_path / str(width), **settings), batch)
     assert sizes[8].parameters < sizes[24].parameters
     assert 0.5 * sizes[24].activations < sizes[8].activations < sizes[24].activations
 
 
 def test_an_adapter_is_measured_as_it_is_trained(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
     lora = LoraConfig(rank=4, path="is not read")
-    batch = Microbatch(
-        tokens=LONGEST * SEQUENCES, longest=LONGEST, dtype="float32", attention="sdpa",
-        activation_checkpointing=False, head=HEAD, lora=lora,
-    )  # fmt: skip
-    sizes = measure_model(str(tmp_path), batch)
+    sizes = measure_model(model(tmp_path), microbatch(lora=lora))
     plain = lora.model_copy(update={"path": None})
     kept, peak = with_data(tmp_path, dtype="float32", checkpointing=False, lora=plain)
     assert sizes.activations == pytest.approx(kept, rel=0.03)
@@ -101,14 +103,9 @@ def test_an_adapter_is_measured_as_it_is_trained(tmp_path):
 
 
 def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
-
     def activations(tokens, *, checkpointing=False):
-        batch = Microbatch(
-            tokens=tokens, longest=128, dtype="float32", attention="sdpa",
-            activation_checkpointing=checkpointing, head=HEAD,
-        )  # fmt: skip
-        return measure_model(str(tmp_path), batch).activations
+        batch = microbatch(tokens=tokens, longest=128, activation_checkpointing=checkpointing)
+        return measure_model(model(tmp_path), batch).activations
 
     assert activations(512) == pytest.approx(2 * activations(256), rel=0.05)
     assert activations(512, checkpointing=True) < 0.2 * activations(512)
@@ -124,7 +121,7 @@ def test_checkpointing_keeps_a_fraction_and_more_tokens_keep_more(tmp_path):
 def test_the_cache_of_a_token_has_keys_and_values_of_each_head_or_one_vector_for_all(
     tmp_path, settings, heads, numbers
 ):
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **settings}))
-    assert attention_heads(str(tmp_path)) == heads
-    assert kv_bytes_per_token(str(tmp_path), "bfloat16") == 3 * numbers * 2
-    assert kv_bytes_per_token(str(tmp_path), "float32") == 3 * numbers * 4
+    folder = model(tmp_path, **settings)
+    assert attention_heads(folder) == heads
+    assert kv_bytes_per_token(folder, "bfloat16") == 3 * numbers * 2
+    assert kv_bytes_per_token(folder, "float32") == 3 * numbers * 4

@@ -30,23 +30,16 @@ from headway.roles import Role
 SHAPES = Path(__file__).parent / "shapes"
 BILLION = 10**9
 MODEL = ModelSizes(
-    parameters=BILLION,
-    trained=BILLION,
-    largest_layer=BILLION // 10,
-    largest_tensor=BILLION // 10,
-    activations=4 * GIB,
-    passing=GIB,
-)
+    parameters=BILLION, trained=BILLION, largest_layer=BILLION // 10, largest_tensor=BILLION // 10,
+    activations=4 * GIB, passing=GIB,
+)  # fmt: skip
 SERVED = EngineSizes(
-    itemsize=2,
-    kv_token=10_000,
-    kv_heads=2,
-    workers=(1, 2, 4),
-    vocabulary=1000,
-    context=2048,
+    itemsize=2, kv_token=10_000, kv_heads=2, workers=(1, 2, 4), vocabulary=1000, context=2048,
     cpu_cache=GIB,
-)
+)  # fmt: skip
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
+STEPPED = {"gradients", "optimizer", "master weights"}
+"""Parts of the memory of a rank that an offloaded optimizer takes along."""
 
 
 def shipped(name, model, *overrides):
@@ -86,35 +79,33 @@ def test_a_shipped_recipe_fits_on_the_machines_that_it_names(name, model, learne
 
 
 def test_a_kv_cache_of_eight_bits_holds_twice_the_rollouts():
-    name, model = "gsm8k_qwen_1gpu", "qwen2.5-0.5b"
     half = "actors.vllm_options={kv_cache_dtype='fp8_e4m3'}"
-    assert "KV cache for 194 rollouts" in checked(shipped(name, model))[1]
-    assert "KV cache for 389 rollouts" in checked(shipped(name, model, half))[1]
+    for settings, rollouts in ((), 194), ((half,), 389):
+        text = checked(shipped("gsm8k_qwen_1gpu", "qwen2.5-0.5b", *settings))[1]
+        assert f"KV cache for {rollouts} rollouts" in text
 
 
 def recipe(*overrides):
     return load_recipe("gsm8k_qwen_8gpu", ["learner.ranks=2", *overrides])
 
 
-def device(*overrides):
-    rank = predict(recipe(*overrides), SIZES, Capacity()).processes[0]
-    return rank.device
+def learner(*overrides, sizes=SIZES):
+    """Return the predicted ranks of a recipe."""
+    return predict(recipe(*overrides), sizes, Capacity()).processes[0]
 
 
 @pytest.mark.parametrize(
     ("stage", "bytes_a_weight"), [(1, 2 + 4 + (4 + 8) / 2), (2, 2 + 16 / 2), (3, 18 / 2)]
 )
 def test_a_rank_holds_its_share_of_the_states_by_stage(stage, bytes_a_weight):
-    parts = device(f"learner.zero_stage={stage}")
-    states = sum(parts[name] for name in ("weights", "gradients", "optimizer", "master weights"))
-    assert states == bytes_a_weight * BILLION
+    parts = learner(f"learner.zero_stage={stage}").device
+    assert sum(parts[name] for name in ("weights", *STEPPED)) == bytes_a_weight * BILLION
 
 
 def test_an_offloaded_optimizer_moves_to_the_host():
-    config = recipe("learner.offload_optimizer=true")
-    rank = predict(config, SIZES, Capacity()).processes[0]
-    assert not {"optimizer", "master weights", "gradients"} & rank.device.keys()
-    assert {"optimizer", "master weights", "gradients"} <= rank.host.keys()
+    rank = learner("learner.offload_optimizer=true")
+    assert not STEPPED & rank.device.keys()
+    assert rank.host.keys() >= STEPPED
 
 
 GIB_PASSING = 1.1 * 5 * GIB
@@ -149,7 +140,7 @@ GIB_PASSING = 1.1 * 5 * GIB
     ],
 )  # fmt: skip
 def test_a_rank_needs_what_its_parts_add_up_to(overrides, critics, a_weight, a_weight_on_the_host):
-    sizes = Sizes(policy=MODEL, critic=MODEL if critics else None, served=SERVED)
+    sizes = replace(SIZES, critic=MODEL if critics else None)
     config = recipe(*overrides)
     rank, actor = predict(config, sizes, Capacity()).processes
     assert rank.count == config.learner.ranks
@@ -174,20 +165,16 @@ def test_a_node_has_each_of_its_ranks_and_engines_and_the_first_ranks_copies():
 
 
 def test_a_reference_and_a_critic_add_their_weights():
-    plain = device()
-    with_kl = device("learner.kl.coefficient=0.1")
-    assert with_kl["reference"] == 2 * BILLION
-    sizes = Sizes(policy=MODEL, critic=MODEL, served=SERVED)
-    both = predict(recipe(), sizes, Capacity()).processes[0].device
+    plain = learner().device
+    assert learner("learner.kl.coefficient=0.1").device["reference"] == 2 * BILLION
+    both = learner(sizes=replace(SIZES, critic=MODEL)).device
     assert both["optimizer"] == 2 * plain["optimizer"]
     assert both["activations"] == plain["activations"]
 
 
 def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no_reference():
     factors = BILLION // 100
-    sizes = Sizes(
-        policy=replace(MODEL, trained=factors, largest_adapted=1000), critic=None, served=SERVED
-    )
+    sizes = replace(SIZES, policy=replace(MODEL, trained=factors, largest_adapted=1000))
     config = recipe("learner.lora.rank=8", "learner.kl.coefficient=0.1", "learner.zero_stage=1")
     prediction = predict(config, sizes, Capacity())
     rank, actor = prediction.processes
@@ -201,10 +188,10 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     saves = config.learner.keep_checkpoints + 1
     assert prediction.checkpoints == saves * 14 * factors
     critic = recipe("learner.advantage=gae", "learner.loss=ppo", "learner.critic.lora.rank=8")
-    both = Sizes(policy=MODEL, critic=sizes.policy, served=SERVED)
+    both = replace(SIZES, critic=sizes.policy)
     assert predict(critic, both, Capacity()).checkpoints == saves * 14 * (BILLION + factors)
-    own = recipe("learner.lora.rank=8", "learner.kl.reference=other/model")
-    assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
+    own = learner("learner.lora.rank=8", "learner.kl.reference=other/model", sizes=sizes)
+    assert own.device["reference"] == 2 * BILLION
 
 
 @pytest.mark.parametrize(
@@ -337,12 +324,8 @@ def test_only_numbers_of_workers_that_divide_the_heads_are_named(workers, helps)
 def test_an_engine_is_accepted_exactly_if_its_share_holds_weights_work_and_a_rollout(
     share, card, workers
 ):
-    config = recipe().updated(
-        actors={
-            "gpu_memory_utilization": share, "tensor_parallel_size": workers, "gpus": workers,
-        }
-    )  # fmt: skip
-    prediction = predict(config, SIZES, Capacity(gpu=card * GIB))
+    keys = {"gpu_memory_utilization": share, "tensor_parallel_size": workers, "gpus": workers}
+    prediction = predict(recipe().updated(actors=keys), SIZES, Capacity(gpu=card * GIB))
     actor = prediction.processes[1]
     holds = share * card * GIB >= total(actor.least)
     refused = any(lack.role == "actor" for lack in prediction.lacks)
@@ -407,8 +390,6 @@ def test_every_remedy_is_a_valid_recipe():
 
 
 def test_actors_of_a_cluster_are_on_nodes_of_their_own():
-    config = load_recipe("gsm8k_qwen32b_8nodes")
-    prediction = predict(config, SIZES, Capacity(gpus=8))
-    learners, actors = prediction.nodes
-    assert [(item.role, item.count) for item in learners.processes] == [("learner", 8)]
-    assert [(item.role, item.count) for item in actors.processes] == [("actor", 2)]
+    nodes = predict(load_recipe("gsm8k_qwen32b_8nodes"), SIZES, Capacity(gpus=8)).nodes
+    processes = [[(item.role, item.count) for item in node.processes] for node in nodes]
+    assert processes == [[("learner", 8)], [("actor", 2)]]

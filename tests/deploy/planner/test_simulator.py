@@ -1,6 +1,7 @@
 """Simulated runs against arithmetic by hand, and what holds of every one of them."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -40,12 +41,8 @@ def test_synchronous_phases_take_turns():
     assert outcome.samples_per_second == pytest.approx(1 / 1.5)
     assert outcome.learner_idle == pytest.approx(1.0 / 1.5)
     assert outcome.actors_idle == pytest.approx(0.5 / 1.5)
-    assert (outcome.lag_mean, outcome.lag_square_mean, outcome.lag_p95, outcome.lag_max) == (
-        0,
-        0,
-        0,
-        0,
-    )
+    lags = (outcome.lag_mean, outcome.lag_square_mean, outcome.lag_p95, outcome.lag_max)
+    assert lags == (0, 0, 0, 0)
 
 
 def test_with_one_batch_of_staleness_the_slower_side_decides():
@@ -161,13 +158,12 @@ def test_what_cannot_be_simulated_is_refused(changes, message):
         (lambda: rates(step=0.0), "step_seconds and rollout_step_seconds of an engine are both 0"),
         (lambda: rates(lengths=()), "no rollout's length is known"),
         (lambda: lognormal_lengths(0, 1, group_size=1, seed=0), "lengths of 0 tokens"),
-        (
-            lambda: EngineRates.of_throughput(one=100, full=50, slots=8),
-            "must be at least 100 and at most 800",
-        ),
-        (
-            lambda: EngineRates.of_throughput(one=100, full=801, slots=8),
-            "must be at least 100 and at most 800",
+        *(
+            (
+                partial(EngineRates.of_throughput, one=100, full=full, slots=8),
+                "must be at least 100 and at most 800",
+            )
+            for full in (50, 801)
         ),
     ],
 )

@@ -28,12 +28,7 @@ from headway.errors import InputError
 from tests.deploy.conftest import call_main
 
 GIVEN = PlanInputs(
-    tokens=40,
-    tokens_variation=0.5,
-    rollout_rate=100,
-    engine_rate=3000,
-    train_rate=4000,
-    pause=0.05,
+    tokens=40, tokens_variation=0.5, rollout_rate=100, engine_rate=3000, train_rate=4000, pause=0.05
 )
 SMALL = ("prompts.groups_per_batch=4", "prompts.group_size=4", "actors.max_concurrent_rollouts=32")
 
@@ -56,17 +51,11 @@ def speed(prospect):
 
 
 @pytest.mark.parametrize(
-    ("devices", "each", "expected"),
-    [
-        (2, 1, [(1, 1)]),
-        (4, 1, [(1, 3), (2, 2), (3, 1)]),
-        (8, 2, [(1, 6), (2, 4), (3, 2)]),
-    ],
+    ("devices", "workers", "expected"),
+    [(2, 1, [(1, 1)]), (4, 1, [(1, 3), (2, 2), (3, 1)]), (8, 2, [(1, 6), (2, 4), (3, 2)])],
 )
-def test_splits_use_the_devices_up(devices, each, expected):
-    config = recipe()
-    actors = config.actors.model_copy(update={"tensor_parallel_size": each})
-    config = config.model_copy(update={"actors": actors})
+def test_splits_use_the_devices_up(devices, workers, expected):
+    config = recipe(f"actors.tensor_parallel_size={workers}")
     prospects = predict(config, rates(train=0.002), bounds=[1], devices=devices)
     assert [(prospect.actors, prospect.ranks) for prospect in prospects] == expected
 
@@ -105,18 +94,21 @@ def test_the_best_of_many_splits_is_found_and_not_only_the_best_of_those_tried_a
     assert speed(best(prospects)) >= 0.99 * speed(best(all_of_them))
 
 
-def test_a_device_is_not_enough():
-    with pytest.raises(InputError, match="1 devices are too few: an engine takes 1"):
-        predict(recipe(), rates(train=0.002), bounds=[1], devices=1)
-
-
-def test_more_engines_than_can_be_simulated_in_a_minute_or_two_are_refused():
-    with pytest.raises(InputError, match=r"100000 devices are too many: .* 99999 engines .* 1024"):
-        predict(recipe(), rates(train=0.002), bounds=[1], devices=100_000)
-    large = recipe("actors.tensor_parallel_size=8")
-    assert most_actors(large, 8 * MOST_ACTORS + 8) == MOST_ACTORS
-    with pytest.raises(InputError, match="up to 1025 engines of 8 "):
-        most_actors(large, 8 * MOST_ACTORS + 9)
+@pytest.mark.parametrize(
+    ("workers", "devices", "message"),
+    [
+        (1, 1, "1 devices are too few: an engine takes 1"),
+        (1, 100_000, r"100000 devices are too many: .* 99999 engines .* 1024"),
+        (8, 8 * MOST_ACTORS + 9, "up to 1025 engines of 8 "),
+    ],
+)
+def test_too_few_devices_and_more_engines_than_a_plan_simulates_are_refused(
+    workers, devices, message
+):
+    config = recipe(f"actors.tensor_parallel_size={workers}")
+    with pytest.raises(InputError, match=message):
+        predict(config, rates(train=0.002), bounds=[1], devices=devices)
+    assert most_actors(config, workers * (MOST_ACTORS + 1)) == MOST_ACTORS
 
 
 def test_a_setting_is_that_of_the_run():
@@ -165,27 +157,17 @@ def test_a_plan_of_given_rates_is_json_and_a_table():
     document = plan(recipe(), run=None, given=GIVEN, bounds=[0, 1], devices=3)
     assert json.loads(json.dumps(document)) == document
     assert document["best"] in document["prospects"]
-    assert [(row["actors"], row["max_staleness"]) for row in document["prospects"]] == [
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (2, 1),
-    ]
+    rows = [(row["actors"], row["max_staleness"]) for row in document["prospects"]]
+    assert rows == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert document["rates"]["lengths"]["mean"] == pytest.approx(40, rel=0.1)
-    console = Console(width=140, record=True, file=io.StringIO())
-    show(document, console)
-    text = console.export_text()
-    assert "demo on 3 devices, predicted" in text
-    assert f"{document['best']['samples_per_second']:.1f} samples/s" in text
-    assert "limited by" in text
-
-
-def test_notes_are_shown_as_they_are_brackets_included():
-    document = plan(recipe(), run=None, given=GIVEN, bounds=[0], devices=2)
     document["notes"] = ["the recipe has [model.tiny], in the run '/a/model'"]
     console = Console(width=140, record=True, file=io.StringIO())
     show(document, console)
-    assert f"note: {document['notes'][0]}\n" in console.export_text()
+    text = console.export_text()
+    assert f"note: {document['notes'][0]}\n" in text, "brackets included"
+    assert "demo on 3 devices, predicted" in text
+    assert f"{document['best']['samples_per_second']:.1f} samples/s" in text
+    assert "limited by" in text
 
 
 def test_what_is_not_predicted_is_said():

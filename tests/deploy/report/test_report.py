@@ -1,5 +1,6 @@
 """The page of a report: what it plots, what it says, and that it needs nothing but itself."""
 
+import io
 import os
 import re
 import shutil
@@ -10,15 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.observability.samples import Sample
-from deploy.report.plots import (
-    PLOTS,
-    WINDOW,
-    PlottedRun,
-    figure_of,
-    smooth,
-    throughput,
-    waiting,
-)
+from deploy.report.plots import PLOTS, WINDOW, PlottedRun, figure_of, smooth, throughput, waiting
 from deploy.report.report import MOST, notes, page, report
 from deploy.report.timeline import build
 from deploy.storage.run_directory import RunDirectory
@@ -63,10 +56,7 @@ def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4")
     record = Record(label, 5, 2, started_at=0.0)
     record.batches = [batch(version) for version in range(batches)]
     record.swaps = list(swaps)
-    record.heldout = [
-        {"version": 0, "score": 0.5, "size": 9},
-        {"version": 2, "score": None, "size": 9},
-    ]
+    record.heldout = [{"version": v, "score": s, "size": 9} for v, s in ((0, 0.5), (2, None))]
     return PlottedRun(label, record, compare(fates), colour, {"steps": f"{batches} of 5"})
 
 
@@ -171,13 +161,11 @@ def test_what_was_left_out_stands_beside_what_was_trained():
     assert means == [[2.0, 6.0], [], [1.0]]
 
 
-@pytest.mark.parametrize("each", PLOTS, ids=lambda plot: plot.title)
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.title)
 @pytest.mark.parametrize("runs", [1, 2])
-def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(
-    each, runs, tmp_path
-):
+def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(plot, runs):
     few = [shown(f"run {n}", batches=1, swaps=()) for n in range(runs)]
-    figure_of(each, few).savefig(tmp_path / "plot.svg")
+    figure_of(plot, few).savefig(io.BytesIO())
 
 
 def whole(*labels):
@@ -216,15 +204,12 @@ def test_settings_that_differ_are_listed_when_runs_are_compared():
 
 
 def test_notes_name_resumptions_changed_settings_program_and_machine():
-    machine = {"cores": 2, "cpu": "a CPU", "memory_gib": 24.0, "gpus": []}
     common = {
         "headway": "0.1.0", "commit": "0123456789abcdef", "packages": {"torch": "2.13"},
-        "machine": machine,
+        "machine": {"cores": 2, "cpu": "a CPU", "memory_gib": 24.0, "gpus": []},
     }  # fmt: skip
-    sessions = [
-        {"version": 0, "changes": [], **common},
-        {"version": 2, "changes": ["steps: 2 → 4"], **common},
-    ]
+    changes = {0: [], 2: ["steps: 2 → 4"]}
+    sessions = [{"version": v, "changes": texts, **common} for v, texts in changes.items()]
     record = shown(batches=2).record
     record.batches += [batch(2, session=2.0)]
     assert notes(record, sessions) == [
@@ -234,21 +219,17 @@ def test_notes_name_resumptions_changed_settings_program_and_machine():
     ]
 
 
-def test_samples_are_text_and_never_markup():
+def test_samples_and_names_are_text_and_never_markup():
     sample = Sample(
         version=3, prompt_id="<i>", sample_index=0, reward=0.5, reward_parts={"task": 0.5},
         tokens=4, lag=1, finish_reason="stop", prompt="2+2=", response="<script>\x1b[2J</script>",
     )  # fmt: skip
-    text = page("mine", [shown()], None, [sample])
+    text = page("<b>mine</b>", [shown("<b>mine</b>")], None, [sample])
+    assert "<b>" not in text
+    assert "&lt;b&gt;mine" in text
     assert "<script" not in text
     assert "&lt;script&gt;\\x1b[2J" in text
     assert "version 3 · &lt;i&gt; #0 · reward 0.5 · 4 tokens · stop · lag 1" in text
-
-
-def test_names_are_text_and_never_markup():
-    text = whole("<b>mine</b>")
-    assert "<b>" not in text
-    assert "&lt;b&gt;mine" in text
 
 
 def test_a_run_that_trained_nothing_is_refused_by_name(tmp_path):

@@ -62,10 +62,7 @@ def test_idle_is_the_share_of_a_window_at_count_zero(begin, end, clipped, idle):
     curve = [(1, 2), (3, 0), (5, 1)]
     assert clip(curve, begin, end) == clipped
     assert idle_share(curve, begin, end) == pytest.approx(idle)
-
-
-def test_an_engine_without_any_rollout_is_idle_throughout():
-    assert idle_share([], 0, 4) == 1.0
+    assert idle_share([], begin, end) == 1.0, "an engine without any rollout is idle throughout"
 
 
 def test_rollouts_are_counted_by_engine_and_groups_from_acceptance_to_their_batch():
@@ -106,12 +103,7 @@ def test_an_update_is_staged_and_prepared_gets_its_permit_and_pauses_the_engine(
 
 @pytest.mark.parametrize(
     ("trained", "count", "versions"),
-    [
-        (30, 10, range(5, 15)),
-        (12, 10, range(2, 12)),
-        (3, 10, range(3)),
-        (0, 10, range(0)),
-    ],
+    [(30, 10, range(5, 15)), (12, 10, range(2, 12)), (3, 10, range(3)), (0, 10, range(0))],
 )
 def test_the_window_leaves_the_warm_up_out_where_the_run_is_long_enough(trained, count, versions):
     rows = [batch(version, 4.0 * version) for version in range(trained)]
@@ -134,10 +126,5 @@ def test_a_timeline_holds_only_what_happened_between_its_first_wait_and_its_last
     assert (timeline.first, timeline.begin, timeline.end) == (3, 10.0, 14.0)
     assert timeline.actors == {"engine-0": [(10.0, 0), (12, 1), (14.0, 1)]}
     assert timeline.queue == [(10.0, 2), (11, 1), (14.0, 1)]
-    assert [span.start for span in timeline.updates["engine-0"]] == [
-        10.5,
-        11.5,
-        11.75,
-        12.5,
-        13.0,
-    ]
+    starts = [span.start for span in timeline.updates["engine-0"]]
+    assert starts == [10.5, 11.5, 11.75, 12.5, 13.0]
