@@ -57,7 +57,7 @@ def learner_share(config: RunConfig, available: Iterable[int]) -> list[int]:
 def actors_on_cores(
     actors: ActorsConfig, available: Iterable[int], learner_cores: str | None
 ) -> ActorsConfig:
-    """Return `[actors]` with open `cores` filled in, of those of the machine of all actors."""
+    """Fill in `actors.cores`, of those of the machine of all actors, where a recipe names none."""
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors

@@ -159,7 +159,7 @@ class Reservation:
                 del self._bundles[role, number]
 
     def to_give_back(self, role: Role, numbers: Sequence[int]) -> list[int]:
-        """Return which of these processes would let all of `awaited` roles be placed; `to_free`."""
+        """Return which of these processes end so that all of `awaited` roles fit; see `to_free`."""
         missing = {
             name: sum(not self.holds(name, n) for n in range(self._requests[name].count))
             for name in self._requests

@@ -63,15 +63,15 @@ class RunMetrics(Collector):
         yield GaugeMetricFamily("headway_max_staleness", text, bound)
         yield from self._weight_updates()
         lost = "Seconds from the deaths of a process until another had taken its place."
-        for name, text, figures in (
+        for metric, text, figures in (
             ("restarts", "Processes that were restarted.", record.restarts),
             ("lost_seconds", lost, record.away),
         ):
             labels = ["restarted", "restarted_role"]
             processes = dict.fromkeys([*self._processes(), *figures])
             yield labelled(
-                CounterMetricFamily(f"headway_{name}", text, labels=labels),
-                {(it, role_of(it) or it): figures.get(it, 0) for it in processes},
+                CounterMetricFamily(f"headway_{metric}", text, labels=labels),
+                {(name, role_of(name) or name): figures.get(name, 0) for name in processes},
             )
         text = (
             "1 for an engine whose mismatch with the learner stands out among the engines, else 0."
@@ -79,12 +79,12 @@ class RunMetrics(Collector):
         drifts = GaugeMetricFamily("headway_engine_drift", text, labels=["engine"])
         yield labelled(drifts, dict(record.drifting))
         scores = record.newest_scores()
-        values = {kind: it.value for kind, it in scores.items() if it.value is not None}
+        values = {kind: score.value for kind, score in scores.items() if score.value is not None}
         text = "The newest held-out score."
         yield labelled(GaugeMetricFamily("headway_heldout_score", text, labels=["kind"]), values)
         text = "Rollouts, of pass@k problems, that failed and are not in the newest held-out score."
         failed = GaugeMetricFamily("headway_heldout_failed", text, labels=["kind"])
-        yield labelled(failed, {kind: it.failed for kind, it in scores.items()})
+        yield labelled(failed, {kind: score.failed for kind, score in scores.items()})
         overdue = self._overdue()
         text = "Waits longer than deploy.watchdog_seconds."
         yield GaugeMetricFamily("headway_overdue_waits", text, len(overdue))

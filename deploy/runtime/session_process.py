@@ -129,7 +129,7 @@ class Session:
         self._send(Message(again=self._again))
 
     def works(self) -> float | None:
-        """Say that the loop of the run begins; return the seconds since a crash ended the last."""
+        """Say that the loop begins; return the seconds since a crash ended the last one, if any."""
         self.has_worked = True
         self._send(Message(worked=True))
         since, self._lost_since = self._lost_since, None
