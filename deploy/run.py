@@ -109,11 +109,7 @@ class Run:
         return [*sorted(self.starting), *overdue]
 
     async def run(self) -> None:
-        """Train until the end, a failure, or the user's interrupt.
-
-        Raises:
-            KeyboardInterrupt: The user interrupted, and everything has been ended in good order.
-        """
+        """Train until the end, a failure, or the interrupt of the user (KeyboardInterrupt)."""
         interrupts = Interrupts()
         training = asyncio.create_task(self.train())
         asked = asyncio.create_task(interrupts.asked.wait())
@@ -178,8 +174,7 @@ class Run:
     async def start(self) -> None:
         """Load the model in the learner and in every engine, at once or, on a shared GPU, in turn.
 
-        Raises:
-            RunFailed: Not all were ready within deploy.start_timeout_seconds.
+        Raises RunFailed if not all were ready within deploy.start_timeout_seconds.
         """
         config, console = self.context.config, self.context.console
         model_path = self.context.inputs.model_path

@@ -41,10 +41,8 @@ def run(
 ) -> dict[str, Any]:
     """Train to the end of a recipe, from where an earlier session of the run ended.
 
-    `process` is this process, where it has a parent that starts it again.
-
-    Returns:
-        The summary, which is also in the run's folder.
+    `process` is this process, where it has a parent that starts it again. Returns the summary,
+    which is also in the run's folder.
 
     Raises:
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.

@@ -191,13 +191,8 @@ def resume(
 ) -> TrainingRun:
     """Resume a run, named by its folder or its name in `runs_dir`, and return at once.
 
-    Args:
-        run: Folder or name of the run.
-        runs_dir: Folder of run folders.
-        overrides: Values of keys from now on, as of `run`, such as {"steps": 200}.
-
-    Raises:
-        InputError: There is no such run, or it cannot go on with a value.
+    `overrides` are values of keys from now on, as of `run`, such as {"steps": 200}. Raises
+    InputError if there is no such run, or it cannot go on with a value.
     """
     directory = RunDirectory.open(run, Path(runs_dir))
     settings = list(override_settings(overrides or {}))
@@ -213,8 +208,7 @@ def resume(
 def results(run: str, runs_dir: str | Path = "runs") -> RunResults:
     """Return the results of a run that anybody started, by its folder or its name in `runs_dir`.
 
-    Raises:
-        InputError: There is no such run.
+    Raises InputError if there is no such run.
     """
     return RunResults(RunDirectory.open(run, Path(runs_dir)).path)
 
@@ -242,11 +236,7 @@ def preparations(config: RunConfig) -> Iterator[str]:
 def override_settings(
     overrides: Mapping[str, Any], model: Any = RunConfig, prefix: str = ""
 ) -> Iterator[str]:
-    """Yield overrides as `key=value` with TOML values; a section is a mapping of its keys.
-
-    Raises:
-        InputError: A value is None.
-    """
+    """Yield overrides as `key=value` with TOML values; a section is a mapping of its keys."""
     for key, value in overrides.items():
         inner = model
         for part in key.split("."):

@@ -80,12 +80,15 @@ def main() -> Any:
         raise_interrupts()
         sys.excepthook = print_uncaught
         if not only_informs(sys.argv[1:]):
-            _check_not_shadowed()
+            check_not_shadowed()
             if sys.argv[1] in ("run", "resume"):
                 process = session_process.begin_session(_end_leftovers)
     except KeyboardInterrupt:
         _print_error(STOPPED)
         sys.exit(INTERRUPTED)
+    except InputError as error:  # `SafeConsole` might import a package that is shadowed
+        typer.echo(f"headway: {error}", err=True)
+        sys.exit(error.exit_code)
     try:
         return _run_command(process)
     except SystemExit as leaving:
@@ -123,15 +126,6 @@ def _end_leftovers(run: Path) -> None:
 
     with suppress(OSError), locked(run / session_process.DRIVER_LOCK):
         end_leftovers(run)
-
-
-def _check_not_shadowed() -> None:
-    """Exit if a folder shadows a package, which `SafeConsole` could not be imported from."""
-    try:
-        check_not_shadowed()
-    except InputError as error:
-        typer.echo(f"headway: {error}", err=True)
-        sys.exit(error.exit_code)
 
 
 def _print_error(message: str) -> None:

@@ -80,11 +80,7 @@ def next_command(command: str, recipe: str, overrides: list[str]) -> str:
 
 
 def load(recipe: str, overrides: list[str]) -> "RunConfig":
-    """Load a recipe, completed for this machine; imports late, so that `headway --help` is quick.
-
-    Raises:
-        InputError: The recipe cannot be read or is not valid.
-    """
+    """Load a recipe, completed for this machine."""
     from deploy.config.devices import for_this_machine
     from deploy.config.loader import load_recipe
 

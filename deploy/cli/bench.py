@@ -55,11 +55,7 @@ class Group(WithoutFlagTypes, TyperGroup):
     """The commands of `headway`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that `args` begin with, by name and as an object, and its arguments.
-
-        Raises:
-            InputError: There is none; names the nearest, which may be a benchmark.
-        """
+        """Return the command that `args` begin with; refuse another with the nearest name."""
         name = args[0]
         if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
@@ -97,11 +93,7 @@ def bench(
 
 
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
-    """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
-
-    Raises:
-        InputError: There is no such benchmark, or it is not installed.
-    """
+    """Replace this process by a benchmark, which gets Ctrl-C and sets the exit code."""
     if name not in BENCHMARKS:
         from headway.nearest_name import nearest
 

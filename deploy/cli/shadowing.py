@@ -22,10 +22,7 @@ def check_not_shadowed() -> None:
     """Check that each package is imported from the folder that contains this one.
 
     Ray puts the folder that a command runs in first on the path of its workers, so a package there
-    is refused even if this process still imports the right one.
-
-    Raises:
-        InputError: Another folder would be imported in place of a package of Headway.
+    is refused, by an InputError, even if this process still imports the right one.
     """
     ours = Path(__file__).resolve().parents[2]
     for name in PACKAGES:

@@ -157,11 +157,7 @@ def _completed(document: dict[str, Any], recipe: str) -> RunConfig:
 
 
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the tables of a recipe as they are written, neither completed nor validated.
-
-    Raises:
-        InputError: The file cannot be read, or an override has no key.
-    """
+    """Return the tables of a recipe as they are written, neither completed nor validated."""
     document = _read(recipe)
     for override in overrides:
         _override(document, override)

@@ -146,10 +146,7 @@ class RunConfig(RecipeKeys):
         return self.with_model_names().model_dump(mode="json", exclude=exclude)
 
     def with_model_names(self) -> "RunConfig":
-        """Return the recipe with the names of its warm start and of its reward models filled in.
-
-        Without these, their folders depend on the name of the run.
-        """
+        """Return the recipe with the names of its warm start and reward models filled in."""
         sections = {"sft": self.sft, "reward_model": self.reward_model}
         return self.model_copy(
             update={

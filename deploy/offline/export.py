@@ -19,11 +19,8 @@ def export_model(
     """Copy config, weights and tokenizer of the newest committed checkpoint; return its version.
 
     An adapter is merged into its model, unless `adapter` asks for it alone; `base` is the model's
-    folder or hub name where it is another one than the run had.
-
-    Raises:
-        InputError: There is no checkpoint yet, it is damaged or has no adapter, or the folder
-            exists.
+    folder or hub name where it is another one than the run had. Raises InputError if there is no
+    whole checkpoint or no adapter, or if the folder exists.
     """
     from learner.config.lora import CONFIG_FILE
     from learner.engine.model_folder import merge_adapter

@@ -19,11 +19,7 @@ INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 
 
 def prompt_row(row: Mapping[str, str]) -> dict[str, str]:
-    """Return a prompt and its answer: the number after the last "####" of the solution.
-
-    Raises:
-        InputError: The solution has no such end.
-    """
+    """Return a prompt and its answer: the number after the last "####" of the solution."""
     question, solution = row["question"], row["answer"]
     _, mark, number = solution.rpartition("####")
     if not (mark and number.strip()):

@@ -53,11 +53,7 @@ class Plan:
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Parse `--steps a:b`, which means the batches a, …, b−1.
-
-    Raises:
-        InputError: The text is not two numbers, the first below the second.
-    """
+    """Parse `--steps a:b`, which means the batches a, …, b−1."""
     match = re.fullmatch(r"(\d+):(\d+)", text.strip())
     first, end = (int(match[1]), int(match[2])) if match else (0, 0)
     if not first < end:
@@ -70,11 +66,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 def plan_replay(
     steps: tuple[int, int], recorded: Mapping[int, Row], checkpoints: Mapping[int, Path]
 ) -> Plan:
-    """Choose the checkpoint to begin with; trained batches and checkpoints are given by version.
-
-    Raises:
-        InputError: A batch was not trained.
-    """
+    """Choose the checkpoint to begin with, of those by version, for batches that were trained."""
     first, end = steps
     if missing := [version for version in range(first, end) if version not in recorded]:
         known = f"0 to {max(recorded)}" if recorded else "none"
@@ -90,9 +82,7 @@ def replay(
 ) -> bool:
     """Replay batches of a run and print a comparison; return whether all weights are equal.
 
-    Raises:
-        InputError: The run is going on, the batches or their rollouts are missing, or there is
-            neither a checkpoint nor the initial weights to begin with.
+    Raises InputError if the run is going on, or if rollouts or weights to begin with are missing.
     """
     directory.lock.check_at_rest()
     recorded = {row["version"]: row for row in read_batches(directory.path)}

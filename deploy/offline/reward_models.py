@@ -84,9 +84,7 @@ class PreferencePairs:
 def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     """Train the reward models of a recipe; return their folder, where `headway run` finds them.
 
-    Raises:
-        InputError: There is no [reward_model] section or no model to begin with, pairs cannot be
-            used, or the reward models exist already or are being made by another command.
+    Raises InputError where section, model or pairs are missing, or the folder exists.
     """
     section = config.reward_model
     if section is None:
@@ -170,11 +168,7 @@ def _train(
     partial: Path,
     terminal: Terminal,
 ) -> tuple[dict[str, Any], "Tensor", Scale]:
-    """Train one member; return its figures, its scores [2, P] of held-out pairs, and their scale.
-
-    Raises:
-        RunFailed: It gives every text the same score.
-    """
+    """Train one member; return figures, scores [2, P] of held-out pairs, and their scale."""
     import torch
     from transformers.utils import logging
 

@@ -47,9 +47,7 @@ def before_warm_start(config: RunConfig, say: Callable[[str], None]) -> Iterator
 def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]) -> None:
     """Play the first `count` prompts of the training source once each, and show them by `say`.
 
-    Raises:
-        InputError: A reward model cannot be loaded, or the recipe begins with an adapter.
-        RunFailed: Some rollouts have failed; raised after all were printed.
+    Raises RunFailed if some rollouts have failed, after all were printed.
     """
     lora = config.learner.lora
     if lora is not None and lora.path is not None:

@@ -38,9 +38,7 @@ CHECKED = 64
 def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     """Train the warm start of a recipe; return its folder, where `headway run` finds it.
 
-    Raises:
-        InputError: There is no [sft] section, demonstrations cannot be used, or the warm start
-            exists already or is being made by another command.
+    Raises InputError where section or demonstrations are missing, or the folder exists.
     """
     if config.sft is None:
         raise InputError(
@@ -77,10 +75,8 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 class Demonstrations:
     """Demonstrations as token ids, each beginning as a rollout of its prompt does.
 
-    `path` is the folder or hub name of the model; None stands for the recipe's tiny model.
-
-    Raises:
-        InputError: The recipe names a stop or an option of the chat template that does not exist.
+    `path` is the folder or hub name of the model; None stands for the recipe's tiny model. Raises
+    InputError for a stop or an option of the chat template that does not exist.
     """
 
     def __init__(self, config: RunConfig, path: str | None) -> None:
@@ -105,11 +101,7 @@ class Demonstrations:
         self._shipped = shipped_opening(actors)
 
     def render(self, example: Example) -> Tokens:
-        """Return the tokens of a demonstration.
-
-        Raises:
-            InputError: It cannot be rendered, or is longer than the context of the model.
-        """
+        """Return the tokens of a demonstration; raise InputError for one that is too long."""
         prompt, reply = example
         messages = self._opening(prompt)
         try:

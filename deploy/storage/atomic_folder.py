@@ -1,4 +1,7 @@
-"""Creates a folder atomically: it is written to a temporary sibling, which is then renamed."""
+"""Creates a folder atomically: it is written to a temporary sibling, which is then renamed.
+
+Functions raise InputError for a folder that exists, is made or is in use by another command.
+"""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -16,43 +19,28 @@ the folder holds its lock."""
 
 
 def check_absent(folder: Path, *, replace: bool) -> None:
-    """Refuse a folder that exists, unless it may be replaced.
-
-    Raises:
-        InputError: The folder exists.
-    """
+    """Refuse a folder that exists, unless it may be replaced."""
     if folder.exists() and not replace:
         raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
 
 
 @contextmanager
 def atomic_folder(folder: Path, *, replace: bool, private: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `folder` at the end of the block.
+    """Yield a temporary folder that is synced and renamed to `folder` at the end of the block.
 
-    The temporary folder is deleted if the block raises. What it has is synced before it is renamed.
-    Only this user may read a `private` one.
-
-    Raises:
-        InputError: Another command is making `folder`, or it exists and may not be replaced, or
-            is in use.
+    It is deleted if the block raises. Only this user may read a `private` one.
     """
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     with ExitStack() as hold:
+        problem = f"another command is making {folder}"
         try:
             hold.enter_context(locked(_lock(folder), passing=True, parents=True))
-        except BlockingIOError:
-            raise InputError(
-                f"another command is making {folder}; wait for its end, or choose another name"
-            ) from None
-        check_absent(folder, replace=replace)
-        if (folder / ORIGIN_FILE).exists():
-            try:
+            check_absent(folder, replace=replace)
+            if (folder / ORIGIN_FILE).exists():
+                problem = f"{folder} is in use by another command"
                 hold.enter_context(locked(folder / ORIGIN_FILE))
-            except BlockingIOError:
-                raise InputError(
-                    f"{folder} is in use by another command; wait for its end, or choose another "
-                    "name"
-                ) from None
+        except BlockingIOError:
+            raise InputError(f"{problem}; wait for its end, or choose another name") from None
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700 if private else 0o777)
         try:
@@ -72,11 +60,7 @@ def atomic_folder(folder: Path, *, replace: bool, private: bool = False) -> Iter
 
 @contextmanager
 def in_use(folders: Iterable[Path]) -> Iterator[None]:
-    """Keep other commands from replacing folders during the block; there may be none.
-
-    Raises:
-        InputError: Another command is making or replacing one of them.
-    """
+    """Keep other commands from replacing folders during the block; there may be none."""
     with ExitStack() as hold:
         for folder in folders:
             try:

@@ -74,10 +74,9 @@ def set_aside(path: Path) -> Path:
 
 
 def mend_rows(path: Path, say: Say, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
-    """Return the records of a JSON-lines file, without those that are damaged.
+    """Return the records of a JSON-lines file, without those that are damaged, made by `parse`.
 
-    `parse` makes an object of each record. The file then has the intact records alone; as it was,
-    it is set aside.
+    The file then has the intact records alone; as it was, it is set aside.
     """
     try:
         rows = read_rows(path, parse)
@@ -111,11 +110,7 @@ class JsonlWriter:
         self._lock = threading.Lock()
 
     def write(self, name: str, records: Iterable[Any]) -> None:
-        """Append records to a file: all of them, or none if the disk is full.
-
-        Raises:
-            OSError: The file cannot be written for another reason.
-        """
+        """Append records to a file: all of them, or none if the disk is full."""
         records = [*records]
         if not records:
             return

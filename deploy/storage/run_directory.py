@@ -41,9 +41,7 @@ class RunDirectory(RunDocuments):
     ) -> "RunDirectory":
         """Find an existing run by its folder or by its name in `runs_dir`.
 
-        Raises:
-            RunMissing: There is no such run.
-            InputError: Its recipe is missing, unless it may be so.
+        Raises RunMissing if there is none, and InputError without a recipe, unless it may be so.
         """
         for path in (Path(run), runs_dir / run):
             directory = cls(path.absolute())
@@ -84,12 +82,9 @@ class RunDirectory(RunDocuments):
     def held(
         self, end_leftovers: Callable[[Path], None] | None = None, *, is_again: bool = False
     ) -> Iterator[None]:
-        """Keep other commands out of the run during the block; see `RunLock.held`.
+        """Keep other commands out of the run during the block, as `RunLock.held` does.
 
         The run is no longer to be undone.
-
-        Raises:
-            InputError: Another command works on the run, or has deleted it.
         """
         with self.lock.held(end_leftovers, is_again=is_again):
             _delete(self._beside("replaced"))  # that of a run whose first session was killed

@@ -48,10 +48,7 @@ class RunDocuments:
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
 
-        `overrides` are as those of `load_recipe`.
-
-        Raises:
-            InputError: The file cannot be read or is not valid, as `load_recipe`.
+        Takes and raises what `load_recipe` does.
         """
         config = load_recipe(str(self.recipe_file), overrides)
         return config.updated(deploy={"runs_dir": self.path.parent})
@@ -62,10 +59,9 @@ class RunDocuments:
             file.write(recipe_text(config).encode())
 
     def summary(self, *keys: str) -> dict[str, Any]:
-        """Return the content of `summary.json`, with some keys at least; empty if there is none.
+        """Return the content of `summary.json`; empty if there is none.
 
-        Raises:
-            InputError: The file is damaged, or lacks one of the keys.
+        Raises InputError if it is damaged, or lacks one of the keys.
         """
         try:
             summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
@@ -90,10 +86,7 @@ class RunDocuments:
     def rows(self, name: str, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
         """Return the records of a JSON-lines file, without a last line that a crash cut off.
 
-        `parse` makes an object of each record.
-
-        Raises:
-            InputError: Another line is damaged, or `parse` lacks a key of it; names the line.
+        `parse` makes an object of each. Raises InputError that names another line which is damaged.
         """
         rows = read_rows(self.path / name, parse)
         if rows.damaged:

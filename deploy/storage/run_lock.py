@@ -45,12 +45,9 @@ class RunLock:
     ) -> Iterator[None]:
         """Keep other commands out of the run during the block.
 
-        `end_leftovers` is called with the folder, to end what a session that was killed has left.
-        A session that was started again after a crash `is_again` that of its parent.
-
-        Raises:
-            RunMissing: Another command has deleted it.
-            InputError: Another command works on the run.
+        `end_leftovers` is called with the folder, to end what a session that was killed has left. A
+        session that was started again after a crash `is_again` that of its parent. Raises
+        InputError if another command works on the run, and RunMissing if one has deleted it.
         """
         if not is_again and is_held(self._parent):
             raise self.going_on(by_signer=True)  # perhaps between two sessions of a command

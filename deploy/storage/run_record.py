@@ -182,9 +182,8 @@ def _mend_summary(
 ) -> Mapping[str, Any]:
     """Return the summary of the earlier sessions, with some keys; empty for a new run.
 
-    Without a summary the ledger serves: the held-out scores are collected from it again, the time
-    is that from the first to the last batch of each session, and tokens count where they were
-    accepted.
+    Without a summary the ledger serves: scores are collected from it again, the time is that from
+    the first to the last batch of each session, and tokens count where they were accepted.
     """
     try:
         if summary := directory.summary(*keys):

@@ -25,8 +25,7 @@ POLL_SECONDS = 0.2
 def ask(directory: RunDirectory, actors: int, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """Ask the driver of a run for a number of actors; return its answer, a row of FILE.
 
-    Raises:
-        InputError: The run does not go on, or its driver refuses or does not answer in time.
+    Raises InputError if the run does not go on, or its driver refuses or does not answer in time.
     """
     name, number = directory.path.name, secrets.token_hex(8)
     if directory.lock.rests():

@@ -24,13 +24,10 @@ FILE = "sessions.jsonl"
 def begin_session(
     directory: RunDirectory, config: RunConfig, environment: Mapping[str, Any], *, version: int
 ) -> str:
-    """Write down that a session begins at a version.
+    """Write down that a session begins at a version; return its row as JSON, for the broker.
 
     `config` is the recipe of the folder, with the cores that were chosen for this machine;
-    `environment` is that of `deploy.runtime.machine`.
-
-    Returns:
-        The row of the session as JSON, which the broker is to keep.
+    `environment` is that of `deploy.runtime.environment`.
     """
     rows = read_sessions(directory)
     changed = changes(rows[-1]["recipe"], config.settings()) if rows else []
@@ -53,8 +50,7 @@ def resumed_recipe(
 ) -> tuple[RunConfig, list[Change]]:
     """Return the recipe in a run's folder with overrides, and how it differs from the last session.
 
-    Raises:
-        InputError: It is not valid, or the run cannot go on with a change; names each, and why.
+    Raises InputError that names each change with which the run cannot go on, and why.
     """
     config, sessions = directory.config(overrides), read_sessions(directory)
     before = sessions[-1]["recipe"] if sessions else directory.config().settings()

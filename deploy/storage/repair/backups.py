@@ -16,11 +16,7 @@ from queues.storage.backup import CURRENT, check_backup, read_current, restore
 
 
 def find_begun_run(config: RunConfig) -> Path | None:
-    """Return the folder of a recipe's run, or its backup if that is gone; None if there is neither.
-
-    Raises:
-        InputError: There are backups of several runs of that name.
-    """
+    """Return the folder of a recipe's run, else its only backup; None if there is neither."""
     directory, backups = RunDirectory.of(config), config.deploy.backup_dir
     if directory.recipe_file.exists() or directory.ledger.exists():
         return directory.path
@@ -41,9 +37,7 @@ def find_begun_run(config: RunConfig) -> Path | None:
 def from_backup(backup: Path, runs_dir: Path, say: Say) -> RunDirectory:
     """Make the folder of a run anew from its backup, in `runs_dir`, and return it.
 
-    Raises:
-        InputError: There is a folder of that name, or another command makes it.
-        LedgerError: It is no backup, or cannot be copied.
+    Raises InputError for a folder that exists, and LedgerError for what is no backup.
     """
     directory = RunDirectory((runs_dir / read_current(backup)["name"]).absolute())
     partial = RunDirectory(directory.path.with_name(f".{directory.path.name}.restored"))
@@ -72,11 +66,9 @@ def from_backup(backup: Path, runs_dir: Path, say: Say) -> RunDirectory:
 
 @contextmanager
 def named_backup(directory: RunDirectory) -> Iterator[None]:
-    """Refuse a run that went on elsewhere; errors of damage in the block name its backup.
+    """Refuse a run that went on elsewhere, and name its backup in errors of damage of the block.
 
-    Raises:
-        LedgerError: The run went on elsewhere, or what the block raises.
-        JournalError: What the block raises.
+    Raises LedgerError, or what the block raises.
     """
     backup = directory.backup.resolve() if directory.backup.is_symlink() else None
     if backup is not None:

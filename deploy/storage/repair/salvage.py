@@ -25,9 +25,7 @@ from queues.storage.ledger_repair import GivenUp, go_back
 def salvage(directory: RunDirectory, say: Say) -> None:
     """Take a run at rest back to the last state that is whole; say what is given up.
 
-    Raises:
-        InputError: Another command works on the run.
-        LedgerError: The ledger itself is damaged; names a checkpoint that is whole.
+    Raises LedgerError if the ledger itself is damaged; it names a checkpoint that is whole.
     """
     with directory.held(), named_backup(directory):
         _salvage_recipe(directory, say)
@@ -129,9 +127,8 @@ def _salvage_recipe(directory: RunDirectory, say: Say) -> None:
 def _without_ledger(directory: RunDirectory) -> str:
     """Say what is left of a run whose ledger is damaged."""
     folders = sorted(directory.checkpoints.glob("v*"), reverse=True)
+    text = "put it back from a copy, since nothing else has what it has"
     if whole := next((folder for folder in folders if damage_of(folder) is None), None):
-        return (
-            f"put it back from a copy, since nothing else has what it has. {whole} is whole: a "
-            "model folder that a run of its own can begin with, as model.path"
-        )
-    return "put it back from a copy, since nothing else has what it has"
+        text += f". {whole} is whole: a model folder that a run of its own can begin with, as "
+        text += "model.path"
+    return text

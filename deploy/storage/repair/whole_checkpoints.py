@@ -32,10 +32,7 @@ def examine(directory: RunDirectory, recorded: Sequence[Checkpoint]) -> Iterator
     """Yield the committed checkpoints of a run, the newest first, without those that were removed.
 
     `recorded` are those of the ledger, in the order of versions. The newest is never removed: if it
-    is missing, that is damage.
-
-    Raises:
-        InputError: The folder of all checkpoints is elsewhere, and missing.
+    is missing, that is damage. Raises InputError if the folder of all, elsewhere, is missing.
     """
     from learner.engine.checkpoint import read_state
 
@@ -114,11 +111,7 @@ def give_up(
 
 
 def check_ledger(directory: RunDirectory) -> Progress | None:
-    """Return the progress of a run by its ledger; None for a run that has nothing yet.
-
-    Raises:
-        LedgerError: It is damaged, or missing in part or as a whole; names the file.
-    """
+    """Return the progress of a run by its verified ledger; None for a run that has nothing yet."""
     if not directory.ledger.exists():
         segments = sorted((directory.path / JOURNAL_NAME).glob("*.segment"))
         if left := [*unknown_checkpoints(directory, 0), *segments]:
