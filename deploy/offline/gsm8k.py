@@ -7,7 +7,7 @@ It needs the hub or a copy in its cache, and the library `datasets` (extra of th
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from actors.sources.hub_dataset import DatasetOptions, dataset_rows
@@ -30,28 +30,17 @@ def prompt_row(row: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    """Write rows as JSON lines; the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-
 def main(folder: str = "data") -> None:
-    """Write `gsm8k_train.jsonl` and `gsm8k_test.jsonl` into a folder."""
+    """Write `gsm8k_train.jsonl` and `gsm8k_test.jsonl` into a folder, each whole or not at all."""
     for split in ("train", "test"):
         path = Path(folder) / f"gsm8k_{split}.jsonl"
-        write_rows(path, map(prompt_row, rows_of(split)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            for _, row in dataset_rows(NAME, split, DatasetOptions(config="main")):
+                if isinstance(row, ValueError):
+                    raise InputError(f"{NAME}, split {split!r}: {row}")
+                file.write(json.dumps(prompt_row(row), ensure_ascii=False).encode() + b"\n")
         sys.stdout.write(f"{path}\n")
-
-
-def rows_of(split: str) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a split, with a question and its solution each."""
-    for _, row in dataset_rows(NAME, split, DatasetOptions(config="main")):
-        if isinstance(row, ValueError):
-            raise InputError(f"{NAME}, split {split!r}: {row}")
-        yield row
 
 
 if __name__ == "__main__":

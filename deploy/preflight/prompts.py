@@ -4,12 +4,11 @@ Every function raises InputError for sources and problems that cannot be used.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.config import ActorsConfig
 from actors.engines.model_folder import load_tokenizer
 from actors.environments.load_environment import shipped_opening
 from actors.environments.single_turn import opening
@@ -74,7 +73,12 @@ def open_prompts(
         frozenset(problem.text for problem in (*problems, *recorded)),
     )
     if prompts.max_tokens is not None and model_path is not None:
-        fits = _within(config.actors, model_path, prompts.max_tokens)
+        actors, tokenizer = config.actors, load_tokenizer(model_path)
+        renderer = Renderer(tokenizer, actors.chat_template, actors.chat_template_options)
+        begin = shipped_opening(
+            actors.environment, actors.environment_options, code_execution=actors.code_execution
+        )
+        fits = shorter(renderer, prompts.max_tokens, begin or opening)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
@@ -139,12 +143,6 @@ def _as_begun(config: RunConfig, problems: list[Prompt], recorded: list[Prompt])
             '--set prompts.on_change="new_epoch"'
         )
     return recorded
-
-
-def _within(actors: ActorsConfig, path: str, max_tokens: int) -> Callable[[Prompt], bool]:
-    """Return a predicate: a rollout begins with at most `max_tokens` tokens."""
-    renderer = Renderer(load_tokenizer(path), actors.chat_template, actors.chat_template_options)
-    return shorter(renderer, max_tokens, shipped_opening(actors) or opening)
 
 
 @contextmanager

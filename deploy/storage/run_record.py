@@ -62,6 +62,9 @@ class Earlier:
     seconds_to_first_step: float | None = None
 
 
+EARLIER = tuple(Earlier.__dataclass_fields__)
+
+
 @dataclass(slots=True)
 class Record:
     """Everything that the driver has gathered about a run so far, in all of its sessions.
@@ -166,27 +169,20 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
                 "is sampled and trained anew"
             )
         directory.rewrite(METRICS, [batch.to_dict() for batch in record.batches])
-    names = Earlier.__dataclass_fields__
-    keys = (*names, "heldout", "heldout_sampled")
-    if summary := _mend_summary(directory, keys, record.batches, say):
-        record.earlier = Earlier(**{name: summary[name] for name in names})
+    if summary := _mend_summary(directory, record.batches, say):
+        record.earlier = Earlier(**{name: summary[name] for name in EARLIER})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record
 
 
-def _mend_summary(
-    directory: RunDirectory,
-    keys: Sequence[str],
-    batches: Sequence[TrainedBatch],
-    say: Say,
-) -> Mapping[str, Any]:
-    """Return the summary of the earlier sessions, with some keys; empty for a new run.
+def _mend_summary(directory: RunDirectory, batches: Sequence[TrainedBatch], say: Say) -> Row:
+    """Return the summary of the earlier sessions; empty for a new run.
 
     Without a summary the ledger serves: scores are collected from it again, the time is that from
     the first to the last batch of each session, and tokens count where they were accepted.
     """
     try:
-        if summary := directory.summary(*keys):
+        if summary := directory.summary(*EARLIER, "heldout", "heldout_sampled"):
             return summary
         if batches:
             file = directory.summary_file

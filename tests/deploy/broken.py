@@ -65,10 +65,10 @@ def registered(decorator: str, function: str) -> Callable[[Path], None]:
     )
 
 
-def prompts(*rows: object) -> Callable[[Path], None]:
-    """Write a prompt file; strings are lines as they are, other values become JSON."""
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    return writes("data.jsonl", "\n".join(lines))
+def rows(name: str, *values: object) -> Callable[[Path], None]:
+    """Write a file of JSON lines; strings are lines as they are."""
+    lines = [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
+    return writes(name, "\n".join(lines))
 
 
 def model(change: Callable[[Path], object]) -> Callable[[Path], None]:

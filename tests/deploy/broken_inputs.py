@@ -1,7 +1,5 @@
 """Cases of models, prompts, user code and folders that are refused before Ray starts."""
 
-import json
-
 from tests.deploy.broken import (
     FILES,
     MINE,
@@ -11,18 +9,48 @@ from tests.deploy.broken import (
     description,
     existing_run,
     model,
-    prompts,
     registered,
+    rows,
     run_going_on,
     sets,
     source,
     tokenizer,
     transformers_model,
-    writes,
 )  # fmt: skip
 
 PAIRS = "reward_model.pairs=pairs.jsonl"
 JUDGED = "actors.reward=['reward_model']"
+SCORED, WORLD = "actors.reward=['mine:score']", "actors.environment=mine:World"
+LOSS, ADVANTAGE = "learner.loss=mine:loss", "learner.advantage=mine:mine"
+OWN_LOSS = "policy_loss_function(owns_is=True)"
+
+
+def prompted(name, row, *words):
+    """Return a case of a prompt file with a row, or with several."""
+    given = row if isinstance(row, list) else [row]
+    return sets(name, FILES, *words, prepare=rows("data.jsonl", *given))
+
+
+def coded(name, settings, text, *words):
+    """Return a case of a module of the user's."""
+    return sets(name, settings, *words, prepare=code(text))
+
+
+def sourced(name, parts, *words):
+    """Return a case of a prompt source of the user's."""
+    return sets(name, MINE, *words, prepare=source(**parts))
+
+
+def demonstrated(name, row, *words):
+    """Return a case of a demonstration that `headway sft` refuses."""
+    prepare = rows("pairs.jsonl", row)
+    return Case(name, list(words), command="sft", recipe=SFT, prepare=prepare)
+
+
+def paired(name, row, *words):
+    """Return a case of a preference pair that `headway reward-model` refuses."""
+    return sets(name, PAIRS, *words, command="reward-model", prepare=rows("pairs.jsonl", row))
+
 
 INPUTS = [
     sets("no model folder", "model.path=./nothing", "'./nothing'", "no such folder"),
@@ -105,46 +133,19 @@ INPUTS = [
         prepare=description(max_position_embeddings=16),
     ),
     sets("no prompt file", FILES, "'data.jsonl'", "cannot be read"),
-    sets("empty prompt file", FILES, "data.jsonl: no prompts", prepare=prompts("", "")),
-    sets(
-        "malformed line", FILES, "data.jsonl:2", "not JSON", prepare=prompts({"prompt": "a"}, "{")
-    ),
-    sets(
-        "row without prompt",
-        FILES,
-        "data.jsonl:1",
-        "unknown fields question",
-        prepare=prompts({"question": "a"}),
-    ),
-    sets(
-        "row with empty prompt",
-        FILES,
-        "data.jsonl:1",
-        "prompt is ''",
-        prepare=prompts({"prompt": ""}),
-    ),
-    sets(
-        "prompt without answer", FILES, "last_answer", "has none", prepare=prompts({"prompt": "a"})
-    ),
-    sets(
-        "long prompt",
-        FILES,
-        "300 tokens",
-        "from 1 to 255",
-        prepare=prompts({"prompt": "a" * 300, "answer": "1"}),
-    ),
-    sets(
-        "foreign character",
-        FILES,
-        "no token for '€'",
-        prepare=prompts({"prompt": "a€", "answer": "1"}),
-    ),
+    prompted("empty prompt file", ["", ""], "data.jsonl: no prompts"),
+    prompted("malformed line", [{"prompt": "a"}, "{"], "data.jsonl:2", "not JSON"),
+    prompted("row without prompt", {"question": "a"}, "data.jsonl:1", "unknown fields question"),
+    prompted("row with empty prompt", {"prompt": ""}, "data.jsonl:1", "prompt is ''"),
+    prompted("prompt without answer", {"prompt": "a"}, "last_answer", "has none"),
+    prompted("long prompt", {"prompt": "a" * 300, "answer": "1"}, "300 tokens", "from 1 to 255"),
+    prompted("foreign character", {"prompt": "a€", "answer": "1"}, "no token for '€'"),
     sets(
         "too many held out",
         [*FILES, "heldout.size=9"],
         "9 prompts cannot be held out of 1",
         "heldout.size",
-        prepare=prompts({"prompt": "a", "answer": "1"}),
+        prepare=rows("data.jsonl", {"prompt": "a", "answer": "1"}),
     ),
     sets(
         "unknown task",
@@ -153,79 +154,47 @@ INPUTS = [
     ),
     sets("option of a source", "prompts.source_options={terms=3}", "takes no options"),
     sets("no module", "actors.reward=['nothing:score']", "cannot import nothing"),
-    sets(
+    coded(
         "no function",
         "actors.reward=['mine:scores']",
+        "def score(): pass",
         "no 'scores'",
         "did you mean 'score'?",
-        prepare=code("def score(): pass"),
     ),
-    sets(
-        "module exits",
-        "actors.reward=['mine:score']",
-        "cannot import mine",
-        "SystemExit",
-        prepare=code("import sys; sys.exit(3)"),
-    ),
-    sets(
-        "reward is a value",
-        "actors.reward=['mine:score']",
-        "is a int, not a function",
-        prepare=code("score = 1"),
-    ),
-    sets(
+    coded("module exits", SCORED, "import sys; sys.exit(3)", "cannot import mine", "SystemExit"),
+    coded("reward is a value", SCORED, "score = 1", "is a int, not a function"),
+    coded(
         "reward arguments",
-        "actors.reward=['mine:score']",
+        SCORED,
+        "def score(text): pass",
         "called with (prompt, completion, answer, metadata)",
-        prepare=code("def score(text): pass"),
     ),
-    sets(
-        "environment import",
-        "actors.environment=mine:World",
-        "cannot import mine",
-        "NameError",
-        prepare=code("nonsense"),
-    ),
-    sets(
+    coded("environment import", WORLD, "nonsense", "cannot import mine", "NameError"),
+    coded(
         "environment arguments",
-        "actors.environment=mine:World",
+        WORLD,
+        "class World:\n  def __init__(self, x): 0\n  def reset(self): 0\n  def step(self): 0",
         "called with ()",
-        prepare=code(
-            "class World:\n  def __init__(self, x): 0\n  def reset(self): 0\n  def step(self): 0"
-        ),
     ),
-    sets(
-        "loss import",
-        "learner.loss=mine:loss",
-        "cannot load loss",
-        "NameError",
-        prepare=code("nonsense"),
-    ),
-    sets(
-        "loss not registered",
-        "learner.loss=mine:loss",
-        "put the decorator on it",
-        prepare=code("def loss(): pass"),
-    ),
+    coded("loss import", LOSS, "nonsense", "cannot load loss", "NameError"),
+    coded("loss not registered", LOSS, "def loss(): pass", "put the decorator on it"),
     sets(
         "loss raises",
-        "learner.loss=mine:loss",
+        LOSS,
         "'mine:loss'",
         "raised KeyError('lost')",
-        prepare=registered(
-            "policy_loss_function(owns_is=True)", "def loss(inputs): raise KeyError('lost')"
-        ),
+        prepare=registered(OWN_LOSS, "def loss(inputs): raise KeyError('lost')"),
     ),
     sets(
         "loss is no loss",
-        "learner.loss=mine:loss",
+        LOSS,
         "returned 3, must be a TokenLoss",
-        prepare=registered("policy_loss_function(owns_is=True)", "def loss(inputs): return 3"),
+        prepare=registered(OWN_LOSS, "def loss(inputs): return 3"),
     ),
     sets("cores of the learner", "learner.cores=98-99", "learner.cores = '98-99'", "cores are"),
     sets(
         "advantage needs a baseline",
-        "learner.advantage=mine:mine",
+        ADVANTAGE,
         "needs baseline_rewards",
         "actors.greedy_baseline = true",
         prepare=registered(
@@ -234,7 +203,7 @@ INPUTS = [
     ),
     sets(
         "advantage compares a group of one",
-        ["learner.advantage=mine:mine", "prompts.group_size=1"],
+        [ADVANTAGE, "prompts.group_size=1"],
         "compares the rollouts of a group",
         "group_size must be at least 2",
         prepare=registered("advantage(relative=True)", "def mine(batch): return batch.rewards"),
@@ -242,7 +211,7 @@ INPUTS = [
     sets(
         "top-p with a ratio of the user's",
         [
-            "learner.loss=mine:loss",
+            LOSS,
             "learner.minibatches=2",
             "learner.correction=none",
             "actors.top_p=0.9",
@@ -256,33 +225,17 @@ INPUTS = [
         ),
     ),
     sets("option of a loss", "learner.loss_options={cap=3}", "has no option cap", "cap_high"),
-    sets(
-        "source constructor",
-        MINE,
-        "KeyError('gone')",
-        prepare=source(init="raise KeyError('gone')"),
+    sourced("source constructor", {"init": "raise KeyError('gone')"}, "KeyError('gone')"),
+    sourced(
+        "source raises", {"gives": "raise KeyError('gone')"}, "next(2) raised KeyError('gone')"
     ),
-    sets(
-        "source raises",
-        MINE,
-        "next(2) raised KeyError('gone')",
-        prepare=source(gives="raise KeyError('gone')"),
-    ),
-    sets(
-        "source gives text",
-        MINE,
-        "must give queues.records.Prompt",
-        prepare=source(gives="return ['a', 'b']"),
-    ),
-    sets("source ends", MINE, "must be endless", prepare=source(gives="return []")),
-    sets(
+    sourced("source gives text", {"gives": "return ['a', 'b']"}, "must give queues.records.Prompt"),
+    sourced("source ends", {"gives": "return []"}, "must be endless"),
+    sourced(
         "metadata not JSON",
-        MINE,
+        {"gives": "return [Prompt(prompt_id='a', text='a', answer='1', metadata={'x': {1}})]"},
         "metadata",
         "not JSON",
-        prepare=source(
-            gives="return [Prompt(prompt_id='a', text='a', answer='1', metadata={'x': {1}})]"
-        ),
     ),
     sets("no such core", "actors.cores=['4096']", "'4096'", "this machine's cores"),
     sets("no such address", "deploy.ray_address=here", '"here"', '"host:port"'),
@@ -303,36 +256,21 @@ INPUTS = [
     ),
     Case("name taken", ["a run named 'bad' exists", "--replace"], prepare=existing_run),
     Case("name in use", ["a run named 'bad' is going on"], prepare=run_going_on),
-    Case(
-        "hides a package",
-        ["queues hides Headway's package 'queues'"],
-        prepare=lambda folder: (folder / "queues").mkdir(),
-    ),
     Case("no warm start", ["run `headway sft`"], recipe=SFT),
     Case("no [sft]", ["has no [sft] section"], command="sft"),
     Case("demonstrations missing", ["'pairs.jsonl' cannot be read"], command="sft", recipe=SFT),
-    Case(
-        "demonstrations malformed",
-        ["pairs.jsonl:1", "completion"],
-        command="sft",
-        recipe=SFT,
-        prepare=writes("pairs.jsonl", '{"prompt": "a"}'),
-    ),
-    Case(
+    demonstrated("demonstrations malformed", {"prompt": "a"}, "pairs.jsonl:1", "completion"),
+    demonstrated(
         "demonstrations too long",
-        ["43 tokens", "at most 32"],
-        command="sft",
-        recipe=SFT,
-        prepare=writes("pairs.jsonl", json.dumps({"prompt": "a=", "completion": "1" * 40})),
+        {"prompt": "a=", "completion": "1" * 40},
+        "43 tokens",
+        "at most 32",
     ),
-    Case(
+    demonstrated(
         "demonstrations foreign",
-        ["'€'", "model.tiny.characters"],
-        command="sft",
-        recipe=SFT,
-        prepare=writes(
-            "pairs.jsonl", json.dumps({"prompt": "a=", "completion": "€"}, ensure_ascii=False)
-        ),
+        {"prompt": "a=", "completion": "€"},
+        "'€'",
+        "model.tiny.characters",
     ),
     Case("no [reward_model]", ["has no [reward_model] section"], command="reward-model"),
     sets(
@@ -341,41 +279,24 @@ INPUTS = [
         "reward_model.pairs = 'pairs.jsonl' cannot be read",
         command="reward-model",
     ),
-    sets(
+    paired(
         "pairs malformed",
-        PAIRS,
+        {"prompt": "a", "rejected": "b"},
         "pairs.jsonl:1",
         "prompt, chosen, rejected",
         "KeyError('chosen')",
-        command="reward-model",
-        prepare=writes("pairs.jsonl", '{"prompt": "a", "rejected": "b"}'),
     ),
-    sets(
+    paired(
         "pairs too long",
-        PAIRS,
+        {"prompt": "a=", "chosen": "1" * 300, "rejected": "2"},
         "reward_model.pairs",
         "303 tokens, must have at most 256",
-        command="reward-model",
-        prepare=writes(
-            "pairs.jsonl", json.dumps({"prompt": "a=", "chosen": "1" * 300, "rejected": "2"})
-        ),
     ),
-    sets(
-        "pairs foreign",
-        PAIRS,
-        "no token for '€'",
-        command="reward-model",
-        prepare=writes(
-            "pairs.jsonl",
-            json.dumps({"prompt": "a=", "chosen": "€", "rejected": "2"}, ensure_ascii=False),
-        ),
-    ),
-    sets(
+    paired("pairs foreign", {"prompt": "a=", "chosen": "€", "rejected": "2"}, "no token for '€'"),
+    paired(
         "nothing left of the pairs",
-        PAIRS,
+        {"prompt": "a=", "chosen": "1", "rejected": "2"},
         "prompts in a row were held out; lower reward_model.heldout_pairs = 256",
-        command="reward-model",
-        prepare=writes("pairs.jsonl", json.dumps({"prompt": "a=", "chosen": "1", "rejected": "2"})),
     ),
     sets(
         "no backbone",

@@ -103,9 +103,7 @@ SCHEMAS = {
         rayVersion=TEXT,
         authOptions=table(["mode"], mode={"enum": ["token", "disabled"]}),
         headGroupSpec=table(
-            ["template"],
-            serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
-            **GROUP,
+            ["template"], serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, **GROUP
         ),
         workerGroupSpecs=lists(
             table(

@@ -169,11 +169,18 @@ class BanditState:
         return values
 
 
-class Bandit:
-    """A trainer of one distribution over tokens, by REINFORCE with momentum."""
+class Died(Exception):
+    """The learner is gone."""
 
-    def __init__(self, folder, on_publish, checksums):
-        self.root, self.on_publish = folder / "checkpoints", on_publish
+
+class Bandit:
+    """A trainer of one distribution over tokens, by REINFORCE with momentum, in a world.
+
+    It dies at the steps that its world says.
+    """
+
+    def __init__(self, world, folder, on_publish, checksums):
+        self.world, self.root, self.on_publish = world, folder / "checkpoints", on_publish
         self.state = BanditState()
         self.checksums = checksums
 
@@ -191,6 +198,7 @@ class Bandit:
         state.momentum = 0.9 * state.momentum + gradient
         state.weights = state.weights.detach() - 0.1 * state.momentum
         figures = {"rollouts_trained": len(payloads) * SIZE, "tokens_trained": tokens}
+        self.world.pass_step()
         return BatchReport.from_dict({"loss": float(loss.detach()), **figures})
 
     async def publish(self, version):
@@ -199,6 +207,7 @@ class Bandit:
             "a version is one set of weights"
         )
         await self.on_publish(version)
+        self.world.pass_step()
         return digest
 
     async def save(self, version, *, cursor, totals, weights_checksum):
@@ -212,41 +221,11 @@ class Bandit:
             write(checkpoint.prepare(self.root, version))
             return f"checkpoints/{checkpoint.finish(self.root, state).name}"
 
+        self.world.pass_step()
         return written()
 
     async def prune(self, version):
         checkpoint.prune(self.root, newest=version, keep=2, keep_seconds=0.0)
-
-
-class Died(Exception):
-    """The learner is gone."""
-
-
-class Mortal(Bandit):
-    """A trainer that dies when its world says so."""
-
-    def __init__(self, world, *arguments):
-        super().__init__(*arguments)
-        self.world = world
-
-    async def update(self, payloads, version):
-        report = await super().update(payloads, version)
-        self.world.pass_step()
-        return report
-
-    async def publish(self, version):
-        digest = await super().publish(version)
-        self.world.pass_step()
-        return digest
-
-    async def save(self, version, **state):
-        written = await super().save(version, **state)
-        try:
-            self.world.pass_step()
-        except Died:
-            written.close()
-            raise
-        return written
 
 
 async def score(prompt, completion, answer, metadata):
@@ -326,7 +305,7 @@ class World:
     async def learn(self):
         """Train to the last step, by another learner whenever one dies."""
         while True:
-            trainer = Mortal(self, self.folder, self.serve_if_newest, self.checksums)
+            trainer = Bandit(self, self.folder, self.serve_if_newest, self.checksums)
             start = self.start(self.folder)
             saved = start and checkpoint.load(trainer.state, start[1])
             learner = Learner(

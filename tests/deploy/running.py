@@ -19,12 +19,13 @@ ENDLESS = ("steps=100000", "heldout.every=100000", "learner.checkpoint_every=100
 ROLES = ("actors", "reward_models", "learner", "broker", "broadcaster", "driver")
 
 
-def until(happened, process, seconds=WAIT_SECONDS):
+def until(happened, process, seconds=WAIT_SECONDS, output=None):
     """Wait until `happened` returns something true, and return it; the process has to live."""
+    printed = output or (lambda: process.stdout and process.stdout.read())
     deadline = time.monotonic() + seconds
     while not (answer := happened()):
-        assert process.poll() is None, process.stdout and process.stdout.read()
-        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
+        assert process.poll() is None, printed()
+        assert time.monotonic() < deadline, output and output()[-3000:]
         time.sleep(0.05)
     return answer
 
@@ -96,12 +97,7 @@ class Running:
 
     def until(self, happened, seconds=WAIT_SECONDS):
         """Wait until `happened` returns something true, and return it; the run has to live."""
-        deadline = time.monotonic() + seconds
-        while not (answer := happened()):
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < deadline, self.output()[-3000:]
-            time.sleep(0.05)
-        return answer
+        return until(happened, self.process, seconds, self.output)
 
     def trains(self, batches):
         """Wait until so many batches are trained."""

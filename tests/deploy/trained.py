@@ -2,6 +2,7 @@
 
 import asyncio
 
+from deploy.storage.run_directory import RunDirectory
 from learner.engine import checkpoint
 from tests.queues.conftest import answer, make_broker, make_prompts
 
@@ -9,6 +10,14 @@ TIMES = {
     "session_started_at": 10.0, "wait_started_at": 10.0, "wait_finished_at": 11.0,
     "step_started_at": 11.0, "step_finished_at": 12.0, "published_at": 40.0,
 }  # fmt: skip
+
+
+def create(config, *, replace=False):
+    """Create the folder of a recipe's run, and return it."""
+    directory = RunDirectory.of(config)
+    with directory.created(config, replace=replace):
+        pass
+    return directory
 
 
 def save(root, version, weights_checksum, *, parts=("model.safetensors",), text=None):

@@ -17,6 +17,7 @@ from deploy.preflight.models import warm_start_origin
 from deploy.storage.atomic_folder import ORIGIN_FILE
 from headway.errors import InputError
 from tests.deploy.conftest import RECIPE
+from tests.deploy.trained import create
 
 
 def make_warm_start(config):
@@ -110,8 +111,7 @@ def test_commits_of_runs_are_named_where_they_differ_or_are_unknown(measured, wr
 def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
     arm = Arm(name="demo", config=recipe(tmp_path))
     assert not arm.is_finished()
-    with arm.directory.created(arm.config, replace=False):
-        pass
+    create(arm.config)
     arm.directory.write_summary({"status": "failed"})
     assert not arm.is_finished()
     arm.directory.write_summary({"status": "done"})

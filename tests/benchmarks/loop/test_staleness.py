@@ -15,11 +15,11 @@ from benchmarks.loop.comparison_report import interval, t_quantile
 from benchmarks.loop.staleness import StalenessOptions, plan, read_arm
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
-from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from tests.benchmarks.loop.test_figures import row
 from tests.deploy.conftest import RECIPE
 from tests.deploy.leased import train_early
+from tests.deploy.trained import create
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,7 @@ def trained_arm(folder, *, steps, **late):
         late: Statistics of the last three batches.
     """
     config = load_recipe(str(RECIPE), [f"deploy.runs_dir={folder}", "name=eta2-seed0"])
-    directory = RunDirectory.of(config)
-    with directory.created(config, replace=False):
-        pass
+    directory = create(config)
     own = {"weights_checksum", "tokens_trained", "lag_histogram"}
     fresh = {key: value for key, value in row().items() if key not in own}
     late = {**fresh, "lag_mean": 9.0, "max_lag": 9, **late}
@@ -187,8 +185,7 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
     study = planned(tmp_path, bounds=["0", "1"], corrections=[], seeds=[0])
     (arms,) = study.arms
     for arm in arms:
-        with arm.directory.created(arm.config, replace=False):
-            pass
+        create(arm.config)
         if arm is arms[0]:
             train_early(arm.directory, steps=12, staleness=2)
         arm.directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})

@@ -5,27 +5,24 @@ each would take minutes. What only a run can show goes through a process of its 
 """
 
 import importlib
-import json
-import os
 import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deploy.cli import app as cli
+from deploy.storage.run_directory import RunDirectory
 from tests.deploy.broken import HELD, Case, sets, tokenizer
 from tests.deploy.broken_inputs import INPUTS
 from tests.deploy.broken_runs import REWARD_RAISES, SLOW_RUNS, TOO_FEW_RESOURCES
+from tests.deploy.conftest import ENVIRONMENT, HEADWAY, Headway, call_main
 
 BROKEN_RECIPE = sets(
     "unknown key", "learner.lerning_rate=1", "learner.lerning_rate", "'learning_rate'"
 )
-HEADWAY = Path(sys.executable).parent / "headway"
 
 
 def ids(cases: list[Case]) -> list[str]:
@@ -35,8 +32,8 @@ def ids(cases: list[Case]) -> list[str]:
 def tree(folder: Path) -> set[str]:
     """Everything in a folder but what Python caches and SQLite leaves where it has read."""
     passing = ("-wal", "-shm")
-    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-    return {str(path) for path in found if not path.name.endswith(passing)}
+    paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {str(path) for path in paths if not path.name.endswith(passing)}
 
 
 def lay_out(case: Case, folder: Path, tiny_model: Path) -> list[str]:
@@ -49,8 +46,9 @@ def lay_out(case: Case, folder: Path, tiny_model: Path) -> list[str]:
     return [case.command, "recipe.toml", *settings]
 
 
-def check_message(case: Case, code: int | str | None, output: str, errors: str) -> None:
-    assert code == case.code, output + errors
+def check_message(case: Case, result: "subprocess.CompletedProcess[str]") -> None:
+    output, errors = result.stdout, result.stderr
+    assert result.returncode == case.code, output + errors
     assert "Traceback" not in output + errors
     messages = [line for line in errors.splitlines() if line.startswith("headway: ")]
     assert len(messages) == 1, errors
@@ -62,10 +60,7 @@ def check_message(case: Case, code: int | str | None, output: str, errors: str) 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """Provide a folder to run in; forget the user's module that was imported, and its functions."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("deploy.runtime.session_process.begin_session", lambda end_leftovers: None)
     from learner.config.traits import ESTIMATORS, LOSSES
 
     shipped = {*LOSSES, *ESTIMATORS}
@@ -78,36 +73,28 @@ def here(tmp_path, monkeypatch):
         HELD.pop().close()
 
 
-def refuse(case, folder, tiny_model, monkeypatch, capfd):
-    """Run the command in this process."""
+def refuse(case, folder, tiny_model, call=call_main):
+    """Run the command, in this process by default."""
     arguments = lay_out(case, folder, tiny_model)
     before = tree(folder)
-    monkeypatch.setattr(sys, "argv", ["headway", *arguments])
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    check_message(case, ended.value.code, *capfd.readouterr())
-    assert tree(folder) == before
+    check_message(case, call(arguments, folder))
+    if case.code == 2:
+        assert tree(folder) == before
 
 
 @pytest.mark.parametrize("command", ["validate", "run"])
-def test_a_broken_recipe_is_refused(command, here, tiny_model, monkeypatch, capfd):
-    refuse(replace(BROKEN_RECIPE, command=command), here, tiny_model, monkeypatch, capfd)
+def test_a_broken_recipe_is_refused(command, here, tiny_model):
+    refuse(replace(BROKEN_RECIPE, command=command), here, tiny_model)
 
 
 @pytest.mark.parametrize("case", INPUTS, ids=ids(INPUTS))
-def test_what_a_recipe_names_is_checked_before_anything_is_written(
-    case, here, tiny_model, monkeypatch, capfd
-):
-    refuse(case, here, tiny_model, monkeypatch, capfd)
+def test_what_a_recipe_names_is_checked_before_anything_is_written(case, here, tiny_model):
+    refuse(case, here, tiny_model)
 
 
-def test_a_recipe_that_is_a_folder_is_refused(here, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["headway", "run", str(here)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
+def test_a_recipe_that_is_a_folder_is_refused(here):
     case = Case("folder", ["is a folder", "name a TOML file"])
-    check_message(case, ended.value.code, *capfd.readouterr())
+    check_message(case, call_main(["run", here], here))
 
 
 def test_a_tokenizer_without_padding_is_fine(here, tiny_model):
@@ -118,44 +105,14 @@ def test_a_tokenizer_without_padding_is_fine(here, tiny_model):
     check_fit(str(here / "model"), ActorsConfig(engine="scripted"), [])
 
 
-def start(folder: Path, arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
-    """Start the command in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-    return subprocess.Popen(
-        [HEADWAY, *arguments], cwd=folder, env=environment, text=True, **options
-    )
-
-
-def run(
-    folder: Path, arguments: list[str], timeout: float = 600
-) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, to its end."""
-    process = start(folder, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        output, errors = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+def installed(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process of its own."""
+    return Headway(folder)(*arguments)
 
 
 @pytest.mark.parametrize("case", [BROKEN_RECIPE, INPUTS[0]], ids=ids([BROKEN_RECIPE, INPUTS[0]]))
 def test_the_installed_command_refuses_alike(case, tmp_path, tiny_model):
-    arguments = lay_out(case, tmp_path, tiny_model)
-    before = tree(tmp_path)
-    result = run(tmp_path, arguments)
-    check_message(case, result.returncode, result.stdout, result.stderr)
-    assert tree(tmp_path) == before
-
-
-def end(case: Case, folder: Path, tiny_model: Path) -> Path:
-    """Run the command, which fails, and return the folder of runs."""
-    arguments = lay_out(case, folder, tiny_model)
-    before = tree(folder)
-    result = run(folder, arguments)
-    check_message(case, result.returncode, result.stdout, result.stderr)
-    if case.code == 2:
-        assert tree(folder) == before
-    return folder / "runs"
+    refuse(case, tmp_path, tiny_model, installed)
 
 
 @pytest.mark.ray
@@ -163,7 +120,7 @@ def end(case: Case, folder: Path, tiny_model: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [REWARD_RAISES, TOO_FEW_RESOURCES], ids=lambda case: case.name)
 def test_what_a_run_finds_out_ends_it_with_one_message(case, tmp_path, tiny_model):
-    end(case, tmp_path, tiny_model)
+    refuse(case, tmp_path, tiny_model, installed)
 
 
 @pytest.mark.ray
@@ -171,8 +128,8 @@ def test_what_a_run_finds_out_ends_it_with_one_message(case, tmp_path, tiny_mode
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW_RUNS, ids=ids(SLOW_RUNS))
 def test_code_and_prompts_that_fail_later_end_the_run_alike(case, tmp_path, tiny_model):
-    runs = end(case, tmp_path, tiny_model)
-    assert json.loads((runs / "bad" / "summary.json").read_text())["status"] == "failed"
+    refuse(case, tmp_path, tiny_model, installed)
+    assert RunDirectory(tmp_path / "runs" / "bad").summary()["status"] == "failed"
 
 
 @pytest.mark.ray
@@ -186,7 +143,9 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_space_is_freed(
     arguments = lay_out(sets("full", settings), tmp_path, tiny_model)
     output = tmp_path / "output"
     with output.open("w") as file:
-        process = start(tmp_path, arguments, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [HEADWAY, *arguments], cwd=tmp_path, env=ENVIRONMENT, stdout=file, stderr=file
+        )
     try:
         deadline = time.monotonic() + 300
         while f"paused: no space is left on the disk of {small_disk}" not in output.read_text():
@@ -198,6 +157,6 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_space_is_freed(
     finally:
         process.kill()
         process.wait()
-    summary = json.loads((small_disk / "bad" / "summary.json").read_text())
+    summary = RunDirectory(small_disk / "bad").summary()
     assert (summary["status"], summary["version"]) == ("done", 8)
     assert summary["accounting"]["balanced"]

@@ -1,10 +1,6 @@
 """Help, completion, and what misspelt names are answered with."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -12,9 +8,8 @@ import typer
 from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS, describe
 from headway.errors import InputError
-from tests.deploy.conftest import call_main
+from tests.deploy.conftest import Headway, call_main
 
-HEADWAY = Path(sys.executable).parent / "headway"
 COMMANDS = sorted(typer.main.get_command(app).commands)
 
 
@@ -41,14 +36,10 @@ def test_without_a_checkout_the_help_of_bench_says_what_each_needs(tmp_path):
 
 
 def complete(line, folder):
-    environment = {
-        **os.environ,
-        "_HEADWAY_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(line.count(" ")),
-    }
-    result = subprocess.run([HEADWAY], cwd=folder, env=environment, capture_output=True, text=True)
-    return result.stdout.split()
+    command, position = Headway(folder), str(line.count(" "))
+    command.environment |= {"_HEADWAY_COMPLETE": "complete_bash"}
+    command.environment |= {"COMP_WORDS": line, "COMP_CWORD": position}
+    return command().stdout.split()
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,7 @@ def test_a_recipe_for_which_there_are_too_few_gpus_is_refused_with_what_to_set()
         ({"learner": {"gpus": 1}}, None),
         ({"learner": {"offload_optimizer": True}}, None),
         (
-            {
-                "learner": {"gpus": 1, "offload_optimizer": True},
-                "deploy": {"ray_address": "auto"},
-            },
+            {"learner": {"gpus": 1, "offload_optimizer": True}, "deploy": {"ray_address": "auto"}},
             None,
         ),
     ],

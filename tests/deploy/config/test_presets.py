@@ -76,14 +76,6 @@ def test_options_go_with_the_choice_they_are_of():
     assert own["loss_options"] == {"clip_low": 0.1}
 
 
-def test_the_resolved_recipe_of_a_run_is_read_back_the_same(tmp_path):
-    import json
-
-    config = load_recipe("areal")
-    document = json.loads(config.model_dump_json(exclude_none=True))
-    assert with_preset(document) == document
-
-
 def test_a_critic_is_optimised_like_the_policy_unless_it_says_otherwise():
     same, own = (
         load_recipe("vapo", overrides).learner

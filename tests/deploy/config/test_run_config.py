@@ -20,11 +20,6 @@ def refusal(recipe, *overrides):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("recipe", sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")))
-def test_every_shipped_recipe_is_valid(recipe):
-    assert load_recipe(recipe).steps > 0
-
-
 def test_overrides_change_typed_values_and_plain_strings():
     config = load_recipe(
         "demo", ["learner.learning_rate=2e-5", "name=other", "actors.cores=['3']", "steps=7"]
@@ -134,8 +129,7 @@ def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it
 
 
 @pytest.mark.parametrize(
-    "allowed",
-    ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"],
+    "allowed", ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"]
 )
 def test_each_setting_that_the_refusal_names_is_accepted(allowed):
     config = load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
@@ -158,12 +152,8 @@ def test_every_problem_of_a_recipe_is_reported_at_once():
     ]
 
 
-def test_a_recipe_that_is_missing_or_not_toml_is_named(tmp_path):
+def test_a_recipe_that_is_missing_or_a_folder_is_named(tmp_path):
     assert "neither a file nor one of demo" in refusal("nothing")
-    assert refusal("demmo").endswith("; did you mean 'demo'?")
-    broken = tmp_path / "broken.toml"
-    broken.write_text("name = ")
-    assert "is not TOML" in refusal(str(broken))
     assert "cannot be read" in refusal(str(tmp_path))
 
 

@@ -38,9 +38,9 @@ def config_of(tmp_path, *settings):
     return load_recipe("demo", [runs, "heldout.size=20", "heldout.final_size=20", *settings])
 
 
-def pairs_of(tmp_path, *settings, context=256):
-    config = config_of(tmp_path, "reward_model.heldout_pairs=200", *settings)
-    return PreferencePairs(config, config.reward_model, TextReader(Letters(), context))
+def pairs_of(tmp_path):
+    config = config_of(tmp_path, "reward_model.heldout_pairs=200")
+    return PreferencePairs(config, config.reward_model, TextReader(Letters(), 256))
 
 
 def prompt_of(pair):
@@ -57,19 +57,6 @@ def test_no_member_trains_a_held_out_pair_and_each_has_an_order_of_its_own(tmp_p
         assert not heldout & set(order)
     assert orders[0][:20] != orders[1][:20]
     assert orders[0] == [prompt_of(pair) for pair in islice(pairs.training(0), 800)]
-
-
-def test_pairs_of_a_file_too_small_to_hold_any_back_are_refused(tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text('{"prompt": "a=", "chosen": "1", "rejected": "2"}\n')
-    pairs = pairs_of(tmp_path, f"reward_model.pairs={file}")
-    with pytest.raises(InputError, match=r"lower reward_model.heldout_pairs = 200"):
-        next(pairs.training(0))
-
-
-def test_a_pair_that_does_not_fit_is_refused_with_the_limit(tmp_path):
-    with pytest.raises(InputError, match=r"tokens, must have at most 20"):
-        pairs_of(tmp_path, context=20)
 
 
 def test_a_run_asks_for_reward_models_that_are_not_made_yet_or_were_made_otherwise(tmp_path):
@@ -182,12 +169,7 @@ def judged(headway, made):
         "heldout.every=40",
     )
     folder = headway.folder / "runs" / "judged"
-    metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 180
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "no batch was trained in time"
-        time.sleep(0.1)
+    headway.wait_for_batches("judged", 5, process)
     below = psutil.Process(process.pid).children(recursive=True)
     (judge,) = [p for p in below if p.name().startswith("ray::RewardModel")]
     judge.kill()

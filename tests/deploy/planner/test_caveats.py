@@ -13,8 +13,8 @@ from deploy.planner.calibration import Measured
 from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model
 from deploy.planner.plan import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
-from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
+from tests.deploy.trained import create
 
 NOTHING = PlanInputs(
     tokens=None, tokens_variation=1.0, rollout_rate=None, engine_rate=None, train_rate=None, pause=0
@@ -82,9 +82,7 @@ def test_models_that_are_here_are_told_apart_by_their_sizes(tmp_path):
 
 def test_another_model_is_refused_before_the_run_is_measured(tmp_path):
     theirs = recipe(f"deploy.runs_dir={tmp_path}", "model.tiny.layers=2")
-    run = RunDirectory.of(theirs)
-    with run.created(theirs, replace=False):
-        pass
+    run = create(theirs)
     with pytest.raises(InputError, match="num_hidden_layers = 2"):
         plan(recipe(), run=run, given=NOTHING, bounds=[1], devices=2)
 

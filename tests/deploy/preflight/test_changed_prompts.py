@@ -8,10 +8,10 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.driver.evaluations import queue_all
 from deploy.preflight.inputs import load_inputs
-from deploy.storage.run_directory import RunDirectory
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from tests.deploy.preflight.test_inputs import make_warm_start, write_lines
+from tests.deploy.trained import create
 
 DRAWN = 14
 NEW_EPOCH = 'prompts.on_change="new_epoch"'
@@ -34,9 +34,7 @@ class Begun:
             "heldout.final_size=5",
         ]
         make_warm_start(self.config(), tiny_model)
-        self.directory = RunDirectory.of(self.config())
-        with self.directory.created(self.config(), replace=False):
-            pass
+        self.directory = create(self.config())
         opened = load_inputs(self.config()).prompts
         self.problems = opened.problems
         asyncio.run(self.issue(opened))
@@ -81,15 +79,13 @@ def test_a_prompt_file_that_changed_is_refused_before_anything_starts(begun):
     assert begun.directory.ledger.read_bytes() == ledger
 
 
-def test_a_prompt_file_that_changed_names_the_file(tmp_path, tiny_model):
+def test_what_changed_is_named(tmp_path, tiny_model):
     begun = Begun(tmp_path, tiny_model, own_heldout=False)
+    before = begun.train.read_bytes()
     write_lines(begun.train, [f"p{i}" for i in range(21)])
     with pytest.raises(ValueError, match=r"train.jsonl: 20 prompts, \w+ before, 21 prompts"):
         begun.resume()
-
-
-def test_held_out_problems_that_changed_are_refused(tmp_path, tiny_model):
-    begun = Begun(tmp_path, tiny_model, own_heldout=False)
+    begun.train.write_bytes(before)
     write_lines(begun.test, [f"p{i}" for i in range(1, 20, 4)])
     with pytest.raises(
         ValueError, match=r"heldout.source = 'files': the held-out problems are not"

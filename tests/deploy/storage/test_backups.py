@@ -14,7 +14,7 @@ from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.backup import CURRENT
 from tests.deploy.conftest import call_main
-from tests.deploy.trained import train
+from tests.deploy.trained import create, train
 
 
 @pytest.fixture
@@ -26,9 +26,7 @@ def run(tmp_path):
 def begin(folder, *settings):
     places = [f"deploy.{key}={folder / key}" for key in ("runs_dir", "backup_dir")]
     config = load_recipe("demo", ["name=mine", *places, *settings])
-    directory = RunDirectory.of(config)
-    with directory.created(config, replace=True):
-        pass
+    directory = create(config, replace=True)
     row = begin_session(directory, config, {"started_at": 1.0}, version=0)
     train(directory, [{"loss": 0.5}] * 3, session=row, saved=(2,))
     [backup] = (folder / "backup_dir").iterdir()
@@ -139,8 +137,7 @@ def test_a_folder_that_comes_back_is_refused_and_changes_nothing(lost_and_found,
 def test_a_folder_that_comes_back_is_replaced_alone(lost_and_found):
     directory, made = lost_and_found
     config = directory.config()
-    with directory.created(config, replace=True):
-        pass
+    create(config, replace=True)
     assert is_whole(made)
 
 

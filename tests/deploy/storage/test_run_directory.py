@@ -15,14 +15,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_lock import RunMissing
 from headway.errors import InputError
 from headway.file_lock import locked
-from tests.deploy.trained import train
-
-
-def create(config, *, replace):
-    directory = RunDirectory.of(config)
-    with directory.created(config, replace=replace):
-        pass
-    return directory
+from tests.deploy.trained import create, train
 
 
 @pytest.fixture
@@ -31,7 +24,7 @@ def config(tmp_path):
 
 
 def test_the_stored_recipe_is_the_resolved_one(config):
-    stored = create(config, replace=False)
+    stored = create(config)
     assert stored.config() == config.with_model_names()
     assert [p.name for p in stored.path.parent.iterdir()] == ["first"]
 
@@ -44,7 +37,7 @@ def test_recipe_summary_and_sessions_are_durable(config, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    directory = create(config, replace=False)
+    directory = create(config)
     assert synced == [".recipe.toml.partial", ".first.partial", config.deploy.runs_dir.name]
     synced.clear()
     directory.store_recipe(config)
@@ -55,11 +48,11 @@ def test_recipe_summary_and_sessions_are_durable(config, monkeypatch):
 
 
 def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(config):
-    first = create(config, replace=False)
+    first = create(config)
     train(first, [{"loss": 1.0}])
     first.append("metrics.jsonl", [{"version": 0}])
     with pytest.raises(InputError, match="a run named 'first' exists"):
-        create(config, replace=False)
+        create(config)
     metrics = first.path / "metrics.jsonl"
     assert metrics.read_text() == '{"version": 0}\n'
     create(config, replace=True)
@@ -67,11 +60,11 @@ def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(con
 
 
 def test_a_run_that_ended_before_it_had_a_result_gives_way(config):
-    create(config, replace=False).append("metrics.jsonl", [])
-    assert create(config, replace=False).rows("metrics.jsonl") == []
-    train(create(config, replace=False), [{"loss": 1.0}])
+    create(config).append("metrics.jsonl", [])
+    assert create(config).rows("metrics.jsonl") == []
+    train(create(config), [{"loss": 1.0}])
     with pytest.raises(InputError, match="exists"):
-        create(config, replace=False)
+        create(config)
 
 
 def test_of_records_that_cannot_all_be_written_none_is(config):
@@ -79,7 +72,7 @@ def test_of_records_that_cannot_all_be_written_none_is(config):
         yield {"version": 1}
         raise OSError(errno.ENOSPC, "no space")
 
-    directory = create(config, replace=False)
+    directory = create(config)
     directory.append("metrics.jsonl", [{"version": 0}])
     with pytest.raises(OSError, match="no space"):
         directory.append("metrics.jsonl", records())
@@ -88,7 +81,7 @@ def test_of_records_that_cannot_all_be_written_none_is(config):
 
 
 def test_records_of_another_version_are_refused_by_file_and_line(config):
-    directory = create(config, replace=False)
+    directory = create(config)
     assert directory.summary("heldout") == {}
     directory.write_summary({"status": "done"})
     with pytest.raises(InputError, match=r"summary.json is damaged: KeyError: 'heldout'"):
@@ -101,7 +94,7 @@ def test_records_of_another_version_are_refused_by_file_and_line(config):
 
 
 def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):
-    directory = create(config, replace=False)
+    directory = create(config)
     with directory.held():
         holder = rf"is going on in \S+ \(process {os.getpid()} on {socket.gethostname()}\);"
         with pytest.raises(InputError, match=holder):
@@ -112,7 +105,7 @@ def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config
 
 
 def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
-    directory = create(config, replace=False)
+    directory = create(config)
     for _ in range(2):
         with directory.held():
             assert directory.status() == "running"
@@ -123,7 +116,7 @@ def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
 
 
 def test_a_run_to_be_replaced_is_back_if_the_new_one_is_refused_and_gone_otherwise(config):
-    create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
+    create(config).append("metrics.jsonl", [{"version": 0}])
     back = RunDirectory.of(config)
     with pytest.raises(InputError, match="no cores"), back.created(config, replace=True):  # noqa: PT012
         assert back.rows("metrics.jsonl") == []
@@ -147,15 +140,15 @@ def test_a_run_that_is_refused_leaves_nothing_not_even_the_folder_of_runs(tmp_pa
 
 
 def test_a_run_that_was_being_replaced_when_the_command_was_killed_is_back(config, tmp_path):
-    train(create(config, replace=False), [{"loss": 1.0}])
+    train(create(config), [{"loss": 1.0}])
     (tmp_path / "first").rename(tmp_path / ".first.replaced")
     with pytest.raises(InputError, match="a run named 'first' exists"):
-        create(config, replace=False)
+        create(config)
     assert names(config) == ["first"]
 
 
 def test_a_run_that_was_replaced_is_gone_once_the_new_one_goes_on_after_a_kill(config, tmp_path):
-    create(config, replace=False)
+    create(config)
     (tmp_path / ".first.replaced" / "checkpoints").mkdir(parents=True)
     with RunDirectory.of(config).held():
         assert names(config) == ["first"]
@@ -174,7 +167,7 @@ def test_a_run_that_is_being_made_is_held_from_its_beginning(config):
 
 
 def test_a_run_between_two_sessions_of_a_command_is_held_but_for_the_next_of_them(config):
-    directory = create(config, replace=False)
+    directory = create(config)
     with locked(directory.path / session_process.PARENT_LOCK):
         with pytest.raises(InputError, match="is going on"), directory.held():
             pass
@@ -186,13 +179,13 @@ def test_what_another_has_put_in_the_place_of_a_refused_run_stays(config, tmp_pa
     directory = RunDirectory.of(config)
     with pytest.raises(InputError, match="late"), directory.created(config, replace=False):  # noqa: PT012
         directory.path.rename(tmp_path / "moved")  # by hand
-        create(config, replace=False)
+        create(config)
         raise InputError("late")
     assert sorted(names(config)) == ["first", "moved"]
 
 
 def test_a_run_that_is_gone_is_not_made_by_those_who_would_go_on_with_it(config, tmp_path):
-    directory = create(config, replace=False)
+    directory = create(config)
     directory.path.rename(tmp_path / "moved")
     with pytest.raises(RunMissing), directory.held():
         pass
@@ -204,7 +197,7 @@ def test_a_run_is_private_unless_asked(tmp_path, private, mode):
     before = os.umask(0o022)
     try:
         settings = [f"deploy.runs_dir={tmp_path}", f"deploy.private={private}"]
-        directory = create(load_recipe("demo", settings), replace=False)
+        directory = create(load_recipe("demo", settings))
     finally:
         os.umask(before)
     assert stat.S_IMODE(directory.path.stat().st_mode) == mode
@@ -220,7 +213,7 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):
 
 
 def test_a_run_is_found_by_name_and_by_path_and_a_missing_one_lists_what_there_is(config, tmp_path):
-    made = create(config, replace=False)
+    made = create(config)
     assert RunDirectory.open("first", tmp_path).path == made.path
     assert RunDirectory.open(str(made.path)).path == made.path
     with pytest.raises(InputError, match=r"runs in .*: first"):
@@ -231,7 +224,7 @@ def test_a_runs_folder_that_cannot_be_written_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'file'}"])
     with pytest.raises(InputError, match="cannot be written"):
-        create(config, replace=False)
+        create(config)
 
 
 @pytest.mark.parametrize("private", ["true", "false"])
@@ -239,7 +232,7 @@ def test_checkpoints_may_be_on_a_disk_of_their_own_and_go_with_their_run(tmp_pat
     disk = tmp_path / "disk" / "saved"
     settings = [f"deploy.runs_dir={tmp_path / 'runs'}", f"deploy.checkpoint_dir={disk}"]
     config = load_recipe("demo", [*settings, "name=first", f"deploy.private={private}"])
-    directory = create(config, replace=False)
+    directory = create(config)
     [made] = disk.iterdir()
     assert directory.checkpoints.resolve() == made
     assert made.name.startswith("first-")

@@ -10,7 +10,7 @@ from deploy.report.summary import summarise
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from headway.errors import InputError
-from tests.deploy.trained import train
+from tests.deploy.trained import create, train
 from weight_sync.announcements import WeightUpdateReport
 
 UPDATE = WeightUpdateReport(engine_id="engine-0", version=0, published_at=1.0, bytes=7)
@@ -19,9 +19,7 @@ UPDATE = WeightUpdateReport(engine_id="engine-0", version=0, published_at=1.0, b
 @pytest.fixture
 def run(tmp_path):
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "name=first", "steps=9"])
-    directory = RunDirectory.of(config)
-    with directory.created(config, replace=False):
-        pass
+    directory = create(config)
     return config, directory
 
 

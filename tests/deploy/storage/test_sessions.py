@@ -10,16 +10,14 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import begin_session, earlier_sessions, recipe_at, resumed_recipe
 from headway.errors import InputError
 from tests.deploy.conftest import call_main
-from tests.deploy.trained import train
+from tests.deploy.trained import create, train
 
 
 @pytest.fixture
 def directory(tmp_path):
     """Provide a run that ended after 2 of 2 steps."""
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'runs'}", "name=mine", "steps=2"])
-    made = RunDirectory.of(config)
-    with made.created(config, replace=False):
-        pass
+    made = create(config)
     row = begin_session(made, made.config(), {"started_at": 1.0}, version=0)
     train(made, [{"loss": 0.5}, {"loss": 0.25}], session=row)
     made.write_summary({"status": "done", "version": 2})
@@ -136,11 +134,7 @@ def test_batches_of_earlier_sessions_keep_what_they_were_trained_with(directory)
     [
         ("seed = 0", "seed = 1", "seed: 0 → 1: its ledger has prompts"),
         ("group_size = 8", "group_size = 4", "prompts.group_size: 8 → 4: its ledger has prompts"),
-        (
-            "{ cap_high = 5.0 }",
-            "{ cap_high = 4.0 }",
-            "learner.loss_options.cap_high: 5.0 → 4.0",
-        ),
+        ("{ cap_high = 5.0 }", "{ cap_high = 4.0 }", "learner.loss_options.cap_high: 5.0 → 4.0"),
         ("max_staleness = 2", "max_staleness = 1", "queues.max_staleness: 2 → 1: it can only be"),
         ("steps = 2\n", "steps = 1\n", "steps: 2 → 1: a run can be made longer"),
     ],

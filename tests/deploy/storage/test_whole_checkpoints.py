@@ -17,7 +17,7 @@ from queues.readers.accounting import read_accounting
 from queues.readers.checkpoints import LostGroup, last_save_seconds, read_progress
 from queues.storage import row_checksums
 from tests.deploy.conftest import call_main
-from tests.deploy.trained import train
+from tests.deploy.trained import create, train
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def directory(tmp_path, request):
     if getattr(request, "param", "here") == "elsewhere":
         settings.append(f"deploy.checkpoint_dir={tmp_path / 'disk'}")
     config = load_recipe("demo", settings)
-    made = RunDirectory.of(config)
-    with made.created(config, replace=False):
-        pass
+    made = create(config)
     row = begin_session(made, made.config(), {"started_at": 1.0}, version=0)
     rows = [{"loss": 0.5, "weights_checksum": f"w{version + 1}"} for version in range(4)]
     train(made, rows, session=row, saved=(2, 3, 4))
