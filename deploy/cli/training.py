@@ -86,6 +86,7 @@ def resume(
     from deploy.runtime.console import Terminal
     from deploy.storage.repair.backups import from_backup, named_backup
     from deploy.storage.run_directory import RunDirectory
+    from deploy.storage.sessions import resumed_recipe
     from headway.full_disk import wait_for_space
     from queues.storage.backup import CURRENT
 
@@ -98,47 +99,33 @@ def resume(
     else:
         directory = RunDirectory.open(run, runs_dir)
     with directory.held(end_leftovers, is_again=is_again), named_backup(directory):
-        if is_again:
-            for folder in (directory.path, directory.backup):
-                wait_for_space(folder, terminal.say)
-        _resume(directory, overrides, terminal, process)
-
-
-def _resume(
-    directory: "RunDirectory",
-    overrides: list[str],
-    terminal: "Terminal",
-    process: Session | None,
-) -> None:
-    """Go on with a run that this command holds."""
-    from deploy.storage.sessions import resumed_recipe
-
-    config, changes = resumed_recipe(directory, overrides)
-    if process is not None:
-        process.allow(config.deploy.max_restarts)
-    trained: int | None = None
-    with suppress(InputError):  # a damaged summary is made again
-        if directory.status() == "done":
-            trained = int(directory.summary("version")["version"])
-    if trained is not None and not any(change.name == "steps" for change in changes):
-        terminal.say(
-            f"{config.name} is done: {trained} of {config.steps} steps are trained; to train more: "
-            f"headway resume {directory.path} --set steps=…"
-        )
-        return
-    if changes:
-        lines = "\n  ".join(map(str, changes))
-        terminal.say(f"{config.name} goes on with other settings than before:\n  {lines}")
-    terminal.say(f"{config.name}: {CHECKING}")
-    with deferred():
-        from deploy.preflight.inputs import load_inputs
-        from deploy.storage.atomic_folder import in_use
-    with in_use((config.warm_start, config.reward_models)):
-        is_again = process is not None and process.is_again
-        inputs = load_inputs(config, resumed=directory, needs_space=not is_again)
-        if overrides:
-            directory.store_recipe(config)
-        _train(config, inputs, directory, terminal, process)
+        for folder in (directory.path, directory.backup) if is_again else ():
+            wait_for_space(folder, terminal.say)
+        config, changes = resumed_recipe(directory, overrides)
+        if process is not None:
+            process.allow(config.deploy.max_restarts)
+        trained: int | None = None
+        with suppress(InputError):  # a damaged summary is made again
+            if directory.status() == "done":
+                trained = int(directory.summary("version")["version"])
+        if trained is not None and not any(change.name == "steps" for change in changes):
+            terminal.say(
+                f"{config.name} is done: {trained} of {config.steps} steps are trained; to train "
+                f"more: headway resume {directory.path} --set steps=…"
+            )
+            return
+        if changes:
+            lines = "\n  ".join(map(str, changes))
+            terminal.say(f"{config.name} goes on with other settings than before:\n  {lines}")
+        terminal.say(f"{config.name}: {CHECKING}")
+        with deferred():
+            from deploy.preflight.inputs import load_inputs
+            from deploy.storage.atomic_folder import in_use
+        with in_use((config.warm_start, config.reward_models)):
+            inputs = load_inputs(config, resumed=directory, needs_space=not is_again)
+            if overrides:
+                directory.store_recipe(config)
+            _train(config, inputs, directory, terminal, process)
 
 
 def _train(

@@ -147,8 +147,6 @@ def _completed(document: dict[str, Any], recipe: str) -> RunConfig:
     document = _with_critic(with_preset(document))
     for section in (document, document.get("learner")):
         _fill_in_adapters(section)
-    if secrets := [*_secrets(document)]:
-        raise InputError(f"recipe {recipe}:\n" + "\n".join(secrets))
     try:
         return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
@@ -157,10 +155,12 @@ def _completed(document: dict[str, Any], recipe: str) -> RunConfig:
 
 
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the tables of a recipe as they are written, neither completed nor validated."""
+    """Return the tables of a recipe as they are written, without secrets, not completed."""
     document = _read(recipe)
     for override in overrides:
         _override(document, override)
+    if secrets := [*_secrets(document)]:
+        raise InputError(f"recipe {recipe}:\n" + "\n".join(secrets))
     return document
 
 

@@ -171,13 +171,13 @@ def load_inputs(
 
 
 def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
-    """Find the models, import the user's code, and open the sources."""
+    """Import the user's code, find the models, and open the sources."""
+    check_scoring(config)
     path = model_path(config, is_new=resumed is None)
     reward_models = reward_model_paths(config, is_new=resumed is None)
     named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
     models = {name: fingerprint_of_model(folder) for name, folder in named.items()}
     check_model(path)
-    check_scoring(config)
     begun = resumed.path if resumed is not None and resumed.ledger.exists() else None
     prompts = open_prompts(config, model_path=path, begun=begun)
     return Inputs(path, prompts, reward_models, models)

@@ -152,7 +152,7 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
         started_at=now,
     )
     if directory.ledger.exists():
-        rows = read_batches(directory.path, verify=False)  # `check_ledger` has verified them
+        rows = read_batches(directory.path, verify=False)  # `find_checkpoint` has verified them
         record.batches = [TrainedBatch.from_dict(row) for row in rows]
         folder = directory.path
         record.swaps = mend_rows(folder / SWAPS, say, lambda row: WeightUpdateReport(**row))

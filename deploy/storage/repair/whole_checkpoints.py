@@ -14,7 +14,7 @@ from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from headway.folder_checksums import damage_of
 from queues.errors import JournalError, LedgerError
-from queues.readers.checkpoints import Checkpoint, Progress, lost_groups, read_progress
+from queues.readers.checkpoints import Checkpoint, lost_groups, read_progress
 from queues.storage.ledger_repair import forget_checkpoints
 from queues.storage.ledger_schema import JOURNAL_NAME
 
@@ -70,12 +70,19 @@ def find_checkpoint(
         LedgerError: The ledger is missing or damaged, or ends before the newest checkpoint does.
         JournalError: A group that is needed from there on cannot be read from the journal.
     """
-    verified = read_progress(directory.path, verify=False) if is_live else check_ledger(directory)
-    if verified is None:
+    if not directory.ledger.exists():
+        _refuse_remains(directory)
         return None
+    trained, recorded = read_progress(directory.path, verify=not is_live)
+    if not is_live and (unknown := unknown_checkpoints(directory, trained)):
+        raise LedgerError(
+            f"{directory.ledger} ends at version {trained}, but {unknown[0]} was saved after it: a "
+            "part of the ledger was lost, such as its -wal file; put it back from a copy, or "
+            f"`headway salvage {directory.path}` goes back to version {trained}"
+        )
     chosen: Examined | None = None
     damaged: list[Examined] = []
-    for checkpoint in examine(directory, verified.checkpoints):
+    for checkpoint in examine(directory, recorded):
         if checkpoint.damage is None:
             chosen = checkpoint
             break
@@ -110,24 +117,13 @@ def give_up(
         forget_checkpoints(directory.path, [checkpoint.version for checkpoint in damaged])
 
 
-def check_ledger(directory: RunDirectory) -> Progress | None:
-    """Return the progress of a run by its verified ledger; None for a run that has nothing yet."""
-    if not directory.ledger.exists():
-        segments = sorted((directory.path / JOURNAL_NAME).glob("*.segment"))
-        if left := [*unknown_checkpoints(directory, 0), *segments]:
-            raise LedgerError(
-                f"{directory.ledger} is missing, but there is {left[0]}; put it back from a copy"
-            )
-        return None
-    progress = read_progress(directory.path)
-    trained = progress.trained
-    if unknown := unknown_checkpoints(directory, trained):
+def _refuse_remains(directory: RunDirectory) -> None:
+    """Refuse a run without a ledger that has something already."""
+    segments = sorted((directory.path / JOURNAL_NAME).glob("*.segment"))
+    if left := [*unknown_checkpoints(directory, 0), *segments]:
         raise LedgerError(
-            f"{directory.ledger} ends at version {trained}, but {unknown[0]} was saved after it: a "
-            "part of the ledger was lost, such as its -wal file; put it back from a copy, or "
-            f"`headway salvage {directory.path}` goes back to version {trained}"
+            f"{directory.ledger} is missing, but there is {left[0]}; put it back from a copy"
         )
-    return progress
 
 
 def unknown_checkpoints(directory: RunDirectory, trained: int) -> list[Path]:
