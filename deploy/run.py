@@ -263,8 +263,7 @@ class Run:
     async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
         """Let learner and actors save what they have, unless the user insists; then end the rest.
 
-        Raises:
-            KeyboardInterrupt: Unless training ended by itself meanwhile.
+        Raises KeyboardInterrupt, unless training ended by itself meanwhile.
         """
         console = self.context.console
         if self.learning is not None:

@@ -81,7 +81,11 @@ def run(
                 raise_interrupts()  # an event loop resets SIGTERM to end the process
     except KeyboardInterrupt:
         status = "interrupted"
-        raise Interrupted(describe_interrupted(directory)) from None
+        saved = directory.ledger.exists() and newest_checkpoint(directory.path, verify=False)
+        kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
+        raise Interrupted(
+            f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"
+        ) from None
     except RunFailed as error:
         if error.exit_code != 1:
             raise
@@ -126,11 +130,3 @@ def draw_report(context: RunContext) -> None:
         context.console.say(
             f"no report was drawn ({error!r}); try `headway report {directory.path}`"
         )
-
-
-def describe_interrupted(directory: RunDirectory) -> str:
-    """Describe what an interrupted run has saved, and how to resume it."""
-    has_ledger = directory.ledger.exists()
-    saved = newest_checkpoint(directory.path, verify=False) if has_ledger else None
-    kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
-    return f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"

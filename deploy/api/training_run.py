@@ -206,10 +206,7 @@ def resume(
 
 
 def results(run: str, runs_dir: str | Path = "runs") -> RunResults:
-    """Return the results of a run that anybody started, by its folder or its name in `runs_dir`.
-
-    Raises InputError if there is no such run.
-    """
+    """Return the results of a run that anybody started, by its folder or name."""
     return RunResults(RunDirectory.open(run, Path(runs_dir)).path)
 
 

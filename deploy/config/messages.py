@@ -122,10 +122,7 @@ def section_of(model: type[BaseModel], key: int | str) -> type[BaseModel] | None
 
 
 def _nearest(location: Location, root: type[BaseModel]) -> str:
-    """Return a hint: a key of the section with this word, the same key elsewhere, a similar key.
-
-    Without any of them it lists all keys of the section.
-    """
+    """Return a hint: a key with this word here or elsewhere, a similar key, or all keys here."""
     section, name = location[:-1], str(location[-1])
     name = ALIASES.get(name, name)
     model = root

@@ -65,6 +65,7 @@ class RunConfig(RecipeKeys):
 
     @model_validator(mode="after")
     def _settings_take_effect(self) -> Self:
+        check_source(self.prompts, self.actors)
         critic = self.learner.critic
         if critic is not None and critic.pretrain_batches >= self.steps:
             raise ValueError(
@@ -78,11 +79,6 @@ class RunConfig(RecipeKeys):
                 "folders in actors.reward_model.paths, or add a [reward_model] section, from which "
                 "`headway reward-model` trains them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _source_fits(self) -> Self:
-        check_source(self.prompts, self.actors)
         return self
 
     @model_validator(mode="after")
@@ -128,8 +124,7 @@ class RunConfig(RecipeKeys):
     def updated(self, **changes: Any) -> "RunConfig":
         """Return a copy with other values of keys, validated; a section is a mapping of its keys.
 
-        Raises:
-            InputError: The changes do not go together; has one line for each problem.
+        Raises InputError, with a line for each problem, if the changes do not go together.
         """
         document = self.model_dump(exclude_unset=True)
         for key, value in changes.items():

@@ -11,10 +11,7 @@ from queues.readers.recorded_batches import read_batch
 
 
 def read_samples(directory: RunDirectory, version: int | None) -> list[Sample]:
-    """Return the rollouts of the batch that was trained at a version; None: the newest.
-
-    Raises InputError if there is no such batch, or its rollouts or the tokenizer are gone.
-    """
+    """Return the rollouts of the batch that was trained at a version; None: the newest."""
     trained = [row["version"] for row in read_batches(directory.path)]
     if not trained:
         raise InputError(f"{directory.path} has trained no batch yet")

@@ -45,10 +45,7 @@ def before_warm_start(config: RunConfig, say: Callable[[str], None]) -> Iterator
 
 
 def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]) -> None:
-    """Play the first `count` prompts of the training source once each, and show them by `say`.
-
-    Raises RunFailed if some rollouts have failed, after all were printed.
-    """
+    """Play `count` prompts once each and show them; raise RunFailed in the end if some failed."""
     lora = config.learner.lora
     if lora is not None and lora.path is not None:
         raise InputError(

@@ -104,8 +104,7 @@ def _check_offload(config: RunConfig) -> None:
 def check_gpus(config: RunConfig, available: int) -> None:
     """Refuse engines without a GPU on a machine with `available` of them.
 
-    vLLM's build for GPUs cannot compute without one. A recipe that names no GPUs gets them by
-    `deploy.config.devices` where they are enough.
+    vLLM's build for GPUs cannot compute without one.
     """
     actors, learner = config.actors, config.learner
     if config.deploy.ray_address != "local" or actors.engine != "vllm" or not available:
@@ -199,12 +198,9 @@ def check_free_space(
 ) -> None:
     """Compare the free space with the least that a run of a model will need.
 
-    Args:
-        config: The recipe.
-        shapes: Shapes of the model's weights, by their names.
-        folders: Folders of the run that exist, by their keys in [deploy].
-        resumed: The checkpoint folder of a resumed run.
-        free: Returns the free bytes of the disk of a folder.
+    `shapes` are those of the model's weights, `folders` those of the run that exist, by their keys
+    in [deploy], `resumed` the checkpoint folder of a resumed run; `free` returns the free bytes of
+    a disk.
     """
     folders = dict(folders)
     saved_in = next((key for key in ("checkpoint_dir", "backup_dir") if key in folders), "runs_dir")

@@ -27,8 +27,7 @@ class Predicted:
 def check_memory(config: RunConfig, console: Console) -> Predicted | None:
     """Predict the memory of a recipe and print it; None where its models cannot be measured here.
 
-    Raises:
-        InputError: The run cannot fit; names what does not, and settings with which it does.
+    Raises InputError, with settings that would do, if the run cannot fit.
     """
     capacity = capacity_of(config)
     try:
@@ -69,8 +68,7 @@ def capacity_of(config: RunConfig) -> Capacity:
 def memory_of_gpu() -> float:
     """Return the bytes of memory of the first GPU of this machine.
 
-    Raises:
-        InputError: torch cannot use it, as with a driver that is too old.
+    Raises InputError if torch cannot use it, as with a driver that is too old.
     """
     import torch
 

@@ -175,12 +175,9 @@ def fingerprint_of_model(path: str) -> str:
 def refuse_another_origin(folder: Path, wanted: str, remedy: str, *, files: bool = False) -> None:
     """Refuse the folder of a warm start or of reward models that was made with other settings.
 
-    Args:
-        folder: The folder.
-        wanted: The settings as JSON.
-        remedy: How to make a folder that fits, for the error.
-        files: Refuse it also if files of examples or of held-out problems have changed: examples
-            might have problems that are held out now. A file that is gone is not compared.
+    `wanted` are the settings as JSON; `remedy` says in the error how to make a folder that fits.
+    With `files`, those of examples and held-out problems must be the same too, unless they are
+    gone: examples might have problems that are held out now.
     """
     present = json.loads(wanted)
     try:

@@ -51,11 +51,9 @@ def open_prompts(
 ) -> OpenedPrompts:
     """Open the sources of training prompts and of held-out problems.
 
-    Args:
-        config: The recipe.
-        model_path: Folder or hub name of the model whose tokens `prompts.max_tokens` counts; None
-            leaves no prompt out for its length.
-        begun: Folder of a run with a ledger, which is resumed: the source goes on where it was.
+    `model_path` names the model whose tokens `prompts.max_tokens` counts; None leaves no prompt out
+    for its length. `begun` is the folder of a run with a ledger, which is resumed: the source goes
+    on where it was.
     """
     prompts = config.prompts
     evaluations, problems = load_heldout(config)

@@ -82,10 +82,7 @@ class RunDirectory(RunDocuments):
     def held(
         self, end_leftovers: Callable[[Path], None] | None = None, *, is_again: bool = False
     ) -> Iterator[None]:
-        """Keep other commands out of the run during the block, as `RunLock.held` does.
-
-        The run is no longer to be undone.
-        """
+        """Hold the run as `RunLock.held` does; what it has replaced does not come back any more."""
         with self.lock.held(end_leftovers, is_again=is_again):
             _delete(self._beside("replaced"))  # that of a run whose first session was killed
             yield

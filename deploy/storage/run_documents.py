@@ -46,10 +46,7 @@ class RunDocuments:
         self.page = path / "report.html"
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
-        """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`.
-
-        Takes and raises what `load_recipe` does.
-        """
+        """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`."""
         config = load_recipe(str(self.recipe_file), overrides)
         return config.updated(deploy={"runs_dir": self.path.parent})
 

@@ -67,10 +67,7 @@ EARLIER = tuple(Earlier.__dataclass_fields__)
 
 @dataclass(slots=True)
 class Record:
-    """Everything that the driver has gathered about a run so far, in all of its sessions.
-
-    A session is the time from a `headway run` or `headway resume` to its end.
-    """
+    """Everything that the driver has gathered about a run so far, in all of its sessions."""
 
     name: str
     steps: int
