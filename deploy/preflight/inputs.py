@@ -174,10 +174,10 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
     """Import the user's code, find the models, and open the sources."""
     check_scoring(config)
     path = model_path(config, is_new=resumed is None)
+    check_model(path)
     reward_models = reward_model_paths(config, is_new=resumed is None)
     named = {"model": path, **{f"reward model {n}": p for n, p in enumerate(reward_models)}}
     models = {name: fingerprint_of_model(folder) for name, folder in named.items()}
-    check_model(path)
     begun = resumed.path if resumed is not None and resumed.ledger.exists() else None
     prompts = open_prompts(config, model_path=path, begun=begun)
     return Inputs(path, prompts, reward_models, models)
