@@ -5,28 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deploy.config.deploy_config import Placement
+from deploy.config.devices import EPSILON, left_on_cards
 from deploy.config.run_config import RunConfig
 from headway.roles import Role
 
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives every node, with its id."""
-EPSILON = 1e-6
-"""Tolerance of sums of shares."""
-
-
-def left_on_cards(shares: Iterable[float], parts: Iterable[float] = ()) -> list[float]:
-    """Return the free part of each GPU that shares of at most 1 take, of `parts` of GPUs first.
-
-    A share lies on one GPU, the fullest that has it free, as Ray chooses it.
-    """
-    free = list(parts)
-    for share in sorted(shares, reverse=True):
-        fullest = min((part for part in free if part + EPSILON >= share), default=None)
-        if fullest is None:
-            free.append(1.0 - share)
-        else:
-            free[free.index(fullest)] -= share
-    return free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

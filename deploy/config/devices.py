@@ -1,6 +1,7 @@
 """Defaults from this machine: GPUs where a recipe names none, dtype and threads with them."""
 
 import os
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from deploy.config.run_config import RunConfig
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """A folder of the NVIDIA driver with an entry for each GPU."""
+EPSILON = 1e-6
+"""Tolerance of sums of shares."""
 
 
 def for_this_machine(
@@ -42,6 +45,21 @@ def visible_gpus(driver: Path = DRIVER) -> int:
     if visible is not None:
         return len([device for device in visible.split(",") if device not in ("", "-1")])
     return len(list(driver.iterdir())) if driver.is_dir() else 0
+
+
+def left_on_cards(shares: Iterable[float], parts: Iterable[float] = ()) -> list[float]:
+    """Return the free part of each GPU that shares of at most 1 take, of `parts` of GPUs first.
+
+    A share lies on one GPU, the fullest that has it free, as Ray chooses it.
+    """
+    free = list(parts)
+    for share in sorted(shares, reverse=True):
+        fullest = min((part for part in free if part + EPSILON >= share), default=None)
+        if fullest is None:
+            free.append(1.0 - share)
+        else:
+            free[free.index(fullest)] -= share
+    return free
 
 
 def _gpus(config: RunConfig, available: int) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from deploy.cluster.placement import EPSILON, left_on_cards
+from deploy.config.devices import EPSILON, left_on_cards
 from deploy.config.run_config import RunConfig
 from deploy.planner.byte_counts import (
     GIB,
