@@ -73,10 +73,7 @@ def open_prompts(
     if prompts.max_tokens is not None and model_path is not None:
         actors, tokenizer = config.actors, load_tokenizer(model_path)
         renderer = Renderer(tokenizer, actors.chat_template, actors.chat_template_options)
-        begin = shipped_opening(
-            actors.environment, actors.environment_options, code_execution=actors.code_execution
-        )
-        fits = shorter(renderer, prompts.max_tokens, begin or opening)
+        fits = shorter(renderer, prompts.max_tokens, shipped_opening(actors) or opening)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
