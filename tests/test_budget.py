@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1856,
     "queues": 6102,
-    "weight_sync": 4253,
+    "weight_sync": 4112,
     "actors": 9750,
     "learner": 10352,
     "deploy": 16542,

@@ -51,8 +51,7 @@ def weight_name(factor: str) -> str:
 def changed_shapes(factors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
     """Return the shapes of the weights that factors of these shapes change, by name.
 
-    Raises:
-        ManifestError: A tensor is not one of a pair A [r, in] and B [out, r].
+    Raises ManifestError if a tensor is not one of a pair A [r, in] and B [out, r].
     """
     shapes = {}
     for name, shape in factors.items():
@@ -88,10 +87,7 @@ def merged(
     """Yield the weights of a model folder with an adapter merged in.
 
     All but `KEPT` ones have the dtype of the factors, in which the learner has them too: the result
-    is bit for bit what it would have merged.
-
-    Raises:
-        LoadFailed: The folder lacks weights that have factors.
+    is bit for bit what it would have merged. Raises LoadFailed if factors have no weight.
     """
     unused = dict(factors)
     dtype = next(iter(unused.values())).dtype

@@ -1,7 +1,6 @@
 """The model folder that adapters are merged into, and a fingerprint by which it is recognised.
 
-A hub name stands for the snapshot that this machine has fetched: nothing is fetched here. Imports
-no torch.
+A hub name stands for the snapshot on this machine: nothing is fetched. Imports no torch.
 """
 
 from collections.abc import Iterable
@@ -16,10 +15,7 @@ PROBE_BYTES = 2**16
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Return a fingerprint of files: of names, sizes, and of large ones PROBES parts.
-
-    It takes no time, and weights that were trained any further have another.
-    """
+    """Return a fingerprint of names, sizes and PROBES parts, which training changes, of files."""
     digest, size = xxhash.xxh3_64(), 0
     for file in sorted(files):
         length = file.stat().st_size
@@ -55,9 +51,7 @@ def fingerprint_of_weights(model: str) -> str:
 def base_folder(model: str, base: str) -> Path:
     """Return the folder whose weights an engine merges adapters of the base into.
 
-    Raises:
-        LoadFailed: It is not here, or its weights are not those of the fingerprint `base`; an
-            empty one is not compared.
+    Raises LoadFailed if it is not here, or has another fingerprint than `base`, unless that is "".
     """
     folder = folder_of(model)
     if folder is None:

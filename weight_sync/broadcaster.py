@@ -1,9 +1,8 @@
 """The broadcaster announces versions to receivers and limits how many engines swap at once.
 
 It carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are
-held at a time, granted in the order of the requests. It remembers nothing that is not given to it
-again: after its death another one is told the newest version by the publisher, and asked for
-permits by the receivers.
+held at a time, granted in the order of the requests. After its death another one is told the newest
+version by the publisher, and asked for permits by the receivers.
 """
 
 import asyncio
@@ -21,10 +20,7 @@ RECENT = 100
 
 
 class SwapPermits:
-    """A semaphore whose permits end `seconds` after they were granted or renewed.
-
-    A permit to load `nbytes` lasts so much longer (`weight_sync.progress.allowance`).
-    """
+    """A semaphore whose permits end after `seconds`, and the `allowance` for what they load."""
 
     def __init__(self, count: int, seconds: float) -> None:
         self._count, self._seconds = count, seconds
@@ -34,10 +30,7 @@ class SwapPermits:
         self._held: dict[str, asyncio.TimerHandle] = {}
 
     async def acquire(self, holder: str, timeout: float, nbytes: int = 0) -> bool:
-        """Wait at most `timeout` seconds for a permit; True if it was granted.
-
-        A holder that asks again keeps its permit, for the full lifetime.
-        """
+        """Wait `timeout` seconds for a permit, or renew a holder's; return True if granted."""
         if holder not in self._held:
             try:
                 async with asyncio.timeout(timeout):
@@ -62,13 +55,13 @@ class SwapPermits:
 
     async def resize(self, count: int) -> None:
         """Change the number of permits; holders beyond a lower one keep theirs until its end."""
-        change, self._count = count - self._count, count
-        for _ in range(change):
+        before, self._count = self._count, count
+        for _ in range(before, count):
             self._release()
-        for _ in range(-change):
-            self._surplus += 1
-            if not self._free.locked():
-                self._surplus -= 1
+        for _ in range(count, before):
+            if self._free.locked():
+                self._surplus += 1
+            else:
                 await self._free.acquire()
 
     def _release(self) -> None:
@@ -94,7 +87,6 @@ class Broadcaster(Announcements):
         self._swaps = SwapPermits(self.permits, permit_seconds)
         self._manifest: Manifest | None = None
         self._epoch = 0
-        """Epoch of the learner whose version is the newest."""
         self._reports: list[WeightUpdateReport] = []
         self._engines: dict[str, tuple[Any, int]] = {}
         self._announced = asyncio.Condition()
@@ -105,10 +97,8 @@ class Broadcaster(Announcements):
     async def announce(self, manifest: Manifest, epoch: int = 0) -> None:
         """Announce a version; the newest one may be announced again with new locations.
 
-        A learner that was made again has a higher `epoch`, and begins with an older version.
-
-        Raises VersionOrderError if a newer version was announced before in this epoch, or any
-        version in a later one.
+        A learner that was made again has a higher `epoch`, and begins with an older version. Raises
+        VersionOrderError after a newer version of this epoch, or any of a later one.
         """
         if epoch < self._epoch:
             raise VersionOrderError(
@@ -161,9 +151,9 @@ class Broadcaster(Announcements):
         await self._swaps.resize(self.permits)
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        """Register an engine, by its handle, that the learner sends weights to directly.
+        """Register an engine that the learner sends weights to, in place of one of its name.
 
-        Replaces an earlier engine of this name. `workers` processes hold a part of its weights.
+        `workers` processes hold a part of its weights.
         """
         self._engines[engine_id] = engine, workers
 

@@ -1,7 +1,7 @@
 """The manifest of one version of the weights: its tensors, buckets and checksums.
 
-The publisher writes it last, once every bucket is stored and checksummed, so its holder can verify
-all bytes before touching an engine. Imports no torch.
+The publisher writes it last, so that its holder can verify all bytes before touching an engine.
+Imports no torch.
 """
 
 import hashlib
@@ -90,8 +90,7 @@ class Manifest:
     changed: float | None = None
     """Share of elements that differ from the previous version, in [0, 1]; None if not compared."""
     adapter: AdapterForm | None = None
-    """None: the tensors are all weights. Else they are the factors of an adapter, which receivers
-    merge into the weights of the model folder."""
+    """The form of an adapter whose factors the tensors are; None: they are all weights."""
 
     def __post_init__(self) -> None:
         if self.version < 0:
@@ -100,17 +99,14 @@ class Manifest:
             raise ManifestError(f"version {self.version} has no tensors")
         _check_buckets(self.buckets)
         _check_tensors(self.tensors, self.buckets)
-        if self.adapter is not None:
-            changed_shapes({spec.name: spec.shape for spec in self.tensors})
+        _ = self.signature  # refuses what is no factor of an adapter
         if self.delta is not None:
             patches, base = self.delta.buckets, self.delta.base_version
             _check_buckets(patches)
             if not 0 <= base < self.version:
                 raise ManifestError(f"version {self.version} has a delta on version {base}")
-            if len(patches) != len(self.buckets):
-                raise ManifestError(
-                    f"a delta has {len(patches)} patches for {len(self.buckets)} buckets"
-                )
+            if (count := len(patches)) != len(self.buckets):
+                raise ManifestError(f"a delta has {count} patches for {len(self.buckets)} buckets")
 
     @property
     def nbytes(self) -> int:
@@ -192,10 +188,7 @@ def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def check_signature(manifest: Manifest, expected: Signature) -> None:
-    """Raise IncompatibleWeights if the weights have other names, shapes or dtypes than expected.
-
-    An adapter need not change all of them.
-    """
+    """Raise IncompatibleWeights for other names, shapes or dtypes; an adapter may change fewer."""
     signature = manifest.signature
     unknown = sorted(signature.keys() - expected.keys())
     missing = sorted(expected.keys() - signature.keys()) if manifest.adapter is None else []

@@ -11,10 +11,7 @@ RAISE_LIMIT = (
 
 
 def allow_open_files() -> int:
-    """Let this process, and all that it starts, open up to MOST files; return how many they may.
-
-    The hard limit stays as it is, and may allow fewer.
-    """
+    """Let this process, and all that it starts, open MOST files, or what the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     allowed = MOST if hard == unlimited else min(hard, MOST)

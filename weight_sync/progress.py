@@ -29,7 +29,7 @@ class Progress:
     """The step that a transfer has reached, and when; may be used by several threads."""
 
     def __init__(self, timeout: float) -> None:
-        """Start; `timeout` is the longest time without progress, beside `allowance` for bytes."""
+        """Start; `timeout` is the longest time without progress, beside that of bytes."""
         self._timeout = timeout
         self.reach("it has not begun")
 
@@ -61,8 +61,8 @@ def run_in_streams(
 ) -> list[T]:
     """Run tasks, `STREAMS` at a time in daemon threads, and return their results in order.
 
-    Each task moves one bucket, of the given size, which is `step` then. If one fails, `undo` is
-    called with every result, and its error is raised.
+    Each moves one bucket, of the given size, which is `step` then. If one fails, `undo` is called
+    with every result, and its error is raised.
     """
     results: dict[int, T] = {}
     errors: list[BaseException] = []

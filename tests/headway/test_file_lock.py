@@ -16,10 +16,9 @@ def path(tmp_path):
 def test_one_holds_it_and_others_are_refused_while_it_does(path):
     with locked(path):
         assert is_held(path)
-        with pytest.raises(BlockingIOError), locked(path, seconds=0):
-            pass
-        with pytest.raises(BlockingIOError), locked(path, shared=True, seconds=0):
-            pass
+        for shared in (False, True):
+            with pytest.raises(BlockingIOError), locked(path, shared=shared, seconds=0):
+                pass
     assert path.exists()
     assert not is_held(path)
     with locked(path, shared=True), locked(path, shared=True):

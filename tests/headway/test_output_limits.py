@@ -62,8 +62,7 @@ def test_what_is_printed_in_a_block_is_limited_and_has_no_secret(secret, monkeyp
 
 
 def test_a_limited_stream_is_the_stream_in_all_else():
-    stream = io.StringIO()
-    limited = LimitedStream(stream, RateLimit("x"))
+    limited = LimitedStream(io.StringIO(), RateLimit("x"))
     assert (limited.write("abc"), limited.isatty(), limited.getvalue()) == (3, False, "abc")
 
 

@@ -1,20 +1,26 @@
 """Small models, an engine that records its calls, and a publisher in the process of the test."""
 
 import asyncio
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from weight_sync.adapter import AdapterForm
+from weight_sync.broadcaster import Broadcaster
 from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.receive.staging import StagedWeights
+from weight_sync.transports.protocol import Transport
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -64,10 +70,19 @@ class RecordingEngine:
         self.events.append("resume")
 
 
-def send(publisher: StagedPublisher, version: int, tensors: Iterable[tuple[str, Any]]) -> None:
-    """Publish a version, and wait until it is announced."""
-    publisher.publish(version, tensors)
-    publisher.flush(60)
+class Sender(StagedPublisher):
+    """A publisher that waits until a version is announced, and returns its manifest."""
+
+    def __init__(self, transport: Transport, bucket_bytes: int = 1024, **options: Any) -> None:
+        self.manifests: list[Manifest] = []
+        super().__init__(transport, self.manifests.append, bucket_bytes, **options)
+
+    def send(
+        self, version: int, tensors: Mapping[str, Any], adapter: AdapterForm | None = None
+    ) -> Manifest:
+        self.publish(version, tensors.items(), adapter)
+        self.flush(60)
+        return self.manifests[-1]
 
 
 class ReceiverLink:
@@ -107,14 +122,44 @@ def weights() -> Callable[..., dict[str, torch.Tensor]]:
 @pytest.fixture
 def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
     """Return a function that publishes a version of `make_weights` and returns its manifest."""
-    manifests: list[Manifest] = []
-    publisher = StagedPublisher(transport, manifests.append, bucket_bytes=1024)
+    sender = Sender(transport)
+    return lambda version: sender.send(version, make_weights(version))
 
-    def publish(version: int, dtype: torch.dtype = torch.float32) -> Manifest:
-        send(publisher, version, make_weights(version, dtype).items())
-        return manifests[-1]
 
-    return publish
+@pytest.fixture
+def broadcaster() -> Broadcaster:
+    return Broadcaster(1.0, 1)
+
+
+@pytest.fixture
+def receiver_of(
+    engine: RecordingEngine, transport: SharedMemoryTransport, broadcaster: Broadcaster
+) -> Callable[..., Receiver]:
+    """Return a function that makes a receiver of the engine, with options."""
+
+    def make(
+        by: Any = transport, to: Any = engine, on_version: Any = None, **options: Any
+    ) -> Receiver:
+        return Receiver("e0", to, broadcaster, by, on_version, ReceiverOptions(**options))
+
+    return make
+
+
+def same(tensors: Any, expected: Mapping[str, torch.Tensor]) -> bool:
+    """Return True if named tensors are those expected, bit by bit."""
+    named = dict(tensors)
+    return named.keys() == expected.keys() and all(
+        torch.equal(named[name], tensor) for name, tensor in expected.items()
+    )
+
+
+def open_files() -> list[str]:
+    """Return the files that this process has open, without Ray's sockets, pipes and its store."""
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(link for link in links if link.startswith("/") and "plasma" not in link)
 
 
 @pytest.fixture
@@ -133,12 +178,3 @@ async def threads_end() -> None:
     """Wait for the functions that the event loop runs in threads, and for their callbacks."""
     await asyncio.get_running_loop().shutdown_default_executor()
     await asyncio.sleep(0)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition of another thread; fail at a deadline."""
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came true")

@@ -9,6 +9,7 @@ Follows the newest manifest of FOLDER and appends one line per event to LOG. `sl
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,29 +24,24 @@ HANG_SECONDS = 600
 
 
 class FileEngine:
-    """An engine that logs every call to a file."""
+    """An engine that logs every call."""
 
-    def __init__(self, log: Path, slow: bool) -> None:
+    def __init__(self, log: Callable[[str], None], slow: bool) -> None:
         self._log, self._slow = log, slow
 
-    def write(self, line: str) -> None:
-        with self._log.open("a") as file:
-            print(line, file=file, flush=True)
-
-    async def prepare(self, weights: StagedWeights) -> None:
-        pass
+    async def prepare(self, weights: StagedWeights) -> None: ...
 
     async def pause(self) -> None:
-        self.write("pause")
+        self._log("pause")
 
     async def load(self, weights: StagedWeights, version: int) -> None:
-        self.write(f"loading {version}")
+        self._log(f"loading {version}")
         if self._slow:
             await asyncio.sleep(HANG_SECONDS)
-        self.write(f"loaded {version} {checksum(weights.tensors())}")
+        self._log(f"loaded {version} {checksum(weights.tensors())}")
 
     async def resume(self) -> None:
-        self.write("resume")
+        self._log("resume")
 
 
 def newest_version(folder: Path) -> Manifest | None:
@@ -78,32 +74,30 @@ class FolderAnnouncements:
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
         return True
 
-    async def report(self, report: WeightUpdateReport) -> None:
-        pass
+    async def report(self, report: WeightUpdateReport) -> None: ...
 
 
 class SlowTransport(FilesystemTransport):
     """Hangs in the second bucket."""
 
     opened = 0
-    log: Path
 
     def open(self, bucket):
         self.opened += 1
         if self.opened == 2:
-            with self.log.open("a") as file:
-                print("staging", file=file, flush=True)
+            write("staging")
             time.sleep(HANG_SECONDS)
         return super().open(bucket)
 
 
-def main(folder: Path, log: Path, fault: str = "") -> None:
-    transport = (SlowTransport if fault == "slow-open" else FilesystemTransport)(folder)
-    transport.log = log
-    engine = FileEngine(log, slow=fault == "slow-load")
-    receiver = Receiver("e0", engine, FolderAnnouncements(folder), transport)
-    asyncio.run(receiver.run(asyncio.Event()))
+def write(line: str) -> None:
+    with LOG.open("a") as file:
+        print(line, file=file, flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    folder, LOG, fault = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    transport = (SlowTransport if fault == ["slow-open"] else FilesystemTransport)(folder)
+    engine = FileEngine(write, slow=fault == ["slow-load"])
+    receiver = Receiver("e0", engine, FolderAnnouncements(folder), transport)
+    asyncio.run(receiver.run(asyncio.Event()))

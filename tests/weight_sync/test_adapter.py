@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.weight_sync.conftest import Sender
 from weight_sync.adapter import (
     A,
     AdapterForm,
@@ -14,12 +15,9 @@ from weight_sync.adapter import (
     merged,
     touched,
     weight_name,
-)  # fmt: skip
-from weight_sync.broadcaster import Broadcaster
+)
 from weight_sync.errors import IncompatibleWeights, LoadFailed, ManifestError
 from weight_sync.manifest import Manifest, check_signature
-from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver, ReceiverOptions
 
 Q, UP = "model.q.weight", "model.up.weight"
 SHAPES = {"model.norm.weight": (4,), Q: (6, 4), UP: (8, 4)}
@@ -44,15 +42,8 @@ def factors(seed=1, rank=2, dtype=torch.float32):
 @pytest.fixture
 def published(transport):
     """Return a function that publishes the factors of a version and returns its manifest."""
-    manifests: list[Manifest] = []
-    publisher = StagedPublisher(transport, manifests.append, bucket_bytes=4096)
-
-    def publish(version: int, tensors=None) -> Manifest:
-        publisher.publish(version, (tensors or factors(version)).items(), ADAPTER)
-        publisher.flush(30)
-        return manifests[-1]
-
-    return publish
+    sender = Sender(transport, 4096)
+    return lambda version, tensors=None: sender.send(version, tensors or factors(version), ADAPTER)
 
 
 def test_names_are_those_of_peft_and_lead_back_to_the_weight() -> None:
@@ -91,13 +82,11 @@ def test_biases_of_routers_are_not_rounded() -> None:
 
 def test_layers_of_the_modules_that_have_factors_may_change() -> None:
     layer = "model.layers.0.self_attn."
-    names = [f"{layer}{one}" for one in ("q_proj.weight", "k_proj.bias", "q_norm.weight")]
+    names = [f"{layer}{name}" for name in ("q_proj.weight", "k_proj.bias", "q_norm.weight")]
     others = [
-        "model.embed_tokens.weight",
-        "model.layers.10.self_attn.q_proj.weight",
-        "lm_head.weight",
-    ]
-    others += ["model.layers.0.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"]
+        "model.embed_tokens.weight", "model.layers.10.self_attn.q_proj.weight", "lm_head.weight",
+        "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight",
+    ]  # fmt: skip
     changes = touched([factor_name(f"{layer}v_proj.weight", kind) for kind in (A, B)])
     assert [name for name in [*names, *others] if changes((name, torch.empty(0)))] == names
 
@@ -140,13 +129,14 @@ def test_tensors_that_are_no_pairs_of_factors_are_refused(published, change) -> 
 
 
 async def test_a_receiver_takes_adapter_after_adapter_and_refuses_one_of_another_model(
-    engine, transport, published
+    engine, published, receiver_of
 ) -> None:
-    options = ReceiverOptions(expected=EXPECTED)
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
-    reports = [await receiver.update(published(version)) for version in (0, 1)]
+    receiver = receiver_of(expected=EXPECTED)
     other = {name.replace(".up.", ".down."): tensor for name, tensor in factors(2).items()}
-    first, second, refused = [*reports, await receiver.update(published(2, other))]
+    first, second, refused = [
+        await receiver.update(published(version, tensors))
+        for version, tensors in ((0, None), (1, None), (2, other))
+    ]
     assert (first.error, second.error) == (None, None)
     assert "does not know (model.down.weight)" in refused.error
     assert engine.events == ["pause", "load 0", "resume", "pause", "load 1", "resume"]
@@ -154,7 +144,7 @@ async def test_a_receiver_takes_adapter_after_adapter_and_refuses_one_of_another
 
 
 async def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
-    engine, transport, published, monkeypatch
+    published, receiver_of, monkeypatch
 ) -> None:
     sizes = []
     monkeypatch.setattr(
@@ -162,9 +152,6 @@ async def test_a_receiver_has_the_time_that_whole_weights_take_to_load(
         lambda timeout, size, *_: sizes.append(size) or 10.0,
     )
     large = {**EXPECTED, "model.embed.weight": (None, (1000, 4))}
-
-    options = ReceiverOptions(expected=large)
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
-    report = await receiver.update(published(0))
+    report = await receiver_of(expected=large).update(published(0))
     assert report.error is None
     assert sizes == [4 * (4000 + 4 + 24 + 32)] * 2

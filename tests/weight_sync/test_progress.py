@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 
-from tests.weight_sync.conftest import send, threads_end
+from tests.weight_sync.conftest import Sender, same, threads_end
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, StagingError
-from weight_sync.manifest import Bucket, Manifest
+from weight_sync.manifest import Bucket
 from weight_sync.progress import (
     LEAST_SWAPPED_BYTES_PER_SECOND,
     STREAMS,
@@ -19,14 +19,12 @@ from weight_sync.progress import (
     run_in_streams,
     show,
 )
-from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.receive.staging import stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 SLOW = 50e6
 """Bytes per second of a slow transport."""
-MANY = [(f"t{number}", torch.full((2**18,), float(number))) for number in range(50)]
+MANY = {f"t{number}": torch.full((2**18,), float(number)) for number in range(50)}
 """50 MiB in buckets of one tensor."""
 
 
@@ -50,18 +48,19 @@ class ThrottledTransport(SharedMemoryTransport):
         return super().open(bucket)
 
 
-async def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_its_time() -> None:
+async def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_its_time(
+    receiver_of,
+) -> None:
     """The whole takes several times its deadline, and one tensor alone half of it."""
     timeout = 0.5
-    tensors = [*MANY, ("large", torch.ones(int(SLOW * timeout) // 8))]
-    manifests: list[Manifest] = []
+    tensors = {**MANY, "large": torch.ones(int(SLOW * timeout) // 8)}
     transport = ThrottledTransport()
     begin = time.monotonic()
-    with StagedPublisher(transport, manifests.append, 2**20, timeout=timeout) as publisher:
-        publisher.publish(0, tensors)
-        publisher.publish(1, MANY[:1])
+    with Sender(transport, 2**20, timeout=timeout) as publisher:
+        publisher.publish(0, tensors.items())
+        publisher.publish(1, [*MANY.items()][:1])
         publisher.flush(timeout)
-        publisher.publish(2, tensors)
+        publisher.publish(2, tensors.items())
         publisher.flush(timeout)
 
         class Engine:
@@ -72,9 +71,8 @@ async def test_no_deadline_fires_while_bytes_move_and_a_larger_tensor_has_its_ti
             async def resume(self) -> None: ...
             async def load(self, weights, version: int) -> None: ...
 
-        options = ReceiverOptions(timeout=timeout)
-        receiver = Receiver("e0", Engine(), Broadcaster(1.0, 1), transport, options=options)
-        assert (await receiver.update(manifests[-1])).error is None
+        receiver = receiver_of(transport, Engine(), timeout=timeout)
+        assert (await receiver.update(publisher.manifests[-1])).error is None
     assert time.monotonic() - begin > 3 * 2.5 * timeout
 
 
@@ -90,9 +88,9 @@ def test_a_publication_that_stalls_is_named_within_its_deadline() -> None:
 
     written.release(5)
     timeout = 0.2
-    limit = allowance(timeout, STREAMS * MANY[0][1].nbytes)
-    publisher = StagedPublisher(Stalls(), lambda manifest: None, 2**20, timeout=timeout)
-    publisher.publish(3, MANY)
+    limit = allowance(timeout, STREAMS * MANY["t0"].nbytes)
+    publisher = Sender(Stalls(), 2**20, timeout=timeout)
+    publisher.publish(3, MANY.items())
     with pytest.raises(
         DeadlineExceeded,
         match=rf"version 3 was not announced within {show(limit)} s of the last progress: 5 of 50 "
@@ -100,40 +98,40 @@ def test_a_publication_that_stalls_is_named_within_its_deadline() -> None:
     ):
         publisher.flush(timeout)
     with pytest.raises(DeadlineExceeded, match="version 3 was not announced within"):
-        publisher.publish(4, MANY)
+        publisher.publish(4, MANY.items())
     go_on.set()
     publisher.flush(30)
     publisher.close()
 
 
-async def test_staging_that_stalls_is_named_and_what_it_opened_is_closed() -> None:
-    go_on, opened, manifests = threading.Event(), [], []
-    transport = SharedMemoryTransport()
-    with StagedPublisher(transport, manifests.append, 2**20) as publisher:
-        send(publisher, 3, MANY)
+async def test_staging_that_stalls_is_named_and_what_it_opened_is_closed(
+    transport, receiver_of
+) -> None:
+    go_on, opened = threading.Event(), []
+    manifest = Sender(transport, 2**20).send(3, MANY)
 
-        class Stalls(SharedMemoryTransport):
-            def open(self, bucket):
-                if len(opened) >= 5:
-                    assert go_on.wait(30)
-                opened.append(super().open(bucket))
-                return opened[-1]
+    class Stalls(SharedMemoryTransport):
+        def open(self, bucket):
+            if len(opened) >= 5:
+                assert go_on.wait(30)
+            opened.append(super().open(bucket))
+            return opened[-1]
 
-        options = ReceiverOptions(timeout=0.1)
-        receiver = Receiver("e0", None, Broadcaster(1.0, 1), Stalls(), options=options)
-        report = await receiver.update(manifests[0])
-        go_on.set()
-        assert "version 3 was not verified within" in report.error
-        assert "buckets are open" in report.error
-        await threads_end()
-        assert len(opened) == len(MANY)
-        for bucket in opened:
-            with pytest.raises(ValueError, match="was closed"):
-                _ = bucket.memory
+    report = await receiver_of(Stalls(), timeout=0.1).update(manifest)
+    go_on.set()
+    assert "version 3 was not verified within" in report.error
+    assert "buckets are open" in report.error
+    await threads_end()
+    assert len(opened) == len(MANY)
+    for bucket in opened:
+        with pytest.raises(ValueError, match="was closed"):
+            _ = bucket.memory
 
 
 @pytest.mark.parametrize("hangs", ["pause", "load", "resume"])
-async def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(hangs: str) -> None:
+async def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(
+    transport, broadcaster, receiver_of, hangs: str
+) -> None:
     """Long before a transfer of the same bytes would be."""
 
     class HangingEngine:
@@ -144,31 +142,23 @@ async def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(han
 
             return call
 
-    manifests: list[Manifest] = []
-    transport = SharedMemoryTransport()
-    with StagedPublisher(transport, manifests.append) as publisher:
-        send(publisher, 3, MANY)
-        options = ReceiverOptions(timeout=0.1)
-        broadcaster = Broadcaster(1.0, 1)
-        receiver = Receiver("e0", HangingEngine(), broadcaster, transport, options=options)
-        with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 3 within 0\.31 s"):
-            await receiver.update(manifests[0])
-        assert await broadcaster.acquire_swap("e1", 0.0), "its permit is given back"
-    assert allowance(0.1, manifests[0].nbytes) > 2
+    manifest = Sender(transport).send(3, MANY)
+    with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 3 within 0\.31 s"):
+        await receiver_of(to=HangingEngine(), timeout=0.1).update(manifest)
+    assert await broadcaster.acquire_swap("e1", 0.0), "its permit is given back"
+    assert allowance(0.1, manifest.nbytes) > 2
 
 
-async def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take() -> None:
-    async def run(nbytes: int) -> bool:
-        manifests: list[Manifest] = []
-        with StagedPublisher(SharedMemoryTransport(), manifests.append) as publisher:
-            send(publisher, 0, [("a", torch.zeros(nbytes // 4))])
-        broadcaster = Broadcaster(1.0, 1, permit_seconds=0.01)
-        await broadcaster.announce(manifests[0])
-        assert await broadcaster.acquire_swap("e0", 0.0)
-        return await broadcaster.acquire_swap("e1", 0.2)
-
-    assert await run(400)
-    assert not await run(int(LEAST_SWAPPED_BYTES_PER_SECOND))
+@pytest.mark.parametrize(
+    ("nbytes", "ends"), [(400, True), (int(LEAST_SWAPPED_BYTES_PER_SECOND), False)]
+)
+async def test_a_permit_lasts_as_long_as_the_load_of_the_version_may_take(
+    transport, nbytes: int, ends: bool
+) -> None:
+    broadcaster = Broadcaster(1.0, 1, permit_seconds=0.01)
+    await broadcaster.announce(Sender(transport).send(0, {"a": torch.zeros(nbytes // 4)}))
+    assert await broadcaster.acquire_swap("e0", 0.0)
+    assert await broadcaster.acquire_swap("e1", 0.2) == ends
 
 
 def test_buckets_are_written_and_opened_several_at_a_time() -> None:
@@ -183,14 +173,10 @@ def test_buckets_are_written_and_opened_several_at_a_time() -> None:
             meet.wait()
             return super().open(bucket)
 
-    manifests: list[Manifest] = []
-    transport = Meets()
-    with StagedPublisher(transport, manifests.append, 2**20) as publisher:
-        send(publisher, 0, MANY[: 2 * STREAMS])
-        staged = stage(manifests[0], transport)
-        for (name, tensor), (expected_name, expected) in zip(staged.tensors(), MANY, strict=False):
-            assert name == expected_name
-            assert torch.equal(tensor, expected)
+    transport, tensors = Meets(), {name: MANY[name] for name in [*MANY][: 2 * STREAMS]}
+    with Sender(transport, 2**20) as publisher:
+        staged = stage(publisher.send(0, tensors), transport)
+        assert same(staged.tensors(), tensors)
         staged.close()
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
+from tests.weight_sync.conftest import Sender
 from weight_sync.adapter import AdapterForm
-from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -71,16 +70,21 @@ def named_as_in_the_folder(model: Any) -> dict[str, torch.Tensor]:
     return revert_weight_conversion(model, weights)
 
 
+def expected_logprobs(model: Any, prompt: list[int], token_ids: list[int]) -> torch.Tensor:
+    """Return the log-probabilities of tokens after a prompt, by a plain forward pass."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + token_ids]), use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+
+
 @contextmanager
 def staged(
     version: int, tensors: dict[str, torch.Tensor], adapter: AdapterForm | None = None
 ) -> Iterator[StagedWeights]:
     """Publish and stage a version, which is held until the end of the block."""
-    manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
-    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
-        publisher.publish(version, tensors.items(), adapter)
-        publisher.flush(60)
-        held = stage(manifests[0], transport)
+    with Sender(transport, 65536) as publisher:
+        held = stage(publisher.send(version, tensors, adapter), transport)
     yield held
     held.close()

@@ -2,7 +2,7 @@
 
 A patch is a header, then two streams compressed by zstandard: the gaps between the changed elements
 and their new values, each split into byte planes, since the upper bytes of both hardly vary. It
-pays where steps are small against the wire's precision, as in bfloat16 (arXiv:2602.03839).
+pays where steps are small against the wire's precision (arXiv:2602.03839).
 """
 
 import struct
@@ -19,7 +19,7 @@ from weight_sync.errors import StagingError, WrongBase
 from weight_sync.manifest import ITEM_BYTES, Bucket
 
 LEVEL = 1
-"""Compression level of zstandard; higher levels cost much time and save little on byte planes."""
+"""Compression level of zstandard; higher ones save little on byte planes."""
 MOST_CHANGED = 0.5
 """Share of changed elements above which nothing is encoded, since it would not pay."""
 
@@ -44,8 +44,7 @@ class Patch:
 def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum: str) -> Patch:
     """Encode the elements of a bucket that differ from `base`, an earlier bucket's bytes.
 
-    Elements have `item_bytes`: 2, 4 or 8, the size of the smallest dtype, so that larger elements
-    count as several. Offsets and sizes are multiples of it.
+    Elements have `item_bytes`: 2, 4 or 8, of which offsets and sizes are multiples.
     """
     word = _WORDS[item_bytes]
     indices: list[NDArray[np.int64]] = []
@@ -63,19 +62,13 @@ def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum
         return Patch(None, changed, elements)
     gaps = np.diff(np.concatenate(indices), prepend=0)
     width = 2 if gaps.size == 0 or gaps.max() < 2**16 else 4 if gaps.max() < 2**32 else 8
-    gap_stream = _compress(gaps.astype(_WORDS[width]))
-    value_stream = _compress(np.concatenate(values))
-    header = _HEADER.pack(
-        _MAGIC, item_bytes, width, base.size, changed, len(gap_stream), base_checksum.encode()
-    )
-    return Patch(header + gap_stream + value_stream, changed, elements)
+    stream, checksum = _compress(gaps.astype(_WORDS[width])), base_checksum.encode()
+    header = _HEADER.pack(_MAGIC, item_bytes, width, base.size, changed, len(stream), checksum)
+    return Patch(header + stream + _compress(np.concatenate(values)), changed, elements)
 
 
 def patched(base: Bytes, base_checksum: str, payload: memoryview) -> Bytes:
-    """Apply a patch to a copy of a bucket; WrongBase if it is another bucket's patch.
-
-    Raises StagingError if the patch is damaged.
-    """
+    """Apply a patch to a copy of a bucket; WrongBase for another's, StagingError if damaged."""
     expected, item_bytes, indices, values = _parse(payload, base.size)
     if expected != base_checksum:
         raise WrongBase(
@@ -114,8 +107,7 @@ class DeltaEncoder:
     ) -> Encoded | None:
         """Encode a version relative to the previous one and keep it as the next base.
 
-        Takes the bytes of each bucket, and the stored buckets for their checksums. Returns None for
-        the first version, or if the layout has changed.
+        Returns None for the first version, or if the layout has changed.
         """
         encoded = self._compare(plan, pieces) if plan == self._plan else None
         if encoded is None:

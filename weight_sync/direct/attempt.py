@@ -2,8 +2,8 @@
 
     pause each ─▶ connect, unless they share a connection ─▶ send to all ─▶ resume each
 
-Before and after the transfer the engines do not depend on each other. In between, a failure of one
-fails all: the others hold mixtures, and their receives cannot be ended from outside.
+Only in the transfer does a failure of one fail all: the others hold mixtures, and their receives
+cannot be ended from outside.
 """
 
 import logging
@@ -31,17 +31,14 @@ Weights = Sequence[tuple[str, Tensor]]
 
 
 class EngineLink(Protocol):
-    """The learner's connection to one engine's `DirectReceiver`, which documents its methods.
-
-    They block, and raise what the method of the receiver raises.
-    """
+    """The learner's connection to one engine; blocks, and raises what `DirectReceiver` raises."""
 
     engine_id: str
     workers: int
     """Processes that hold a part of its weights: its tensor-parallel size."""
 
     def pause(self, version: int, attempt: str) -> int | None:
-        """Pause sampling; return the version served before, None if there was none."""
+        """Pause sampling; return the version served before, if any."""
 
     def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of the engine's weight-transfer endpoint."""
@@ -111,7 +108,7 @@ class Attempt:
         self.group: Group | None = None
         """The connection that is used; a new one if not exactly these engines share one."""
         self.errors: dict[EngineLink, BaseException] = {}
-        """The engines that failed, or were paused when another one of their group failed."""
+        """The engines that failed, or were paused when another one failed."""
         self._version = pending.version
         self._connect, self._groups, self._progress = connect, groups, progress
         self._weights = _Weights(pending.snapshot.tensors, progress)
@@ -143,12 +140,11 @@ class Attempt:
 
     def _stall(self, late: str) -> None:
         """Fail the engines that did not answer, or all of them if they depend on each other."""
-        apart = self._apart and self._unanswered
         silent = ", ".join(sorted(link.engine_id for link in self._unanswered)) or "the sender"
         error = DeadlineExceeded(
             f"version {self._version} was not taken {late}; no answer from {silent}"
         )
-        if not apart:
+        if not (self._apart and self._unanswered):
             self._fail(error)
         self.errors |= {link: error for link in self._unanswered if link not in self.errors}
         self._unanswered.clear()
@@ -192,14 +188,12 @@ class Attempt:
     def _pause(self, link: EngineLink) -> None:
         begin = time.perf_counter()
         try:
-            served = link.pause(self._version, self._token)
+            seeding = link.pause(self._version, self._token) is None
+            self._note([link], seeding=seeding, pause_seconds=time.perf_counter() - begin)
         except UpdateRefused as error:
             log.info("%s: %s", link.engine_id, error)
             if link not in self.errors:
                 del self.reports[link]
-        else:
-            seconds = time.perf_counter() - begin
-            self._note([link], seeding=served is None, pause_seconds=seconds)
 
     def _resume(self, link: EngineLink) -> None:
         begin = time.perf_counter()
@@ -224,10 +218,7 @@ class Attempt:
     def _call_each(
         self, links: Sequence[EngineLink], call: Callable[[EngineLink], None], *, apart: bool
     ) -> None:
-        """Call all engines at the same time; an error is recorded for its engine.
-
-        Raises UpdateRefused if the attempt has ended.
-        """
+        """Call all engines at once and record their errors; UpdateRefused if the attempt ended."""
 
         def run(link: EngineLink) -> None:
             try:

@@ -35,10 +35,9 @@ class DirectEngine(PausableEngine, Protocol):
 class DirectReceiver:
     """Keeps an engine, which nobody else may pause, paused while the learner writes to it.
 
-    Args:
-        join: Registers the engine with the learner; called at intervals.
-        on_version: Awaited with each version once the engine serves it; no other begins before.
-        timeout: Longest pause in seconds, beside what the bytes take, in case the learner is gone.
+    `join` registers the engine with the learner, at intervals. `on_version` is awaited with each
+    version once the engine serves it; no other begins before. `timeout` is the longest pause in
+    seconds, beside what the bytes take, in case the learner is gone.
     """
 
     def __init__(
@@ -61,10 +60,10 @@ class DirectReceiver:
         elements = sum(math.prod(shape) for shape in self._expected.values())
         self._timeout = allowance(timeout, MOST_ITEM_BYTES * elements)
         self._attempt: str | None = None
+        """Token of the open attempt."""
         self._next = -1
-        """The version of the open attempt."""
+        """Its version."""
         self._received: set[str] = set()
-        """Names of its tensors so far."""
         self._error: Exception | None = None
         self._failed = asyncio.Event()
         self._closed = False
@@ -74,17 +73,13 @@ class DirectReceiver:
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the engine registered, and return when `stop` is set.
 
-        After any error of a transfer, of the engine or of `on_version`, which it raises, the engine
-        must be replaced.
+        After any error, which it raises, the engine must be replaced.
         """
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
         try:
-            ended: set[asyncio.Task[Any]] = set()
-            while not ended:
+            while not any(task.done() for task in waits):
                 await self._join()
-                ended, _ = await asyncio.wait(
-                    waits, timeout=JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(waits, timeout=JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if self._error is not None:
                 raise self._error
         finally:
@@ -102,8 +97,7 @@ class DirectReceiver:
         """Pause sampling and return the version served before, None if there was none.
 
         All later calls of the attempt must carry the unique token `attempt`. Raises UpdateRefused
-        if the engine goes on as it is: it serves this version or a newer one, waits for
-        `on_version`, or ends. Raises LoadFailed if another attempt is open.
+        if the engine goes on as it is, and LoadFailed if another attempt is open.
         """
         refusal = None
         if self._closed or self._error is not None:
@@ -127,8 +121,8 @@ class DirectReceiver:
     async def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of the engine's weight-transfer endpoint.
 
-        Raises UpdateRefused if the attempt is over, and IncompatibleWeights if a tensor is unknown
-        to the engine, or missing at the end.
+        Raises UpdateRefused if the attempt is over, and IncompatibleWeights for other tensors than
+        the engine's.
         """
 
         async def step() -> None:
@@ -155,10 +149,9 @@ class DirectReceiver:
         try:
             if self._on_version is not None:
                 await self._on_version(version)
+            self.handled_version = version
         except Exception as error:  # noqa: BLE001  (raised by `run`)
             self._fail(error)
-        else:
-            self.handled_version = version
 
     async def _run_step(self, attempt: str, step: Callable[[], Awaitable[None]]) -> None:
         """Run a step of the engine; the attempt may end meanwhile."""

@@ -4,11 +4,10 @@
 
 With `together` the engines without a version form one group, so that one broadcast reaches them
 all; else every engine is a group of its own. Engines of a group whose transfer failed or stalled
-hold mixtures. They end, and nothing is sent to them again. A group that stalls delays the others by
-no more than its own deadline. Between versions the publisher serves engines that joined or were
-replaced.
+hold mixtures: they end, and nothing is sent to them again. Each group has its own deadline.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -29,7 +28,7 @@ class DirectPublisher(BackgroundPublisher):
         report: Called with every attempt that paused an engine; one with an error ends the engine.
         timeout: Longest time in seconds without progress of a group, beside what the bytes take.
         wire_dtype: See `BackgroundPublisher`.
-        seed_seconds: Interval of `on_idle`.
+        seed_seconds: Interval at which engines that joined since get the newest version.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class DirectPublisher(BackgroundPublisher):
         seed_seconds: float = 1.0,
     ) -> None:
         super().__init__(timeout=timeout, wire_dtype=wire_dtype, idle_seconds=seed_seconds)
+        self._patience = math.inf  # each group has a deadline of its own
         self._engines = engines
         self._connect = connect
         self._report = report
@@ -67,9 +67,6 @@ class DirectPublisher(BackgroundPublisher):
         """Send the newest version to engines that joined or were replaced since."""
         if self._newest is not None:
             self._seed(self._newest)
-
-    def _late(self, sending: PendingVersion) -> None:
-        """Return None: each group has a deadline of its own."""
 
     def _close(self) -> None:
         """Close all connections; an engine that is being sent to is the last."""

@@ -22,10 +22,7 @@ GIVE_UP_SECONDS = 10.0
 
 
 class RayEngineLink(EngineLink):
-    """Calls of the `DirectReceiver` of a rollout actor; LoadFailed also if the actor is gone.
-
-    The caller has a deadline; giving an engine up has its own, and raises DeadlineExceeded.
-    """
+    """Calls of a rollout actor, without a deadline but for `give_up`; LoadFailed if it is gone."""
 
     def __init__(self, engine_id: str, actor: Any, workers: int) -> None:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers

@@ -29,7 +29,7 @@ class VllmSender:
     """A connection to some engines (a `Sender`).
 
     Args:
-        backend: "nccl", or "ipc" for one engine; their endpoints must have been made for the same.
+        backend: "nccl", or "ipc" for one engine; that of their endpoints.
         workers: Processes of each engine.
         weights: Names, dtypes and shapes of every later `send`.
         transfer: Calls the endpoints while connecting.
@@ -101,11 +101,10 @@ class _Client:
         self.transfer, self._workers = transfer, workers
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        payloads = [dict(init_info) for _ in self._workers]
+        payloads = [init_info] * len(self._workers)
         if "rank_offset" in init_info:  # vLLM's own is the first engine's
-            offsets = accumulate(self._workers, initial=init_info["rank_offset"])
-            for payload, offset in zip(payloads, offsets, strict=False):
-                payload["rank_offset"] = offset
+            offsets = accumulate(self._workers[:-1], initial=init_info["rank_offset"])
+            payloads = [init_info | {"rank_offset": offset} for offset in offsets]
         self.transfer(INIT, payloads)
 
     def start_weight_update(self) -> None:
@@ -114,9 +113,9 @@ class _Client:
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         if isinstance(update_info, dict) and "ipc_handles" in update_info:
             # AsyncLLM's message encoder refuses handles, as JSON does.
-            update_info = dict(update_info)
-            handles = pickle.dumps(update_info.pop("ipc_handles"))
-            update_info["ipc_handles_pickled"] = base64.b64encode(handles).decode()
+            handles = pickle.dumps(update_info["ipc_handles"])
+            update_info = update_info | {"ipc_handles_pickled": base64.b64encode(handles).decode()}
+            del update_info["ipc_handles"]
         self._transfer_to_all(UPDATE, {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:

@@ -44,13 +44,13 @@ class BackgroundPublisher(ABC):
         timeout: Seconds without progress of a version after which the next `publish` fails, beside
             what its bytes take (`weight_sync.progress`); also the deadline of `close`.
         wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
-        idle_seconds: Interval of `on_idle` while no version waits; None never calls it.
+        idle_seconds: Interval of `on_idle`; None never calls it.
     """
 
     def __init__(
         self, *, timeout: float, wire_dtype: torch.dtype | None, idle_seconds: float | None = None
     ) -> None:
-        self._timeout = timeout
+        self._timeout = self._patience = timeout
         self._progress = Progress(timeout)
         """The progress of the version that is being sent."""
         self._wire_dtype = wire_dtype
@@ -77,10 +77,10 @@ class BackgroundPublisher(ABC):
     def on_idle(self) -> None:  # noqa: B027  (most publishers have nothing to do)
         """Do periodic work while no version waits, in the background."""
 
-    def _late(self, sending: PendingVersion) -> str | None:
-        """Return an error message if the version makes no progress, else None."""
-        late = self._progress.late()
-        return late and f"version {sending.version} was not announced {late}"
+    def _check_progress(self, pending: PendingVersion, patience: float) -> None:
+        """Raise DeadlineExceeded if a version has made no progress for `patience` seconds."""
+        if late := self._progress.late(patience):
+            raise DeadlineExceeded(f"version {pending.version} was not announced {late}")
 
     @abstractmethod
     def _close(self) -> None:
@@ -92,11 +92,10 @@ class BackgroundPublisher(ABC):
         tensors: Iterable[tuple[str, Tensor]],
         adapter: AdapterForm | None = None,
     ) -> str:
-        """Copy all tensors and send them in the background; they may change again on return.
+        """Copy all tensors, of any device and layout, and send them in the background.
 
-        Returns the `checksum` of the tensors as sent. They may be of any device and layout, under
-        their names in the model folder; with an `adapter` they are its factors, which only a staged
-        publisher can send.
+        Returns the `checksum` of the tensors as sent; they may change again. Their names are those
+        of the model folder, or of an `adapter`'s factors, which only a staged publisher sends.
 
         Raises:
             VersionOrderError: The version is not above the previous one.
@@ -122,16 +121,13 @@ class BackgroundPublisher(ABC):
         return digest()
 
     def flush(self, timeout: float) -> None:
-        """Wait until the last version is sent, or has made no progress for `timeout` seconds.
+        """Wait until the last version is sent; raise PublishFailed if one failed.
 
-        Raises:
-            PublishFailed: A version failed.
-            DeadlineExceeded: There is no progress.
+        Raises DeadlineExceeded if there is no progress for `timeout` seconds.
         """
         with self._changed:
             while not self._failure and (pending := self._sending or self._waiting):
-                if late := self._progress.late(timeout):
-                    raise DeadlineExceeded(f"version {pending.version} was not announced {late}")
+                self._check_progress(pending, timeout)
                 self._changed.wait(self._progress.remaining(timeout))
             self._raise_failure()
 
@@ -155,8 +151,8 @@ class BackgroundPublisher(ABC):
         """Return host memory that nobody reads, if need be that of a version not yet sent."""
         with self._changed:
             self._raise_failure()
-            if self._sending and (message := self._late(self._sending)):
-                raise DeadlineExceeded(message)
+            if self._sending:
+                self._check_progress(self._sending, self._patience)
             replaced, self._waiting = self._waiting, None
             if replaced is None:
                 return self._free.pop() if self._free else Snapshot()
@@ -184,16 +180,15 @@ class BackgroundPublisher(ABC):
                 pending = self._sending = self._waiting
                 self._progress.reach("it is about to be sent")
                 self._waiting = None
-            failure, free = None, None
+            failure, free = None, pending.snapshot if pending else None
             try:
                 if pending is None:
                     self.on_idle()
                 else:
                     free = self._send(pending)
             except BaseException as error:  # noqa: BLE001  (raised, typed, by the next call)
-                failure = (-1 if self.version is None else self.version), error
-                if pending is not None:
-                    failure, free = (pending.version, error), pending.snapshot
+                newest = -1 if self.version is None else self.version
+                failure = (pending.version if pending else newest), error
             with self._changed:
                 self._failure = self._failure or failure
                 self._sending = None

@@ -2,8 +2,7 @@
 
 Fresh memory would cost several times the copy itself. The caller's thread copies, from a GPU on its
 current stream, while another thread checksums what has arrived. Torch's own threads are not used on
-a CPU: where an engine occupies one of their cores they wait for each other, ten times as long as
-the copy takes.
+a CPU: where an engine occupies one of their cores they wait for each other.
 """
 
 import logging
@@ -60,18 +59,12 @@ class Gpu:
             weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
 
     def copy(self, tensor: Tensor, host: Tensor) -> Callable[[], object]:
-        """Begin a copy on the current stream; return a function that waits for its end.
-
-        The device casts: torch would copy another dtype to fresh memory that is not pinned first.
-        """
+        """Begin a copy on the current stream; return a function that waits for its end."""
+        # The device casts: torch would copy another dtype to fresh memory that is not pinned first.
         host.copy_(tensor.to(host.dtype), non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return copied.synchronize
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing with the data."""
 
 
 class Snapshot:
@@ -83,7 +76,7 @@ class Snapshot:
         self._memory: dict[str, Tensor] = {}
         self._gpu = gpu or Gpu()
         self._blocks: list[Tensor] = []
-        """Registered memory, of which the newest block has room left."""
+        """Registered memory."""
         self._used = 0
         """Bytes of the newest block that are taken."""
 
@@ -97,14 +90,14 @@ class Snapshot:
     ) -> Callable[[], str]:
         """Copy tensors, cast to `wire_dtype` if given.
 
-        Returns a function that waits for their `checksum`, of which a thread computes the rest. The
-        memory must not be used again before. Without `checksummed` it is that of no bytes.
+        Returns a function that waits for their `checksum`, of no bytes without `checksummed`; the
+        memory must not be used again before.
         """
         self.tensors = []
         digest = xxhash.xxh3_64()
         copies: list[Callable[[], object]] = []
         thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
-        submit: Callable[..., object] = thread.submit if checksummed else _ignore
+        submit: Callable[..., object] = thread.submit if checksummed else lambda *_: None
         try:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
@@ -157,11 +150,6 @@ def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
         piece = data[begin * target.element_size() : end * target.element_size()]
         if casts:
             target[begin:end].copy_(source[begin:end])
-        else:
-            _copy_bytes(source[begin:end], target[begin:end])
+        else:  # without torch's threads
+            np.copyto(np.asarray(piece), np.asarray(bytes_of(source[begin:end])))
         yield piece
-
-
-def _copy_bytes(source: Tensor, target: Tensor) -> None:
-    """Copy a contiguous tensor of host memory to another of its dtype, without torch's threads."""
-    np.copyto(np.asarray(bytes_of(target)), np.asarray(bytes_of(source)))

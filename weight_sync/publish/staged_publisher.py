@@ -51,11 +51,10 @@ class StagedPublisher(BackgroundPublisher):
         self._transport = transport
         self._announce = announce
         self.announce_seconds = 0.0
-        """Time that an announcement has beyond `timeout`, for a broadcaster that is made again."""
+        """Time that an announcement has beyond `timeout`; a broadcaster may be made again."""
         self._bucket_bytes = bucket_bytes
         self._encoder = DeltaEncoder() if codec == "delta" else None
         self._announced: Manifest | None = None
-        """The manifest that was announced last."""
 
     def _close(self) -> None:
         self._transport.close()
@@ -88,13 +87,12 @@ class StagedPublisher(BackgroundPublisher):
 
     def announce_again(self) -> None:
         """Announce the newest version again, from any thread, unless a newer one came."""
-        if self._announced is not None:
-            with suppress(VersionOrderError):  # a newer one was announced meanwhile
+        with suppress(VersionOrderError):  # a newer one was announced meanwhile
+            if self._announced is not None:
                 self._tell(self._announced)
 
     def _tell(self, manifest: Manifest) -> None:
-        announcing = self._announce(manifest)
-        if announcing is not None:
+        if announcing := self._announce(manifest):
             asyncio.run(announcing)
 
     def _write(
@@ -108,13 +106,11 @@ class StagedPublisher(BackgroundPublisher):
 
 def _cut(snapshot: Snapshot, bucket_bytes: int) -> tuple[BucketPlan, list[list[Piece]]]:
     """Return the plan of a snapshot and the bytes of each bucket; nothing is copied."""
-    plan = plan_buckets(
-        (
-            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in snapshot.tensors
-        ),
-        bucket_bytes,
+    described = (
+        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in snapshot.tensors
     )
+    plan = plan_buckets(described, bucket_bytes)
     pieces: list[list[Piece]] = [[] for _ in plan.sizes]
     for spec, (_, tensor) in zip(plan.tensors, snapshot.tensors, strict=True):
         pieces[spec.bucket].append(Piece(spec.offset, bytes_of(tensor), spec))

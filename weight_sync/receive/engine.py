@@ -22,14 +22,12 @@ class UpdatableEngine(PausableEngine, Protocol):
     async def prepare(self, weights: "StagedWeights") -> None:
         """Do as much of `load` as possible in advance, while the old weights are served.
 
-        No `load` follows if a newer version comes. Weights that cannot be prepared are no error
-        here: `load` refuses them.
+        No `load` follows if a newer version comes. Weights that it cannot prepare `load` refuses.
         """
 
     async def load(self, weights: "StagedWeights", version: int) -> None:
         """Replace every weight, while paused; tokens sampled after `resume` carry `version`.
 
-        Remains of an earlier failed load must have no effect. Raises LoadFailed if the weights may
-        be a mixture: the engine waits, paused, for a full load. Any other error means that the
-        engine cannot be repaired.
+        Remains of a failed load must have no effect. Raises LoadFailed if the weights may be a
+        mixture: the engine waits, paused, for a full load. No other error can be repaired.
         """

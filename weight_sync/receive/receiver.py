@@ -6,10 +6,9 @@
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
            ─▶ report, which returns the permit ─▶ on_version                  engine generates
 
-The newest version wins. A version that the engine serves is loaded again, whole, if the learner
-made it anew with other weights. A failure before the pause leaves the engine serving its old
-version. A failed load leaves it paused, and the loop loads the same version or a newer one until
-one succeeds.
+The newest version wins; the one that the engine serves is loaded again, whole, if the learner made
+it anew with other weights. A failure before the pause leaves the engine serving its old version. A
+failed load leaves it paused, and the loop loads the same version or a newer one until one succeeds.
 """
 
 import asyncio
@@ -40,8 +39,8 @@ logger = logging.getLogger(__name__)
 NEWEST_SECONDS = 10.0
 """Longest wait for a version before it is asked for again; `stop` ends it."""
 POLL_SECONDS = 1.0
-"""Longest wait for a permit before `stop` is checked again, and for a newer version before it is
-checked whether the one that failed was published anew."""
+"""Longest wait for a permit, or for a newer version than one that failed, before others are
+checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +48,17 @@ class ReceiverOptions:
     """Options of a receiver."""
 
     expected: Signature | None = None
-    """Dtypes and shapes that the engine takes; None adopts those of the first version that loads.
-    Dtypes are adopted from it in any case."""
+    """Shapes that the engine takes; None adopts those of the first version that loads."""
     timeout: float = 60.0
-    """Longest time in seconds without progress of staging; deadline of preparing, and of pause,
-    load and resume together. Each has the time in addition that its bytes take (`allowance`)."""
+    """Longest time in seconds without progress of staging; deadline of preparing, and of a swap.
+    Each has the time in addition that its bytes take (`allowance`)."""
     keep_base: bool = False
     """Keep the newest staged version in host memory, as the base of the next delta."""
     retry_seconds: float = 1.0
-    """Wait before a failed version is tried again, doubled up to 32 times as long while it keeps
-    failing; a newer version, or the same one published anew, ends the wait."""
+    """Wait before a failed version is tried again (`Retry`); a newer version, or the same one
+    published anew, ends the wait."""
     failed_loads: int = 3
-    """Loads that fail one after the other until `run` raises the error: a paused engine that no
-    load repairs must be replaced."""
+    """Loads that fail one after the other until `run` raises the error: the engine is replaced."""
 
 
 class Retry:
@@ -81,11 +78,9 @@ class Retry:
     def note(self, failed: Manifest | None) -> None:
         """Begin a wait after a version that failed, or end it with None after one that did not."""
         self.failed = failed
-        if failed is None:
-            self._failures, self._at = 0, 0.0
-        else:
-            self._at = time.monotonic() + self._seconds * 2 ** min(self._failures, 5)
-            self._failures += 1
+        wait = 0.0 if failed is None else self._seconds * 2 ** min(self._failures, 5)
+        self._failures = 0 if failed is None else self._failures + 1
+        self._at = time.monotonic() + wait
 
 
 class Receiver:
@@ -119,15 +114,14 @@ class Receiver:
         self._resending: asyncio.Future[None] | None = None
         """Done when the engine has taken a version as `resend` wants it; None if nobody waits."""
         self._resent = asyncio.Event()
-        """Wakes the loop when it is to send a version again."""
+        """Wakes the loop for `resend`."""
         self._attempt: WeightUpdateReport
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the announcements until `stop` is set; a swap that has begun is finished.
 
-        Raises errors of an engine that cannot be repaired: IncompatibleWeights if the first version
-        belongs to another model, LoadFailed if several loads failed in a row, DeadlineExceeded if
-        the engine hung, and the engine's own errors.
+        Raises what `update` does, DeadlineExceeded if the engine hung, and the engine's own errors:
+        it cannot be repaired.
         """
         while not stop.is_set():
             manifest = await self._next(stop)
@@ -158,8 +152,8 @@ class Receiver:
     async def resend(self) -> None:
         """Replace all weights, if need be by those of the version that is served already.
 
-        The version is fetched whole and loaded in a pause: neither a delta nor what was prepared
-        beside the old weights is used. Returns when the engine serves it.
+        The version is fetched whole and loaded in a pause, without delta and preparation. Returns
+        when the engine serves it.
         """
         if self._resending is None:
             self._resending = asyncio.get_running_loop().create_future()
@@ -172,11 +166,12 @@ class Receiver:
         """Verify one version, then swap it in; a failure that may be retried is reported.
 
         Returns None if a newer version or `stop` came before the permit. Raises IncompatibleWeights
-        if the engine serves nothing yet and cannot take these weights, and LoadFailed if it has
-        refused to load several times.
+        if the engine serves nothing yet and cannot take these weights, and LoadFailed if several
+        loads failed in a row.
         """
         resending = self._resending
-        again = resending is not None or self._is_other(manifest)
+        made_anew = manifest.version == self.version and manifest.digest != self._digest
+        again = resending is not None or made_anew
         self._attempt = WeightUpdateReport(
             engine_id=self.engine_id,
             version=manifest.version,
@@ -237,10 +232,6 @@ class Receiver:
         else:
             staged.close()
 
-    def _is_other(self, manifest: Manifest) -> bool:
-        """Return True if the engine serves this version with other weights."""
-        return manifest.version == self.version and manifest.digest != self._digest
-
     async def _stage(self, manifest: Manifest, *, again: bool) -> StagedWeights:
         """Run every check that does not touch the engine; see `resend` for `again`."""
         served = -1 if self.version is None else self.version
@@ -257,12 +248,11 @@ class Receiver:
         try:
             while not staging.done():
                 if late := progress.late():
-                    staging.add_done_callback(_close_staged)  # the thread goes on
                     raise StagingError(f"version {manifest.version} was not verified {late}")
                 await asyncio.wait({staging}, timeout=progress.remaining())
             return staging.result()
-        except asyncio.CancelledError:
-            staging.add_done_callback(_close_staged)
+        except BaseException:
+            staging.add_done_callback(_close_staged)  # the thread goes on
             raise
         finally:
             del staging  # its error would refer to this frame, and so keep the buckets open
@@ -331,8 +321,8 @@ class Receiver:
     async def _report(self, error: BaseException | None) -> WeightUpdateReport:
         """Report the current attempt, which returns its permit."""
         if error is not None:
-            self._note(error=f"{type(error).__name__}: {error}")
-            version, message = self._attempt.version, self._attempt.error
+            message, version = f"{type(error).__name__}: {error}", self._attempt.version
+            self._note(error=message)
             logger.warning("%s did not take version %d: %s", self.engine_id, version, message)
         await self._announcements.report(self._attempt)
         return self._attempt
@@ -344,10 +334,7 @@ async def newer(
     timeout: float,
     *events: asyncio.Event,
 ) -> Manifest | None:
-    """Wait as `Announcements.newest` does; None as soon as one of the events is set.
-
-    `served` is the version that is known, with its digest or None.
-    """
+    """Wait as `Announcements.newest` does, beyond version and digest `served`; None at an event."""
     after, digest = served
     asked = asyncio.ensure_future(announcements.newest(after, timeout, digest))
     waits = [asyncio.create_task(event.wait()) for event in events]

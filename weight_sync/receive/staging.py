@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -59,8 +60,7 @@ def stage(
 ) -> StagedWeights:
     """Fetch and verify a version, whole unless its delta on `base` can be used; blocks.
 
-    `progress` is told of every bucket. Raises StagingError if a bucket is unavailable or damaged;
-    then none is kept open.
+    Raises StagingError if a bucket is unavailable or damaged; then none is kept open.
     """
     delta = manifest.delta
     if delta and base is not None and base.manifest.version == delta.base_version:
@@ -73,10 +73,7 @@ def stage(
 
 
 def stage_delta(
-    manifest: Manifest,
-    transport: Transport,
-    base: StagedWeights,
-    progress: Progress | None = None,
+    manifest: Manifest, transport: Transport, base: StagedWeights, progress: Progress | None = None
 ) -> StagedWeights:
     """Build a version from its delta on another one; blocks.
 
@@ -88,12 +85,10 @@ def stage_delta(
     numbers = {patch: number for number, patch in enumerate(delta.buckets)}
 
     def apply(patch: Bucket) -> SealedBucket:
-        number, opened = numbers[patch], transport.open(patch)
-        try:
+        number = numbers[patch]
+        with closing(transport.open(patch)) as opened:
             old = np.frombuffer(base.memories[number], dtype=np.uint8)
             new = patched(old, base.manifest.buckets[number].checksum, opened.memory)
-        finally:
-            opened.close()
         return seal_verified(manifest.buckets[number], new.size, [Piece(0, new.data)])
 
     buckets = _open_all(apply, delta.buckets, progress)

@@ -41,10 +41,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F
 
 
 class FilesystemTransport(Transport):
-    """Stores and opens buckets in a shared folder, which is created if missing.
-
-    The newest version outlives the transport, so that a restarted engine can be seeded.
-    """
+    """Stores and opens buckets in a shared folder, in which the newest version stays."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -94,10 +91,7 @@ class FilesystemTransport(Transport):
 
 
 def claim(folder: Path, run: str) -> None:
-    """Reserve a folder for one run, since each commit removes the versions of all others.
-
-    Raises InputError if it belongs to another run, or cannot be written.
-    """
+    """Reserve a folder for one run; InputError if it is another's, or cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -118,16 +112,15 @@ def _header(pieces: list[Piece]) -> memoryview:
     """Return the header of a safetensors file, with the offsets in the bucket as metadata."""
     header: dict[str, Any] = {}
     offsets, end = {}, 0
-    for number, piece in enumerate(pieces):
-        tensor = piece.tensor
+    for number, (offset, memory, tensor) in enumerate(pieces):
         name = tensor.name if tensor else f"bytes.{number}"
+        begin, end = end, end + memory.nbytes
         header[name] = {
             "dtype": _DTYPES[tensor.dtype] if tensor else "U8",
-            "shape": list(tensor.shape) if tensor else [piece.memory.nbytes],
-            "data_offsets": [end, end + piece.memory.nbytes],
+            "shape": list(tensor.shape) if tensor else [memory.nbytes],
+            "data_offsets": [begin, end],
         }
-        offsets[name] = piece.offset
-        end += piece.memory.nbytes
+        offsets[name] = offset
     header["__metadata__"] = {"offsets": json.dumps(offsets)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants tensors to start at a multiple of 8 bytes
@@ -148,7 +141,7 @@ def _parse(bucket: Bucket, content: memoryview) -> list[Piece]:
 
 
 def _write_synced(file: Path, parts: Iterable[memoryview]) -> None:
-    """Write a file atomically and durably: to a temporary sibling, synced, then renamed."""
+    """Write a file atomically and durably, without a lock, which not every shared disk has."""
     temporary = file.with_name(f".{file.name}.partial")
     with temporary.open("wb") as writing:
         writing.writelines(parts)

@@ -4,7 +4,7 @@
     another node      object store ─one pull─▶ Downloader ─▶ sealed memory ─▶ every engine there
 
 Engines on the learner's node open its memory directly. Uploader and downloaders keep the newest
-version, end with the caller that created them, and are created again by the next.
+version, and end with the caller that created them.
 """
 
 import re
@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -39,7 +40,7 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 RETRY_SECONDS = 0.1
 """Wait before an uploader or downloader that died is created again."""
 CONCURRENT_CALLS = 64
-"""Buckets that an uploader or a downloader is asked for at a time; several engines wait for one."""
+"""Buckets that an uploader or a downloader is asked for at a time."""
 T = TypeVar("T")
 _LOCATION = re.compile(r"ray/([0-9a-f]+)/([0-9a-f]{8})/(\d+)(/proc/\d+/fd/\d+)")
 
@@ -131,17 +132,11 @@ class Uploader:
         self._objects: OncePerBucket[Any] = OncePerBucket(lambda _: None)
 
     def put(self, bucket: Bucket, location: _Location) -> list[Any]:
-        """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it.
-
-        Raises StagingError if the publisher has removed the bucket, or is gone.
-        """
+        """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it."""
 
         def store() -> Any:
-            opened = open_verified(replace(bucket, location=location.local))
-            try:
+            with closing(open_verified(replace(bucket, location=location.local))) as opened:
                 return ray.put(np.frombuffer(opened.memory, dtype=np.uint8))
-            finally:
-                opened.close()
 
         return [self._objects.get(location.version, bucket, store)]
 
@@ -165,8 +160,7 @@ class Downloader:
         return self._fetched.get(location.version, bucket, pull).bucket
 
     def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
-        seconds = _seconds(self._timeout, bucket)
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _seconds(self._timeout, bucket)
         (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
         left = max(0.0, deadline - time.monotonic())
@@ -183,14 +177,12 @@ class _NodeActor:
         self._kind, self._timeout, self._arguments = kind, timeout, arguments
         self._lock = threading.Lock()
         self._newest: tuple[str, Any] = "", None
-        """Name and handle of the actor that was called last, by any thread. Ray ends an actor with
-        the handle that created it, whoever else has found it by its name."""
+        """Name and handle of the actor called last: Ray ends it with the handle that created it."""
 
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
         """Call a method on a node, again if the actor dies; StagingError if that takes too long.
 
-        An actor that had all of that time and does not answer may hang, so it is killed; the next
-        call makes another one.
+        An actor that had all of that time and does not answer may hang, so it is killed.
         """
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
         seconds = _seconds(self._timeout, bucket)
@@ -220,19 +212,16 @@ class _NodeActor:
         with self._lock:
             known, actor = self._newest
             if known != name or actor is dead:
-                actor = self._get_or_create(name, node)
+                remote = ray.remote(self._kind).options(
+                    name=name,
+                    get_if_exists=True,
+                    num_cpus=0,
+                    max_concurrency=CONCURRENT_CALLS,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                )
+                actor = remote.remote(*self._arguments)
                 self._newest = name, actor
             return actor
-
-    def _get_or_create(self, name: str, node: str) -> Any:
-        remote = ray.remote(self._kind).options(
-            name=name,
-            get_if_exists=True,
-            num_cpus=0,
-            max_concurrency=CONCURRENT_CALLS,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        return remote.remote(*self._arguments)
 
 
 def _seconds(timeout: float, bucket: Bucket) -> float:

@@ -1,8 +1,7 @@
 """Buckets as sealed anonymous memory, which another process of the node can map.
 
-Every bucket is a memfd at `/proc/<pid>/fd/<n>`, sealed once written. The kernel frees it when the
-last process that holds it ends, also by SIGKILL. Processes that share buckets need the same user
-and process namespace.
+Every bucket is a memfd at `/proc/<pid>/fd/<n>`, sealed once written. The kernel frees it with the
+last process that holds it. Processes that share buckets need the same user and process namespace.
 """
 
 import errno
@@ -11,6 +10,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterable
+from contextlib import closing
 from typing import BinaryIO
 
 import xxhash
@@ -116,11 +116,8 @@ def map_verified(bucket: Bucket) -> memoryview:
 
     Raises StagingError if it is gone, has another size, or could still change.
     """
-    opened = _open_sealed(bucket)
-    try:
+    with closing(_open_sealed(bucket)) as opened:
         return opened.memory
-    finally:
-        opened.close()
 
 
 def _verified(opened: SealedBucket, bucket: Bucket, checksum: str) -> SealedBucket:
@@ -143,15 +140,12 @@ def _open_sealed(bucket: Bucket) -> SealedBucket:
         raise StagingError(f"bucket at {bucket.location} cannot be opened: {error}") from error
     try:
         size = os.fstat(descriptor).st_size
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        fault = None
+        if size == bucket.nbytes and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS:
+            return SealedBucket(descriptor, bucket.nbytes, bucket.checksum)
+        fault = "is not sealed: it could still change"
         if size != bucket.nbytes:
             fault = f"has {size} bytes; its manifest says {bucket.nbytes}"
-        elif seals & SEALS != SEALS:
-            fault = "is not sealed: it could still change"
     except OSError as error:
         fault = f"is no shared memory: {error}"
-    if fault is not None:
-        os.close(descriptor)
-        raise StagingError(f"bucket at {bucket.location} {fault}")
-    return SealedBucket(descriptor, bucket.nbytes, bucket.checksum)
+    os.close(descriptor)
+    raise StagingError(f"bucket at {bucket.location} {fault}")

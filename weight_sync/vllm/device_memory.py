@@ -3,6 +3,8 @@
 Captured graphs hold the addresses of the weights, so references cannot be exchanged as on a CPU.
 """
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -22,10 +24,8 @@ class DeviceMemory:
 
     def stage(self, tensors: list[Tensor]) -> list[Tensor]:
         """Copy tensors to the block, replacing what was staged before; blocks."""
-        offsets, nbytes = [], 0
-        for tensor in tensors:
-            offsets.append(nbytes)
-            nbytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        sizes = (-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
+        *offsets, nbytes = accumulate(sizes, initial=0)
         if self._block is None or self._block.nbytes < nbytes:
             self._block = self.allocate(nbytes)
         staged = [

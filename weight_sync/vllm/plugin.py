@@ -60,7 +60,6 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     _served: Manifest | None = None
     """The version that is served; None if none was loaded, or perhaps not whole."""
     _received: Manifest | None = None
-    """The version that `finish_weight_update` completes."""
     memory: DeviceMemory | None = None
     """Staging for weights that must keep their addresses; None exchanges references."""
 
@@ -113,10 +112,8 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights of a version, or those of layers that an adapter may change.
 
-        An adapter is merged into the weights of the model folder.
-
-        The folder is read anew, so that what rounding takes never adds up. Its files are mapped:
-        engines of a node share their pages.
+        An adapter is merged into the model folder's, which are read anew, so that what rounding
+        takes never adds up, from mapped files, whose pages engines of a node share.
         """
         memories = [map_verified(bucket) for bucket in manifest.buckets]
         tensors = tensor_views(manifest.tensors, memories)
@@ -161,10 +158,9 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         """
         manifest = Manifest.from_json(update_info.manifest)
         self.model.load_weights(self._weights(manifest))
-        skipped = [name for name, layer in self.model.named_modules() if incomplete(layer)]
+        incompletes = [name for name, layer in self.model.named_modules() if incomplete(layer)]
         self._tied, without = _layers_without_weights(self.model)
-        skipped += without
-        if skipped:
+        if skipped := incompletes + without:
             raise LoadFailed(
                 f"version {manifest.version} has not all weights for {len(skipped)} layers "
                 f"({', '.join(skipped[:3])})"
@@ -211,8 +207,7 @@ class PreparesWeights:
     def abandon_weight_update(self) -> bool:
         """Let a load that failed on any worker be followed by another one.
 
-        vLLM's worker refuses to start an update while it believes that another one is active: after
-        `finish_weight_update` raised, or after another worker of the engine failed.
+        vLLM's worker would refuse it after `finish_weight_update` or another worker failed.
         """
         self._weight_update_active = False
         return True

@@ -3,10 +3,9 @@
     Shadow(model)  ─▶  load(tensors)    any thread: new tensors, packed as the kernels want them
                    ─▶  exchange()       engine paused: references are swapped, nothing is copied
 
-A shadow has layers of its own that share everything with the model's but their tensors. It needs
-the memory of the weights once more, and is not used for layers of unknown kinds. For a GPU the
-loaded tensors are staged in a `DeviceMemory`; `exchange` copies them into the served ones, which
-keep their addresses. Written against vLLM 0.32.
+A shadow has layers of its own that share everything with the model's but their tensors. It is not
+used for layers of unknown kinds. For a GPU the loaded tensors are staged in a `DeviceMemory`;
+`exchange` copies them into the served ones, which keep their addresses. Written against vLLM 0.32.
 """
 
 from collections.abc import Iterable
@@ -29,10 +28,7 @@ PACKED = "cpu_linear"
 
 
 def incomplete(layer: nn.Module) -> bool:
-    """Return True if only a part of a fused projection was loaded.
-
-    Embeddings are exempt: a part of them is padding, which nothing is loaded into.
-    """
+    """Return True if only a part of a projection was loaded; of embeddings a part is padding."""
     info = layerwise.get_layerwise_info(layer)
     linear = type(getattr(layer, "quant_method", None)) is UnquantizedLinearMethod
     return linear and 0 < info.load_numel < (info.load_numel_total or 0)
@@ -60,8 +56,8 @@ class Shadow:
     def load(self, tensors: Iterable[tuple[str, Tensor]], *, whole: bool = True) -> None:
         """Load and pack every layer, or only those that get tensors; the model does not change.
 
-        Raises LoadFailed if a layer was not loaded whole, or got tensors that cannot be copied into
-        the model's, and any error of vLLM's loaders.
+        Raises LoadFailed if a layer was not loaded whole or laid out in another way, and any error
+        of vLLM's loaders.
         """
         for live, twin in self._twins.items():
             for name, parameter in _to_be_loaded(live).items():
@@ -134,11 +130,8 @@ class Shadow:
         """Return the twin of a layer: tables of its own, no tensors, children twins as well."""
         if live not in self._twins:
             twin = object.__new__(type(live))
-            twin.__dict__ = live.__dict__ | {
-                "_parameters": {},
-                "_buffers": {},
-                "_non_persistent_buffers_set": set(),
-            }
+            twin.__dict__ = dict(live.__dict__, _parameters={}, _buffers={})
+            twin.__dict__["_non_persistent_buffers_set"] = set()
             twin.__dict__.pop(PACKED, None)
             self._twins[live] = twin
             twin.__dict__["_modules"] = {

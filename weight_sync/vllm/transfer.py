@@ -19,10 +19,7 @@ METHODS = (INIT, START, UPDATE, FINISH)
 
 
 def tensor_shapes(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the tensors in a call of UPDATE by vLLM's trainer engines.
-
-    Raises LoadFailed if the payload does not contain them.
-    """
+    """Return names and shapes of the tensors in a call of UPDATE; LoadFailed without them."""
     try:
         info = (payload or {})["update_info"]
         shapes = [tuple(shape) for shape in info["shapes"]]

@@ -7,16 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_sync.broadcaster import Broadcaster
+from tests.weight_sync.conftest import Sender, same
 from weight_sync.errors import StagingError, WrongBase
-from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.receive.staging import stage, stage_delta
 from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.shared_memory import SharedMemoryTransport
-
-KEEP_BASE = ReceiverOptions(keep_base=True)
 
 
 def steps(count: int, share: float = 0.02, dtype: torch.dtype = torch.bfloat16) -> list[dict]:
@@ -34,18 +29,12 @@ def steps(count: int, share: float = 0.02, dtype: torch.dtype = torch.bfloat16) 
     return versions
 
 
-def same(staged_or_weights, expected: dict) -> bool:
-    actual = dict(staged_or_weights)
-    return actual.keys() == expected.keys() and all(
-        torch.equal(actual[name], tensor) for name, tensor in expected.items()
-    )
-
-
 @pytest.fixture(params=["shared_memory", "filesystem"])
 def transport(request, tmp_path):
-    folder = tmp_path / "weights"
-    made = SharedMemoryTransport() if request.param == "shared_memory" else None
-    transport = made or FilesystemTransport(folder)
+    if request.param == "shared_memory":
+        transport = SharedMemoryTransport()
+    else:
+        transport = FilesystemTransport(tmp_path / "weights")
     yield transport
     transport.close()
 
@@ -53,25 +42,14 @@ def transport(request, tmp_path):
 @pytest.fixture
 def send(transport):
     """Return a function that publishes a version by codec `delta` and returns its manifest."""
-    manifests: list[Manifest] = []
-    publisher = StagedPublisher(transport, manifests.append, bucket_bytes=8192, codec="delta")
-
-    def publish(version: int, weights: dict) -> Manifest:
-        publisher.publish(version, weights.items())
-        publisher.flush(30)
-        return manifests[-1]
-
-    return publish
+    return Sender(transport, 8192, codec="delta").send
 
 
 async def test_ten_updates_by_delta_end_in_the_bits_of_the_whole_version(
-    engine, transport, send
+    engine, send, receiver_of
 ) -> None:
-    versions = steps(10)
-
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
-    reports = []
-    for version, weights in enumerate(versions):
+    receiver, reports = receiver_of(keep_base=True), []
+    for version, weights in enumerate(steps(10)):
         reports.append(await receiver.update(send(version, weights)))
         assert same(engine.weights, weights)
     receiver.close()
@@ -83,31 +61,24 @@ async def test_ten_updates_by_delta_end_in_the_bits_of_the_whole_version(
         assert 0.01 < report.changed < 0.03
 
 
-async def test_a_receiver_that_keeps_no_base_gets_every_version_whole(
-    engine, transport, send
+@pytest.mark.parametrize(
+    ("keep_base", "taken"),
+    [
+        (False, [(0, "full"), (1, "full"), (2, "full"), (3, "full")]),
+        (True, [(0, "full"), (2, "full"), (3, "delta")]),
+    ],
+)
+async def test_a_receiver_without_a_base_or_that_missed_a_version_gets_the_next_one_whole(
+    engine, send, receiver_of, keep_base, taken
 ) -> None:
-    versions = steps(2)
-
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport)
-    reports = [await receiver.update(send(v, weights)) for v, weights in enumerate(versions)]
-    assert [report.codec for report in reports] == ["full", "full"]
-    assert same(engine.weights, versions[1])
-
-
-async def test_a_receiver_that_missed_a_version_gets_the_next_one_whole(
-    engine, transport, send
-) -> None:
-    versions = steps(4)
-
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
-    reports = []
-    for version, weights in enumerate(versions):
+    receiver, reports = receiver_of(keep_base=keep_base), []
+    for version, weights in enumerate(steps(4)):
         manifest = send(version, weights)
-        if version != 1:
+        if version in dict(taken):
             reports.append(await receiver.update(manifest))
     receiver.close()
-    assert [(r.version, r.codec) for r in reports] == [(0, "full"), (2, "full"), (3, "delta")]
-    assert same(engine.weights, versions[3])
+    assert [(report.version, report.codec) for report in reports] == taken
+    assert same(engine.weights, weights)
 
 
 def test_a_delta_on_another_version_is_refused(transport, send) -> None:
@@ -125,11 +96,8 @@ def test_a_base_of_the_same_number_but_other_bits_is_refused(transport, send) ->
     versions = steps(2)
     other = {name: tensor.clone() for name, tensor in versions[0].items()}
     other["embed"][5, 5] += 1
-    manifests: list[Manifest] = []
-    with StagedPublisher(SharedMemoryTransport(), manifests.append, 8192) as before:
-        before.publish(0, other.items())
-        before.flush(30)
-        base = stage(manifests[0], SharedMemoryTransport())
+    with Sender(SharedMemoryTransport(), 8192) as before:
+        base = stage(before.send(0, other), SharedMemoryTransport())
     send(0, versions[0])
     second = send(1, versions[1])
     with pytest.raises(WrongBase):
@@ -158,14 +126,14 @@ def test_a_faulty_delta_is_refused_and_the_version_comes_whole(transport, send, 
         assert same(stage(broken, transport, base).tensors(), versions[1])
 
 
-def test_nothing_is_offered_where_it_would_not_pay(engine, transport, send) -> None:
+def test_nothing_is_offered_where_it_would_not_pay(send) -> None:
     versions = steps(2, share=0.9)
     manifests = [send(version, weights) for version, weights in enumerate(versions)]
     assert manifests[1].delta is None
     assert manifests[1].changed > 0.8
 
 
-def test_other_tensors_begin_a_new_chain(transport, send) -> None:
+def test_other_tensors_begin_a_new_chain(send) -> None:
     (first,) = steps(1)
     send(0, first)
     assert send(1, first | {"bias": torch.zeros(3, dtype=torch.bfloat16)}).delta is None
@@ -175,13 +143,8 @@ def test_other_tensors_begin_a_new_chain(transport, send) -> None:
     assert (third.delta.base_version, third.changed) == (2, 0.0)
 
 
-def test_the_base_of_a_version_is_the_last_one_sent_whatever_its_number(weights) -> None:
-    manifests: list[Manifest] = []
-    publisher = StagedPublisher(SharedMemoryTransport(), manifests.append, codec="delta")
-    with publisher:
-        for version in (0, 3, 8):
-            publisher.publish(version, steps(1)[0].items())
-            publisher.flush(30)
+def test_the_base_of_a_version_is_the_last_one_sent_whatever_its_number(send) -> None:
+    manifests = [send(version, steps(1)[0]) for version in (0, 3, 8)]
     assert [m.delta and m.delta.base_version for m in manifests] == [None, 0, 3]
 
 
@@ -200,15 +163,10 @@ def test_any_mixture_of_dtypes_and_buckets_is_rebuilt_bit_by_bit(dtypes, size, s
         name: torch.where(torch.rand(t.shape, generator=generator) < share, t * 1.5, t)
         for name, t in one.items()
     }
-    transport, manifests = SharedMemoryTransport(), []
-    with StagedPublisher(transport, manifests.append, size, codec="delta") as publisher:
-        publisher.publish(0, one.items())
-        publisher.flush(30)
-        base = stage(manifests[0], transport)
-        publisher.publish(1, two.items())
-        publisher.flush(30)
-        assert manifests[1].delta
-        staged = stage_delta(manifests[1], transport, base)
+    transport = SharedMemoryTransport()
+    with Sender(transport, size, codec="delta") as publisher:
+        base = stage(publisher.send(0, one), transport)
+        staged = stage_delta(publisher.send(1, two), transport, base)
         assert same(staged.tensors(), two)
         staged.close()
         base.close()

@@ -11,7 +11,8 @@ import pytest
 from actors import ray_actor
 from actors.config import ActorsConfig
 from actors.ray_actor import ActorParts, ActorSpec, RolloutActor
-from tests.weight_sync.conftest import until
+from tests.waiting import until
+from tests.weight_sync.direct.fakes import FakeEngine, FakeSender
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.config import WeightSyncConfig
@@ -19,29 +20,18 @@ from weight_sync.direct import ray_links
 from weight_sync.errors import LoadFailed
 
 
-class FakeVllm:
-    """An engine that the learner writes to; fails at a given version."""
+class FakeVllm(FakeEngine):
+    """An engine that a rollout actor starts and closes."""
 
-    def __init__(self, shapes: dict, fails_at: int | None) -> None:
-        self.shapes, self.fails_at, self.version = shapes, fails_at, -1
-        self.checksum = ""
+    def __init__(self, tensors: dict) -> None:
+        super().__init__()
+        self._inventory = {name: (None, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
     def inventory(self) -> dict:
-        return {name: (None, shape) for name, shape in self.shapes.items()}
+        return self._inventory
 
     async def start(self) -> None: ...
-    async def pause(self) -> None: ...
-    async def resume(self) -> None: ...
     async def close(self) -> None: ...
-
-    async def serve(self, version: int) -> None:
-        self.version = version
-
-    async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
-        if method == "update_weights":
-            if self.version + 1 == self.fails_at:
-                raise LoadFailed("injected")
-            self.checksum = checksum(payload["update_info"]["tensors"])
 
 
 class FakeWorker:
@@ -60,29 +50,20 @@ class FakeWorker:
 class FakeRollout(RolloutActor):
     """A rollout actor whose engine and worker are fakes; the rest is its own."""
 
-    def __init__(self, shapes: dict, fails_at: int | None, **arguments: Any) -> None:
+    def __init__(self, tensors: dict, **arguments: Any) -> None:
         super().__init__(ActorSpec(index=0, **arguments))
-        self.engine, self.worker = FakeVllm(shapes, fails_at), FakeWorker()
+        self.engine, self.worker = FakeVllm(tensors), FakeWorker()
 
     def _build(self) -> ActorParts:
         return ActorParts(self.engine, self.worker, self._receiver(self.engine, self.worker))
 
 
-class FakeVllmSender:
-    """Makes the calls of vLLM's trainer engines (a `VllmSender`)."""
+class FakeVllmSender(FakeSender):
+    """Is connected as a `VllmSender`."""
 
     def __init__(self, backend, workers, weights, transfer, address, device) -> None:
         assert (backend, workers, device) == ("nccl", [1], "cuda")
-        transfer("init_weight_transfer_engine", [{}])
-
-    def send(self, weights, transfer) -> None:
-        names, tensors = zip(*weights, strict=True)
-        info = {"names": names, "shapes": [t.shape for t in tensors], "tensors": weights}
-        transfer("start_weight_update", [None])
-        transfer("update_weights", [{"update_info": info}])
-        transfer("finish_weight_update", [None])
-
-    def close(self) -> None: ...
+        super().__init__(transfer)
 
 
 class Handle:
@@ -111,12 +92,10 @@ async def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when
     context = lambda: SimpleNamespace(current_actor=handles[-1])  # noqa: E731
     monkeypatch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=context))
 
-    def begin(fails_at: int | None) -> tuple[Handle, Future]:
+    def begin() -> tuple[Handle, Future]:
         async def make() -> FakeRollout:
             return FakeRollout(
-                {name: tuple(tensor.shape) for name, tensor in weights(0).items()},
-                fails_at,
-                config=ActorsConfig(engine="scripted", reward=["reasoning_gym"]),
+                weights(0), config=ActorsConfig(engine="scripted", reward=["reasoning_gym"]),
                 weight_sync=config, model_path="", seed=0, group_size=1, heartbeat_seconds=60.0,
                 broker=None, broadcaster=broadcaster,
             )  # fmt: skip
@@ -126,18 +105,19 @@ async def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when
         handles[-1].ask(actor.start()).result(30)
         return handles[-1], handles[-1].ask(actor.run())
 
-    first, runs = begin(fails_at=1)
+    first, runs = begin()
     with ray_links.make_direct_publisher(config, broadcaster, seed_seconds=0.01) as publisher:
         digest = publisher.publish(0, weights(0).items())
         until(lambda: first.actor.worker.versions == [0])
-        assert first.actor.engine.checksum == digest
+        assert checksum(first.actor.engine.weights.items()) == digest
+        first.actor.engine.fails = 1
         digest = publisher.publish(1, weights(1).items())
         with pytest.raises(LoadFailed, match="injected"):
             runs.result(30)
         first.ask(broadcaster.release("engine-0")).result(30)
-        second, runs = begin(fails_at=None)
+        second, runs = begin()
         until(lambda: second.actor.worker.versions == [1])
-        assert second.actor.engine.checksum == digest
+        assert checksum(second.actor.engine.weights.items()) == digest
         second.ask(second.actor.stop(5.0)).result(30)
         runs.result(30)
     reports = await broadcaster.reports(0)

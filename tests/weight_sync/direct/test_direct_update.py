@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.weight_sync.conftest import ReceiverLink, until
-from weight_sync.broadcaster import Broadcaster
+from tests.waiting import reached, until
+from tests.weight_sync.conftest import ReceiverLink
+from tests.weight_sync.direct.fakes import TRANSFER, FakeEngine, FakeSender, update_of
 from weight_sync.checksum import checksum
 from weight_sync.direct.attempt import Transfer, Weights
 from weight_sync.direct.direct_receiver import DirectReceiver
@@ -24,61 +25,6 @@ from weight_sync.errors import (
     UpdateRefused,
 )
 from weight_sync.vllm.transfer import METHODS
-
-
-class FakeEngine:
-    """A `DirectEngine` that records its calls and weights."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.weights: dict[str, torch.Tensor] = {}
-        self.fails = 0
-
-    async def pause(self) -> None:
-        self.events.append("pause")
-
-    async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
-        self.events.append(method)
-        if method not in METHODS:
-            raise ValueError(method)
-        if method == "update_weights":
-            if self.fails:
-                self.fails -= 1
-                raise LoadFailed("injected")
-            self.weights = {n: t.clone() for n, t in payload["update_info"]["tensors"]}
-
-    async def serve(self, version: int) -> None:
-        self.events.append(f"serve {version}")
-
-    async def resume(self) -> None:
-        self.events.append("resume")
-
-
-def update_of(weights: Weights) -> dict[str, Any]:
-    """Return the payload of one call: the names as vLLM sends them, and the tensors themselves."""
-    return {
-        "update_info": {
-            "names": [name for name, _ in weights],
-            "dtype_names": ["float32" for _ in weights],
-            "shapes": [list(tensor.shape) for _, tensor in weights],
-            "tensors": list(weights),
-        }
-    }
-
-
-class FakeSender:
-    """Speaks to the endpoint in the order of vLLM's trainer engines (a `Sender`)."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        transfer("init_weight_transfer_engine", [{}])
-
-    def send(self, weights: Weights, transfer: Transfer) -> None:
-        transfer("start_weight_update", [None])
-        transfer("update_weights", [update_of(weights)])
-        transfer("finish_weight_update", [None])
-
-    def close(self) -> None:
-        pass
 
 
 def connect(link: ReceiverLink, weights: Weights, transfer: Transfer) -> FakeSender:
@@ -109,9 +55,11 @@ class Running:
         self.receiver = receiver_of(engine, tensors, on_version=on_version)
         self.link = ReceiverLink("e0", self.receiver, loop)
         self.ended = asyncio.run_coroutine_threadsafe(self.receiver.run(self.stop), loop)
+        self._loop = loop
 
-
-TRANSFER = ["start_weight_update", "update_weights", "finish_weight_update"]
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self.stop.set)
+        self.ended.result(30)
 
 
 def test_publish_returns_after_a_copy_and_engines_get_that_copy(loop, weights) -> None:
@@ -145,8 +93,7 @@ def test_publish_returns_after_a_copy_and_engines_get_that_copy(loop, weights) -
     assert [(r.version, r.error, r.seeding) for r in reports] == [(0, None, True), (1, None, False)]
     for r in reports:
         assert r.published_at <= r.staged_at == r.swap_started_at <= r.swap_finished_at
-    loop.call_soon_threadsafe(running.stop.set)
-    running.ended.result(30)
+    running.end()
 
 
 def test_an_engine_that_failed_ends_and_the_one_made_again_gets_the_newest_version(
@@ -166,8 +113,7 @@ def test_an_engine_that_failed_ends_and_the_one_made_again_gets_the_newest_versi
     assert [(r.version, r.error) for r in reports] == [(4, "LoadFailed: injected"), (4, None)]
     assert "resume" not in failing.events
     assert checksum(again.weights.items()) == checksum(weights(4).items())
-    loop.call_soon_threadsafe(second.stop.set)
-    second.ended.result(30)
+    second.end()
 
 
 class RecordingLink:
@@ -181,19 +127,16 @@ class RecordingLink:
     transfer = resume = give_up = pause
 
 
-def recording(sent: list[Weights]) -> Callable[..., SimpleNamespace]:
+def recording(record: Callable[[Weights], None]) -> Callable[..., SimpleNamespace]:
     """Return a `Connect` whose connections record the weights that they send."""
     return lambda *_: SimpleNamespace(
-        send=lambda weights, transfer: sent.append(weights), close=lambda: None
+        send=lambda weights, transfer: record(weights), close=lambda: None
     )
 
 
 def test_an_engine_that_joins_during_a_publish_gets_the_copy_of_the_version_before(weights) -> None:
     links, digests = [], []
-
-    def connect(*_: Any) -> SimpleNamespace:
-        send = lambda weights, transfer: digests.append(checksum(weights))  # noqa: E731
-        return SimpleNamespace(send=send, close=lambda: None)
+    connect = recording(lambda weights: digests.append(checksum(weights)))
 
     def slow_tensors() -> Iterator[tuple[str, torch.Tensor]]:
         first, *others = weights(1).items()
@@ -219,7 +162,8 @@ def test_two_sets_of_host_memory_suffice_while_one_version_is_sent_and_one_waits
         assert go_on.acquire(timeout=30)
         return [link]
 
-    with DirectPublisher(engines, recording(sent), [].append, seed_seconds=1000.0) as publisher:
+    connect = recording(sent.append)
+    with DirectPublisher(engines, connect, [].append, seed_seconds=1000.0) as publisher:
         publisher.publish(0, weights(0).items())
         publisher.flush(30)
         assert asked.acquire(timeout=30)
@@ -240,9 +184,8 @@ def test_engines_that_take_long_together_fail_no_publish(weights) -> None:
         assert release.wait(30)
         return []
 
-    with DirectPublisher(engines, connect, [].append, timeout=0.01) as publisher:
+    with DirectPublisher(engines, connect, [].append, timeout=1e-9) as publisher:
         publisher.publish(0, weights(0).items())
-        threading.Event().wait(0.05)
         publisher.publish(1, weights(1).items())
         release.set()
         publisher.flush(30)
@@ -267,35 +210,32 @@ def test_a_failure_between_versions_is_raised_by_a_later_call_and_the_next_versi
         publisher.publish(2, weights(2).items())
         publisher.flush(30)
     assert checksum(engine.weights.items()) == checksum(weights(2).items())
-    loop.call_soon_threadsafe(running.stop.set)
-    running.ended.result(30)
+    running.end()
 
 
-async def settled(condition) -> None:
-    """Wait for a condition of this loop; fail at a deadline."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  (what it waits for has no event)
-            await asyncio.sleep(0)
+def begin(engine: FakeEngine, **options: Any) -> tuple[DirectReceiver, Any, asyncio.Event]:
+    """Return a receiver, the task that runs it, and the event that ends it."""
+    receiver, stop = receiver_of(engine, **options), asyncio.Event()
+    return receiver, asyncio.create_task(receiver.run(stop)), stop
 
 
 async def bring(receiver: DirectReceiver, version: int, attempt: str) -> int | None:
     served = await receiver.pause(version, attempt)
-    await receiver.transfer(attempt, "start_weight_update", None)
-    await receiver.transfer(attempt, "update_weights", update_of(TENSORS))
-    await receiver.transfer(attempt, "finish_weight_update", None)
+    for method in TRANSFER:
+        payload = update_of(TENSORS) if method == "update_weights" else None
+        await receiver.transfer(attempt, method, payload)
     await receiver.resume(attempt)
     return served
 
 
 async def test_calls_outside_their_attempt_are_refused_and_have_no_effect() -> None:
-    engine, stop = FakeEngine(), asyncio.Event()
-    receiver = receiver_of(engine)
-    running = asyncio.create_task(receiver.run(stop))
+    engine = FakeEngine()
+    receiver, running, stop = begin(engine)
     for late in (receiver.transfer("x", "start_weight_update", None), receiver.resume("x")):
         with pytest.raises(UpdateRefused, match="this attempt to send weights is over"):
             await late
     assert await bring(receiver, 3, "one") is None
-    await settled(lambda: receiver.handled_version == 3)
+    await reached(lambda: receiver.handled_version == 3)
     for version in (2, 3):
         with pytest.raises(
             UpdateRefused, match=f"version {version} was refused: the engine serves 3"
@@ -313,8 +253,7 @@ async def test_calls_outside_their_attempt_are_refused_and_have_no_effect() -> N
 
 async def test_what_happens_while_an_engine_stops_ends_the_attempt_before_its_next_step() -> None:
     engine = FakeEngine()
-    receiver = receiver_of(engine)
-    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    receiver, running, _ = begin(engine)
     pauses, stands = asyncio.Event(), asyncio.Event()
 
     async def pause() -> None:
@@ -333,16 +272,14 @@ async def test_what_happens_while_an_engine_stops_ends_the_attempt_before_its_ne
 
 
 async def test_a_pause_that_nobody_ends_ends_the_engine() -> None:
-    receiver = receiver_of(FakeEngine(), timeout=0.01)
-    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    receiver, running, _ = begin(FakeEngine(), timeout=0.01)
     await receiver.pause(2, "one")
     with pytest.raises(DeadlineExceeded, match=r"version 2 was not whole within 0.01 s"):
         await running
 
 
 async def test_another_learner_finds_a_mixture_and_the_engine_ends() -> None:
-    receiver = receiver_of(FakeEngine())
-    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    receiver, running, _ = begin(FakeEngine())
     await receiver.pause(2, "one")
     with pytest.raises(LoadFailed, match="version 2 came while version 2 was not whole"):
         await receiver.pause(2, "two")
@@ -360,8 +297,7 @@ async def test_another_learner_finds_a_mixture_and_the_engine_ends() -> None:
 )
 async def test_tensors_of_another_model_end_the_engine_before_it_goes_on(tensors, message) -> None:
     engine = FakeEngine()
-    receiver = receiver_of(engine)
-    running = asyncio.create_task(receiver.run(asyncio.Event()))
+    receiver, running, _ = begin(engine)
     await receiver.pause(0, "one")
     with suppress(IncompatibleWeights):
         await receiver.transfer("one", "update_weights", update_of(tensors))
@@ -373,52 +309,41 @@ async def test_tensors_of_another_model_end_the_engine_before_it_goes_on(tensors
 
 
 async def test_the_learner_does_not_wait_for_who_uses_the_version_and_the_next_is_refused() -> None:
-    evaluated, versions, stop = asyncio.Event(), [], asyncio.Event()
+    evaluated, versions = asyncio.Event(), []
 
     async def on_version(version: int) -> None:
         versions.append(version)
         await evaluated.wait()
 
-    receiver = receiver_of(FakeEngine(), on_version=on_version)
-    running = asyncio.create_task(receiver.run(stop))
+    receiver, running, stop = begin(FakeEngine(), on_version=on_version)
     await bring(receiver, 0, "one")
-    await settled(lambda: versions == [0])
+    await reached(lambda: versions == [0])
     with pytest.raises(UpdateRefused, match="version 1 was refused: version 0 is still in use"):
         await receiver.pause(1, "two")
     evaluated.set()
-    await settled(lambda: receiver.handled_version == 0)
+    await reached(lambda: receiver.handled_version == 0)
     await bring(receiver, 1, "three")
-    await settled(lambda: versions == [0, 1])
+    await reached(lambda: versions == [0, 1])
     stop.set()
     await running
 
 
-async def test_an_engine_is_known_while_it_works_and_until_it_is_released() -> None:
-    broadcaster, stop = Broadcaster(1.0, 1), asyncio.Event()
-
-    async def join() -> None:
-        await broadcaster.join("e0", "a handle", 2)
-
-    running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
-    await asyncio.sleep(0)
-    assert await broadcaster.engines() == {"e0": ("a handle", 2)}
-    await broadcaster.release("e0")
-    assert await broadcaster.engines() == {}
-    stop.set()
-    await running
-
-
-async def test_an_engine_registers_again_since_a_broadcaster_may_be_restarted(monkeypatch) -> None:
+async def test_an_engine_registers_again_since_a_broadcaster_may_be_restarted(
+    broadcaster, monkeypatch
+) -> None:
     monkeypatch.setattr("weight_sync.direct.direct_receiver.JOIN_SECONDS", 0.01)
-
     joined, stop = asyncio.Semaphore(0), asyncio.Event()
 
     async def join() -> None:
+        await broadcaster.join("e0", "a handle", 2)
         joined.release()
 
     running = asyncio.create_task(DirectReceiver(FakeEngine(), join, expected={}).run(stop))
     for _ in range(3):
         await asyncio.wait_for(joined.acquire(), 10)
+        assert await broadcaster.engines() == {"e0": ("a handle", 2)}
+        await broadcaster.release("e0")
+        assert await broadcaster.engines() == {}
     stop.set()
     await running
 

@@ -1,10 +1,14 @@
 """What `ipc` sends crosses the message encoder of AsyncLLM and fits into vLLM's buffer."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from weight_sync.errors import UpdateRefused
+from weight_sync.vllm.transfer import tensor_shapes
 
 pytestmark = pytest.mark.vllm
 
@@ -19,8 +23,6 @@ HANDLE = (
 @pytest.fixture
 def cuda(monkeypatch) -> None:
     """Stand in for the device: it has no memory, and exports every buffer under one handle."""
-    from types import SimpleNamespace
-
     from vllm.distributed.weight_transfer import packed_tensor
 
     empty = torch.empty
@@ -38,18 +40,24 @@ def cuda(monkeypatch) -> None:
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda buffer: (None, HANDLE))
 
 
-def sent(tensors: list[tuple[str, torch.Tensor]]) -> list[tuple[str, Any]]:
-    """Return all calls that one version makes of an engine's endpoint."""
-    from weight_sync.direct.vllm_sender import VllmSender
+class Calls(list[tuple[str, Any]]):
+    """All calls that one version makes of an engine's endpoint, given up at the first update."""
 
-    calls: list[tuple[str, Any]] = []
+    def __init__(self, tensors: list[tuple[str, torch.Tensor]], *, given_up: bool = False) -> None:
+        from weight_sync.direct.vllm_sender import VllmSender
 
-    def transfer(method: str, payloads: list[Any]) -> None:
-        calls.extend((method, payload) for payload in payloads)
+        self._given_up = given_up
+        self._sender: VllmSender | None = None
+        self._sender = VllmSender("ipc", [1], tensors, self.transfer, "127.0.0.1", "meta")
+        try:
+            self._sender.send(tensors, self.transfer)
+        except UpdateRefused as error:
+            self.append((str(error), None))
 
-    sender = VllmSender("ipc", [1], tensors, transfer, "127.0.0.1", "meta")
-    sender.send(tensors, transfer)
-    return calls
+    def transfer(self, method: str, payloads: list[Any]) -> None:
+        self.extend((method, payload) for payload in payloads)
+        if self._given_up and method == "update_weights":
+            self._sender.close()
 
 
 def test_handles_cross_the_message_encoder_of_async_llm(cuda, monkeypatch) -> None:
@@ -58,7 +66,7 @@ def test_handles_cross_the_message_encoder_of_async_llm(cuda, monkeypatch) -> No
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
-    (_, payload) = next(call for call in sent(TENSORS) if call[0] == "update_weights")
+    payload = dict(Calls(TENSORS))["update_weights"]
     message = (0, 1, "collective_rpc", ("update_weights", None, (), payload))
     decoded = MsgpackDecoder().decode(MsgpackEncoder().encode(message))
     update = decoded[3][3]["update_info"]
@@ -108,11 +116,36 @@ def test_tensors_of_any_size_are_sent_through_a_buffer_of_the_largest_and_256_mi
     """The plan is vLLM's own; its default buffer of 1 GiB refuses the last one."""
     large = torch.zeros(mebibytes * 2**18, device="meta")
     last = torch.zeros(2**18, device="meta")
-    updates = [
-        payload["update_info"]
-        for method, payload in sent([*TENSORS, ("large", large), ("last", last)])
-        if method == "update_weights"
+    tensors = [*TENSORS, ("large", large), ("last", last)]
+    first, start, *updates, finish = Calls(tensors)
+    assert first == ("init_weight_transfer_engine", {"packed": True})
+    assert [start[0], finish[0]] == ["start_weight_update", "finish_weight_update"]
+    sent = [tensor_shapes(payload) for method, payload in updates if method == "update_weights"]
+    assert [[*shapes] for shapes in sent] == chunks
+    shapes = {name: shape for part in sent for name, shape in part.items()}
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in tensors}
+    for _, payload in updates:
+        assert sum(payload["update_info"]["tensor_sizes"]) <= max(256, mebibytes) * 2**20
+
+
+def test_a_sender_that_is_closed_stops_between_two_chunks(cuda) -> None:
+    large = [(name, torch.zeros(200 * 2**18, device="meta")) for name in "abc"]
+    assert [method for method, _ in Calls(large, given_up=True)] == [
+        *("init_weight_transfer_engine", "start_weight_update", "update_weights"),
+        "the connection was given up",
     ]
-    assert [update["names"] for update in updates] == chunks
-    for update in updates:
-        assert sum(update["tensor_sizes"]) <= max(256, mebibytes) * 2**20
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, 2), torch.nn.Parameter(torch.ones(3))])
+def test_a_tensor_on_its_way_to_the_device_is_not_waited_for(monkeypatch, tensor) -> None:
+    """The next ones are copied while the device sends those before."""
+    from weight_sync.direct.vllm_sender import VersionSource
+
+    calls, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *a, **k: calls.append((a, k)) or to(self, *a, **k)
+    )
+    ((name, sent),) = VersionSource([("a", tensor)], "cpu")
+    assert (name, calls) == ("a", [(("cpu",), {"non_blocking": True})])
+    assert torch.equal(sent, tensor)
+    assert not sent.requires_grad

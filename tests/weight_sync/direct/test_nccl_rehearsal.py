@@ -123,6 +123,7 @@ class Run:
         self.reports: list[WeightUpdateReport] = []
         self.broadcasts = 0
         self.groups: list[int] = []
+        self.open = 0
         self.at_broadcast: Callable[[int], None] = lambda number: None
         run = self
 
@@ -130,6 +131,11 @@ class Run:
             def __init__(self, group: Any) -> None:
                 super().__init__(group)
                 run.groups.append(group.world_size)
+                run.open += 1
+
+            def destroy(self) -> None:
+                super().destroy()
+                run.open -= 1
 
             def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
                 run.broadcasts += 1
@@ -198,7 +204,7 @@ def test_engines_take_versions_by_one_broadcast_and_no_weight_moves(run) -> None
     assert serves(run.engines[-1], 1)
     run.publish(2)
     assert all(serves(engine, 2) for engine in run.engines)
-    assert run.groups == [4, 2, 5]
+    assert (run.groups, run.open) == ([4, 2, 5], 1)
     assert {report.error for report in run.reports} == {None}
 
 

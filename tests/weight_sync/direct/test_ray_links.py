@@ -1,11 +1,12 @@
 """Unstaged updates on a cluster: engines are found where they joined, and called one by one."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
 
+from tests.waiting import until
+from tests.weight_sync.direct.fakes import TRANSFER, FakeSender
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.checksum import checksum
 from weight_sync.direct.publisher import DirectPublisher
@@ -26,7 +27,8 @@ class FakeActor:
     async def transfer(self, token: str, method: str, payload: dict[str, Any]) -> None:
         if method == "explode":
             raise ConnectionResetError("a cable")
-        self.checksum = checksum(payload["weights"])
+        if method == "update_weights":
+            self.checksum = checksum(payload["update_info"]["tensors"])
         self.calls.append(("transfer", method))
 
     async def resume(self, token: str) -> None:
@@ -36,27 +38,16 @@ class FakeActor:
         return self.calls, self.checksum
 
 
-class FakeSender:
-    def send(self, weights, transfer) -> None:
-        transfer("update_weights", [{"weights": weights}])
-
-    def close(self) -> None:
-        pass
-
-
-def await_death(actor: Any) -> None:
-    """Wait until Ray has ended an actor that was killed; calls may still reach it before."""
+def is_dead(actor: Any) -> bool:
+    """Return True once Ray has ended an actor that was killed; calls may still reach it before."""
     import ray
     from ray.exceptions import RayActorError
 
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            ray.get(actor.received.remote(), timeout=30)
-        except RayActorError:
-            return
-        time.sleep(0.02)
-    pytest.fail("the actor is still there")
+    try:
+        ray.get(actor.received.remote(), timeout=30)
+    except RayActorError:
+        return True
+    return False
 
 
 def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, weights) -> None:
@@ -78,11 +69,13 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     def report(report: WeightUpdateReport) -> None:
         asyncio.run(broadcaster.report(report))
 
-    with DirectPublisher(joined, lambda *_: FakeSender(), report, timeout=30) as publisher:
+    connect = lambda links, weights, transfer: FakeSender(transfer)  # noqa: E731
+    with DirectPublisher(joined, connect, report, timeout=30) as publisher:
         digest = publisher.publish(5, weights(5).items())
         publisher.flush(60)
     calls, received = ray.get(actor.received.remote(), timeout=30)
-    assert calls == [("pause", 5), ("transfer", "update_weights"), ("resume",)]
+    methods = ["init_weight_transfer_engine", *TRANSFER]
+    assert calls == [("pause", 5), *(("transfer", method) for method in methods), ("resume",)]
     assert received == digest
     (taken,) = asyncio.run(broadcaster.reports(0))
     assert (taken.engine_id, taken.version, taken.error) == ("e0", 5, None)
@@ -90,7 +83,7 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     with pytest.raises(ConnectionResetError, match="a cable"):
         link.transfer("a token", "explode", None)
     ray.kill(actor)
-    await_death(actor)
+    until(lambda: is_dead(actor))
     with pytest.raises(LoadFailed, match="e0, asked to pause, is gone"):
         link.pause(6, "a token")
     again = ray.remote(FakeActor).options(num_cpus=0).remote()

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.weight_sync.conftest import same
 from weight_sync.checksum import checksum
 from weight_sync.publish import snapshot as snapshot_module
 from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.staging import stage
 
 
 class FakeGpu(Gpu):
@@ -56,18 +56,15 @@ def gpu(monkeypatch) -> FakeGpu:
 def test_everything_arrives_before_it_is_sent_and_the_checksum_is_the_same(
     gpu, weights, dtype
 ) -> None:
+    taken, wire = Snapshot(gpu), dtype or torch.float32
     for version in range(3):
         tensors = weights(version)
-        wire = dtype or torch.float32
         expected = {name: tensor.to(wire, copy=True) for name, tensor in tensors.items()}
-        if version == 0:
-            taken = Snapshot(gpu)
         digest = taken.take(tensors.items(), dtype)
         for tensor in tensors.values():
             tensor.zero_()
-        for name, host in taken.tensors:
-            assert host.is_contiguous()
-            assert torch.equal(host, expected[name])
+        assert same(taken.tensors, expected)
+        assert all(host.is_contiguous() for _, host in taken.tensors)
         assert digest() == checksum(expected.items())
 
 
@@ -117,11 +114,7 @@ def test_blocks_are_of_the_size_that_is_needed_and_used_again(gpu) -> None:
 
 def test_a_version_is_sent_while_its_checksum_is_computed(transport, weights, monkeypatch) -> None:
     """The announcement comes though the checksum waits for it."""
-    announced, manifests = threading.Event(), []
-
-    def announce(manifest) -> None:
-        manifests.append(manifest)
-        announced.set()
+    announced = threading.Event()
 
     class Waits(Snapshot):
         def take(self, tensors, wire_dtype) -> Callable[[], str]:
@@ -129,7 +122,5 @@ def test_a_version_is_sent_while_its_checksum_is_computed(transport, weights, mo
             return lambda: digest() if announced.wait(30) else "never announced"
 
     monkeypatch.setattr("weight_sync.publish.background_publisher.Snapshot", Waits)
-    with StagedPublisher(transport, announce) as publisher:
+    with StagedPublisher(transport, lambda manifest: announced.set()) as publisher:
         assert publisher.publish(0, weights(0).items()) == checksum(weights(0).items())
-        publisher.flush(30)
-        stage(manifests[0], transport).close()

@@ -1,7 +1,6 @@
 """Publishing copies first, announces last, and never goes backwards."""
 
 import itertools
-import os
 import threading
 from collections.abc import Iterator
 
@@ -9,14 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weight_sync.conftest import make_weights, send, until
+from tests.waiting import until
+from tests.weight_sync.conftest import Sender, make_weights, open_files, same
 from weight_sync.checksum import checksum
-from weight_sync.errors import (
-    ManifestError,
-    PublishFailed,
-    StagingError,
-    VersionOrderError,
-)
+from weight_sync.errors import ManifestError, PublishFailed, StagingError, VersionOrderError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
@@ -24,14 +19,22 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 
 @pytest.fixture
-def manifests() -> list[Manifest]:
-    return []
-
-
-@pytest.fixture
-def publisher(transport, manifests) -> Iterator[StagedPublisher]:
-    with StagedPublisher(transport, manifests.append, bucket_bytes=1024) as publisher:
+def publisher(transport) -> Iterator[Sender]:
+    with Sender(transport) as publisher:
         yield publisher
+
+
+class GatedTransport(SharedMemoryTransport):
+    """Blocks every write until the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_write = threading.Semaphore(0), threading.Semaphore(0)
+
+    def write(self, version, nbytes, pieces) -> Bucket:
+        self.asked.release()
+        assert self.may_write.acquire(timeout=30)
+        return super().write(version, nbytes, pieces)
 
 
 BASE = torch.arange(24.0).reshape(4, 6)
@@ -48,91 +51,73 @@ ARRIVING = {
 
 
 @pytest.mark.parametrize("case", ARRIVING)
-def test_tensors_arrive_bit_by_bit_in_their_order_with_their_checksum(
-    transport, manifests, case
-) -> None:
+def test_tensors_arrive_bit_by_bit_in_their_order_with_their_checksum(transport, case) -> None:
     tensors, wire = ARRIVING[case]
-    with StagedPublisher(transport, manifests.append, 1024, wire_dtype=wire) as publisher:
+    with Sender(transport, wire_dtype=wire) as publisher:
         digest = publisher.publish(0, tensors.items())
         publisher.flush(30)
-        staged = stage(manifests[0], transport)
+        [manifest] = publisher.manifests
+        staged = stage(manifest, transport)
     expected = {name: tensor.to(wire or tensor.dtype) for name, tensor in tensors.items()}
     received = dict(staged.tensors())
     staged.close()
     assert digest == checksum(expected.items())
     assert list(received) == list(expected)
-    for name, tensor in expected.items():
-        assert received[name].dtype == tensor.dtype
-        assert torch.equal(received[name], tensor)
-    assert (len(manifests[0].buckets) > 1) == (case != "not contiguous")
+    assert same(received, expected)
+    assert {t.dtype for t in received.values()} == {t.dtype for t in expected.values()}
+    assert (len(manifest.buckets) > 1) == (case != "not contiguous")
 
 
 def test_the_weights_may_change_as_soon_as_publish_returns(transport, weights) -> None:
-    may_write = threading.Event()
-    manifests: list[Manifest] = []
-
-    class SlowTransport(SharedMemoryTransport):
-        def write(self, version, nbytes, pieces) -> Bucket:
-            assert may_write.wait(30)
-            return super().write(version, nbytes, pieces)
-
-    with StagedPublisher(SlowTransport(), manifests.append) as publisher:
+    gated = GatedTransport()
+    with Sender(gated) as publisher:
         tensors = weights(0)
         publisher.publish(0, tensors.items())
         for tensor in tensors.values():
             tensor.fill_(-1)
-        may_write.set()
+        gated.may_write.release(100)
         publisher.flush(30)
-        staged = stage(manifests[0], transport)
-        expected = weights(0)
-        for name, tensor in staged.tensors():
-            assert torch.equal(tensor, expected[name])
+        staged = stage(publisher.manifests[0], transport)
+        assert same(staged.tensors(), weights(0))
         staged.close()
 
 
 def test_every_version_is_announced_in_order_and_complete(transport, weights) -> None:
-    seen: list[int] = []
+    announced: list[int] = []
 
     def announce(manifest: Manifest) -> None:
         stage(manifest, transport).close()
-        seen.append(manifest.version)
+        announced.append(manifest.version)
 
     with StagedPublisher(transport, announce) as publisher:
         for version in (0, 1, 2, 5):
-            send(publisher, version, weights(version).items())
-    assert seen == [0, 1, 2, 5]
+            publisher.publish(version, weights(version).items())
+            publisher.flush(30)
+    assert announced == [0, 1, 2, 5]
 
 
 @pytest.mark.parametrize("version", [4, 3, 0])
-def test_versions_only_grow(publisher, weights, manifests, version) -> None:
-    send(publisher, 4, weights(4).items())
+def test_versions_only_grow(publisher, weights, version) -> None:
+    publisher.send(4, weights(4))
     with pytest.raises(VersionOrderError, match=f"version {version} cannot follow version 4"):
         publisher.publish(version, weights(0).items())
-    send(publisher, 5, weights(5).items())
-    assert [manifest.version for manifest in manifests] == [4, 5]
+    publisher.send(5, weights(5))
+    assert [manifest.version for manifest in publisher.manifests] == [4, 5]
 
 
-def test_a_failed_announcement_is_raised_at_the_next_call_once(transport, weights) -> None:
+@pytest.mark.parametrize("error", [ConnectionError("nobody there"), TimeoutError("too slow")])
+def test_a_failed_announcement_is_raised_at_the_next_call_once(transport, weights, error) -> None:
     versions = itertools.count()
 
     def announce(manifest: Manifest) -> None:
         if manifest.version == 0:
-            raise ConnectionError("nobody there")
+            raise error
 
     with StagedPublisher(transport, announce) as publisher:
-        with pytest.raises(PublishFailed, match="version 0 failed: nobody there"):
+        with pytest.raises(PublishFailed, match=f"version 0 failed: {error}"):
             until(lambda: not publisher.publish(next(versions), weights(0).items()))
-        send(publisher, next(versions), weights(1).items())
-
-
-def test_a_timeout_inside_the_background_is_a_failure_not_a_deadline(transport, weights) -> None:
-    def announce(manifest: Manifest) -> None:
-        raise TimeoutError("slow broadcaster")
-
-    with StagedPublisher(transport, announce) as publisher:
-        publisher.publish(0, weights(0).items())
-        with pytest.raises(PublishFailed, match="slow broadcaster"):
-            publisher.flush(30)
+        publisher.publish(next(versions), weights(1).items())
+        publisher.flush(30)
 
 
 def test_an_announcement_may_wait_for_a_broadcaster_that_is_made_again(transport, weights) -> None:
@@ -142,11 +127,10 @@ def test_an_announcement_may_wait_for_a_broadcaster_that_is_made_again(transport
         asked.set()
         release.wait(30)
 
-    with StagedPublisher(transport, announce, timeout=0.05) as publisher:
+    with StagedPublisher(transport, announce, timeout=1e-9) as publisher:
         publisher.announce_seconds = 30
         publisher.publish(0, weights(0).items())
         assert asked.wait(30)
-        threading.Event().wait(0.1)
         publisher.publish(1, weights(1).items())
         release.set()
         publisher.flush(30)
@@ -160,19 +144,6 @@ def test_a_name_twice_or_a_strange_dtype_is_refused(publisher) -> None:
     publisher.publish(1, [("a", torch.ones(1, dtype=torch.int32))])
     with pytest.raises(PublishFailed, match="dtype 'int32'"):
         publisher.flush(30)
-
-
-class GatedTransport(SharedMemoryTransport):
-    """Blocks every write until the test allows it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked, self.may_write = threading.Semaphore(0), threading.Semaphore(0)
-
-    def write(self, version, nbytes, pieces) -> Bucket:
-        self.asked.release()
-        assert self.may_write.acquire(timeout=30)
-        return super().write(version, nbytes, pieces)
 
 
 def test_the_newest_of_the_versions_that_wait_wins_and_the_others_are_counted(weights) -> None:
@@ -203,21 +174,19 @@ def test_host_memory_is_used_again(weights) -> None:
             addresses.update(np.frombuffer(p.memory, dtype=np.uint8).ctypes.data for p in pieces)
             return super().write(version, nbytes, pieces)
 
-    with StagedPublisher(RecordingTransport(), lambda manifest: None) as publisher:
+    with Sender(RecordingTransport()) as publisher:
         for version in range(8):
-            send(publisher, version, weights(version).items())
+            publisher.send(version, weights(version))
     assert len(addresses) == len(weights(0))
 
 
-def test_only_the_newest_version_is_kept(publisher, transport, weights, manifests) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for version in range(4):
-        send(publisher, version, weights(version).items())
-    assert len(os.listdir("/proc/self/fd")) == before + len(manifests[-1].buckets)
-    staged = stage(manifests[-1], transport)
-    staged.close()
+def test_only_the_newest_version_is_kept(publisher, transport, weights) -> None:
+    before = len(open_files())
+    first, *_, newest = [publisher.send(version, weights(version)) for version in range(4)]
+    assert len(open_files()) == before + len(newest.buckets)
+    stage(newest, transport).close()
     with pytest.raises(StagingError):  # its descriptors are gone, or belong to a newer version
-        stage(manifests[0], transport)
+        stage(first, transport)
 
 
 def test_the_checksum_of_a_version_is_that_of_its_names_bytes_and_their_order(
@@ -236,18 +205,19 @@ def test_the_checksum_of_a_version_is_that_of_its_names_bytes_and_their_order(
 def test_the_newest_version_can_be_announced_again_and_never_after_a_newer_one(
     transport, weights
 ) -> None:
-    told: list[int] = []
+    announced: list[int] = []
 
     async def announce(manifest: Manifest) -> None:
-        if told and manifest.version < told[-1]:
+        if announced and manifest.version < announced[-1]:
             raise VersionOrderError("older")
-        told.append(manifest.version)
+        announced.append(manifest.version)
 
     with StagedPublisher(transport, announce) as publisher:
         publisher.announce_again()
         for version in (0, 1):
-            send(publisher, version, weights(version).items())
+            publisher.publish(version, weights(version).items())
+            publisher.flush(30)
         publisher.announce_again()
-        told.append(9)
+        announced.append(9)
         publisher.announce_again()
-    assert told == [0, 1, 1, 9]
+    assert announced == [0, 1, 1, 9]

@@ -1,25 +1,22 @@
-"""Killed processes: never mixed weights, and a recovery from what is there."""
+"""Killed processes: never mixed weights, a recovery from what is there, and no memory left."""
 
-import signal
+import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.waiting import until
+from tests.weight_sync.conftest import Sender
 from tests.weight_sync.serving import newest_version
 from weight_sync.checksum import checksum
-from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.filesystem import FilesystemTransport
 
 SERVING = Path(__file__).parents[1] / "serving.py"
-RECOVERY_SECONDS = 60.0
-"""Far more than a restart needs; most of that is the import of torch."""
-
 PUBLISHER = """
 import sys, time, torch
 from pathlib import Path
@@ -36,24 +33,19 @@ class Slow(FilesystemTransport):
         return super().write(version, nbytes, pieces)
 
 publisher = StagedPublisher(Slow(Path(sys.argv[1])), lambda manifest: None, 4096)
-for version in ({versions}):
-    generator = torch.Generator().manual_seed(version)
-    tensors = [(name, torch.randn(32, 32, generator=generator)) for name in {names}]
-    publisher.publish(version, tensors)
+for version in (4, 5):
+    publisher.publish(version, [(name, torch.full((32, 32), version / 7)) for name in "abcd"])
     publisher.flush(600)
 """
-NAMES = tuple("abcd")
 
 
-def make_version(seed: int) -> list[tuple[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [(name, torch.randn(32, 32, generator=generator)) for name in NAMES]
+def make_version(version: int) -> list[tuple[str, torch.Tensor]]:
+    return [(name, torch.full((32, 32), version / 7)) for name in "abcd"]
 
 
 def publish(folder: Path, version: int) -> None:
-    with StagedPublisher(FilesystemTransport(folder), lambda manifest: None, 4096) as publisher:
-        publisher.publish(version, make_version(version))
-        publisher.flush(30)
+    with Sender(FilesystemTransport(folder), 4096) as sender:
+        sender.send(version, dict(make_version(version)))
 
 
 @pytest.fixture
@@ -62,24 +54,22 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
     running: list[subprocess.Popen] = []
 
     def run(*arguments: str) -> subprocess.Popen:
-        process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         running.append(process)
         return process
 
     yield run
     for process in running:
-        process.kill()
-        process.wait(30)
+        kill(process)
+        process.stdin.close()
         process.stdout.close()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = RECOVERY_SECONDS) -> float:
-    """Return the seconds until a condition holds; fail at a deadline."""
-    begin, pause = time.monotonic(), threading.Event()
-    while not condition():
-        assert time.monotonic() - begin < seconds, "it never came true"
-        pause.wait(0.01)
-    return time.monotonic() - begin
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait(30)
 
 
 def lines(state: Path) -> list[str]:
@@ -99,15 +89,13 @@ def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
     folder, state, again = tmp_path / "weights", tmp_path / "killed", tmp_path / "again"
     publish(folder, 0)
     victim = start(str(SERVING), str(folder), str(state), fault)
-    wait_for(lambda: lines(state)[-1:] == [last])
-    victim.send_signal(signal.SIGKILL)
-    victim.wait(30)
+    until(lambda: lines(state)[-1:] == [last])
+    kill(victim)
     assert not [line for line in lines(state) if line.startswith(("loaded", "resume"))]
     publish(folder, 3)
     start(str(SERVING), str(folder), str(again))
-    seconds = wait_for(lambda: lines(again)[-1:] == ["resume"])
+    until(lambda: lines(again)[-1:] == ["resume"])
     assert lines(again) == swapped(3)
-    print(f"recovered in {seconds:.2f} s")
 
 
 @pytest.mark.parametrize("hang_at", [6, 8])
@@ -115,17 +103,65 @@ def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
     start, tmp_path, hang_at: int
 ) -> None:
     folder, state = tmp_path / "weights", tmp_path / "state"
-    code = PUBLISHER.format(hang_at=hang_at, versions="4, 5", names=NAMES)
-    publisher = start("-c", code, str(folder))
+    publisher = start("-c", PUBLISHER.format(hang_at=hang_at), str(folder))
     assert publisher.stdout.readline() == "in the middle\n"
-    publisher.send_signal(signal.SIGKILL)
-    publisher.wait(30)
+    kill(publisher)
     assert newest_version(folder).version == 4
     start(str(SERVING), str(folder), str(state))
-    wait_for(lambda: lines(state)[-1:] == ["resume"])
-    begin = time.monotonic()
+    until(lambda: lines(state)[-1:] == ["resume"])
     publish(folder, 5)
-    wait_for(lambda: len(lines(state)) == 8)
-    print(f"recovered in {time.monotonic() - begin:.2f} s")
+    until(lambda: len(lines(state)) == 8)
     assert lines(state) == swapped(4) + swapped(5)
     assert [entry.name[:8] for entry in folder.iterdir()] == ["00000005"]
+
+
+MEGABYTES = 64
+SHARES = f"""
+import sys, torch
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+publisher = StagedPublisher(SharedMemoryTransport(), lambda m: print(m.to_json(), flush=True))
+publisher.publish(0, [(f"t{{i}}", torch.ones(2**18)) for i in range({MEGABYTES})])
+sys.stdin.read()
+"""
+STAGES = """
+import sys
+from weight_sync.manifest import Manifest
+from weight_sync.receive.staging import stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+staged = stage(Manifest.from_json(sys.stdin.readline()), SharedMemoryTransport())
+print(sum(float(tensor.sum()) for _, tensor in staged.tensors()), flush=True)
+sys.stdin.read()
+"""
+
+
+def held_files(process_id: int | str) -> dict[tuple[int, int], str]:
+    """Return the targets of a process's file descriptors by device and inode."""
+    files = {}
+    with suppress(OSError):  # the process has ended, or belongs to another user
+        for link in Path(f"/proc/{process_id}/fd").iterdir():
+            with suppress(OSError):  # it has just been closed
+                about = link.stat()
+                files[about.st_dev, about.st_ino] = str(link.readlink())
+    return files
+
+
+def test_shared_memory_is_freed_with_the_last_process_that_holds_it(start) -> None:
+    publisher, receiver = start("-c", SHARES), start("-c", STAGES)
+    manifest = publisher.stdout.readline()
+    receiver.stdin.write(manifest)
+    receiver.stdin.flush()
+    assert float(receiver.stdout.readline()) == MEGABYTES * 2**18
+    held = held_files(publisher.pid).items()
+    weights = [file for file, name in held if "memfd:headway" in name]
+    assert weights
+    kill(publisher)
+    late = start("-c", STAGES)
+    late.stdin.write(manifest)
+    late.stdin.flush()
+    assert late.wait(60) == 1
+    kill(receiver)
+    for process_id in os.listdir("/proc"):
+        assert not held_files(process_id).keys() & weights, process_id

@@ -3,12 +3,13 @@
 import os
 import random
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import xxhash
 
+from tests.weight_sync.conftest import open_files
 from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
@@ -39,13 +40,10 @@ def pieces(*parts: tuple[int, bytes]) -> list[Piece]:
     return [Piece(offset, memoryview(data)) for offset, data in parts]
 
 
-def open_files() -> list[str]:
-    """Return the files that this process has open, without Ray's sockets, pipes and its store."""
-    links = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the descriptor of the listing itself
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return sorted(link for link in links if link.startswith("/") and "plasma" not in link)
+def content(transport: Transport, bucket: Bucket) -> bytes:
+    """Return the bytes of a bucket as a receiver gets them."""
+    with closing(transport.open(bucket)) as staged:
+        return bytes(staged.memory)
 
 
 def manifest_of(version: int, bucket: Bucket) -> Manifest:
@@ -59,31 +57,21 @@ def test_what_was_written_is_read_and_gaps_are_zero(transport: Transport) -> Non
     whole = b"abc" + bytes(5) + b"defg" + bytes(8)
     assert bucket.nbytes == 20
     assert bucket.checksum == xxhash.xxh3_128_hexdigest(whole)
-    staged = transport.open(bucket)
-    assert bytes(staged.memory) == whole
-    staged.close()
+    assert content(transport, bucket) == whole
 
 
 def test_a_large_bucket_survives_the_trip(transport: Transport) -> None:
     data = random.Random(0).randbytes(5_000_001)
-    staged = transport.open(transport.write(3, len(data), pieces((0, data))))
-    assert bytes(staged.memory) == data
-    staged.close()
+    assert content(transport, transport.write(3, len(data), pieces((0, data)))) == data
 
 
 def test_named_tensors_arrive_like_nameless_bytes(transport: Transport) -> None:
     names = [("b", "bfloat16", (3,), 0, b"abcdef"), ("a", "float32", (), 64, b"ghij")]
-    parts = [
-        Piece(
-            offset,
-            memoryview(data),
-            TensorSpec(name=name, dtype=dtype, shape=shape, bucket=0, offset=offset),
-        )
-        for name, dtype, shape, offset, data in names
-    ]
-    staged = transport.open(transport.write(0, 68, parts))
-    assert bytes(staged.memory) == b"abcdef" + bytes(58) + b"ghij"
-    staged.close()
+    parts = []
+    for name, dtype, shape, offset, data in names:
+        spec = TensorSpec(name=name, dtype=dtype, shape=shape, bucket=0, offset=offset)
+        parts.append(Piece(offset, memoryview(data), spec))
+    assert content(transport, transport.write(0, 68, parts)) == b"abcdef" + bytes(58) + b"ghij"
 
 
 def test_a_staged_bucket_outlives_its_version_and_its_publisher(transport: Transport) -> None:
@@ -119,9 +107,7 @@ def test_commit_keeps_the_version_it_names_and_newer_ones(transport: Transport) 
     with pytest.raises(StagingError):
         transport.open(buckets[4])
     for version in (5, 6):
-        staged = transport.open(buckets[version])
-        assert bytes(staged.memory) == bytes([version] * 4)
-        staged.close()
+        assert content(transport, buckets[version]) == bytes([version] * 4)
     transport.commit(manifest_of(6, buckets[6]))
     transport.open(buckets[6]).close()
     with pytest.raises(StagingError):
@@ -132,9 +118,7 @@ def test_many_buckets_of_a_version_are_kept_apart(transport: Transport) -> None:
     written = [transport.write(0, 4, pieces((0, bytes([i] * 4)))) for i in range(9)]
     assert len({bucket.location for bucket in written}) == 9
     for number, bucket in enumerate(written):
-        staged = transport.open(bucket)
-        assert bytes(staged.memory) == bytes([number] * 4)
-        staged.close()
+        assert content(transport, bucket) == bytes([number] * 4)
 
 
 def test_writing_to_staged_memory_changes_nobody_elses(transport: Transport) -> None:

@@ -4,7 +4,6 @@ Every family of `weight_families` is loaded by vLLM in this process. Layers are 
 GPU, and the device memory is a fake in the host's: the code is that of a GPU but for its copies.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ from weight_families import FAMILIES, build, named_as_in_the_folder, staged
 
 from learner.config.lora import LoraConfig
 from learner.model.lora import add_adapter, factors, weights
-from tests.weight_sync.conftest import until
+from tests.waiting import until
+from tests.weight_sync.conftest import same
 from weight_sync.adapter import AdapterForm
 from weight_sync.receive.staging import StagedWeights
 from weight_sync.vllm.device_memory import DeviceMemory
@@ -43,28 +43,19 @@ def as_on_a_gpu() -> Iterator[None]:
         destroy_distributed_environment()
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 def load(folder: Path) -> tuple[Any, Any]:
     """Return vLLM's configuration and its model, with the weights of a folder."""
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import (
-        ensure_model_parallel_initialized,
-        init_distributed_environment,
-    )
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
+    from vllm.utils.network_utils import get_open_port
 
-    config = EngineArgs(
-        model=str(folder), dtype="float32", enforce_eager=True
-    ).create_engine_config()
+    arguments = EngineArgs(model=str(folder), dtype="float32", enforce_eager=True)
+    config = arguments.create_engine_config()
     with set_current_vllm_config(config):
         if not torch.distributed.is_initialized():
-            address = f"tcp://127.0.0.1:{free_port()}"
+            address = f"tcp://127.0.0.1:{get_open_port()}"
             init_distributed_environment(1, 0, address, 0, "gloo")
             ensure_model_parallel_initialized(1, 1)
         config.compilation_config.static_forward_context.clear()
@@ -120,11 +111,6 @@ class Learner:
         with staged(number, named, AdapterForm(scale=0.5)) as held:
             yield held
 
-    def save(self, folder: Path) -> Path:
-        """Write the present weights as a folder for vLLM."""
-        self.model.save_pretrained(folder)
-        return folder
-
 
 def engine_of(config: Any, model: Any) -> Any:
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -141,6 +127,12 @@ def engine_of(config: Any, model: Any) -> Any:
 
 def addresses(model: torch.nn.Module) -> dict[str, int]:
     return {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+
+
+def check_loaded_afresh(model: torch.nn.Module, folder: Path) -> None:
+    """Check that weights are those that a fresh load of a folder gives."""
+    _, fresh = load(folder)
+    assert same(model.state_dict(), fresh.state_dict())
 
 
 def exchange(engine: Any, held: StagedWeights) -> bool:
@@ -173,9 +165,8 @@ def test_no_update_moves_a_weight_and_each_leaves_what_a_fresh_load_gives(family
             if taken is False:
                 reload(engine, held)
         assert addresses(model) == before
-    _, fresh = load(learner.save(tmp_path / "last"))
-    for name, tensor in fresh.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor), name
+    learner.model.save_pretrained(tmp_path / "last")
+    check_loaded_afresh(model, tmp_path / "last")
     assert exchanged == (0 if "moe" in family else 3)
     assert engine.memory.copies == exchanged
     assert len(engine.memory.blocks) == (exchanged > 0)
@@ -199,11 +190,9 @@ def test_an_adapter_moves_no_weight_and_loads_only_layers_that_it_changes(tmp_pa
     assert first == full == again
     assert len(partly) == 2
     assert max(partly) < 0.5 * first
-    plain.load_state_dict({one.name: one.value() for one in weights(learner.model)}, strict=False)
+    plain.load_state_dict({w.name: w.value() for w in weights(learner.model)}, strict=False)
     plain.save_pretrained(tmp_path / "last")
-    _, fresh = load(tmp_path / "last")
-    for name, tensor in fresh.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor), name
+    check_loaded_afresh(model, tmp_path / "last")
 
 
 def test_the_served_weights_change_by_nothing_but_the_copy(tmp_path) -> None:
@@ -214,7 +203,6 @@ def test_the_served_weights_change_by_nothing_but_the_copy(tmp_path) -> None:
     with learner.version(1) as held:
         assert engine.prepare(held.manifest)
         until(engine.prepared)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, served[name])
+    assert same(model.state_dict(), served)
     assert engine.exchange(1)
     assert not torch.equal(model.state_dict()["model.norm.weight"], served["model.norm.weight"])

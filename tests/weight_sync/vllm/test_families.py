@@ -9,7 +9,14 @@ import itertools
 
 import pytest
 import torch
-from weight_families import FAMILIES, VOCABULARY, build, named_as_in_the_folder, staged
+from weight_families import (
+    FAMILIES,
+    VOCABULARY,
+    build,
+    expected_logprobs,
+    named_as_in_the_folder,
+    staged,
+)
 
 from actors.engines.protocol import SamplingParameters
 from weight_sync.adapter import AdapterForm
@@ -18,6 +25,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 UPDATES = 4
 PROMPT = [3, 13, 4, 17, 8]
+SERVED = pytest.mark.parametrize(
+    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
+)
 
 
 def perturb(model, seed: int) -> None:
@@ -25,13 +35,6 @@ def perturb(model, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
-
-
-def expected(model, token_ids: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([PROMPT + token_ids]), use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
 def serve_updates(family: str, model, folder, staged_version, workers: int = 1) -> None:
@@ -46,16 +49,10 @@ def serve_updates(family: str, model, folder, staged_version, workers: int = 1) 
 
     config = ActorsConfig(dtype="float32", kv_cache_gib=1, tensor_parallel_size=workers)
     config = config.model_copy(update={"cores": ("0" if workers == 1 else "0|1",)})
-    engine = VllmEngine(
-        EngineSpec(
-            index=0,
-            config=config,
-            weight_sync=WeightSyncConfig(),
-            model_path=str(folder),
-            seed=0,
-        ),
-        max_model_len=128,
+    spec = EngineSpec(
+        index=0, config=config, weight_sync=WeightSyncConfig(), model_path=str(folder), seed=0
     )
+    engine = VllmEngine(spec, max_model_len=128)
     prepared = "moe" not in family
 
     async def update(version: int, *, prepare: bool) -> None:
@@ -78,18 +75,15 @@ def serve_updates(family: str, model, folder, staged_version, workers: int = 1) 
                 done = await engine.generate(f"r{version}", PROMPT, sampling)
                 assert set(done.versions) == {version}
                 assert max(done.token_ids) < VOCABULARY
-                torch.testing.assert_close(
-                    torch.tensor(done.logprobs), expected(model, done.token_ids), atol=1e-4, rtol=0
-                )
+                expected = expected_logprobs(model, PROMPT, done.token_ids)
+                torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-4, rtol=0)
         finally:
             await engine.close()
 
     asyncio.run(asyncio.wait_for(serve(), 240))
 
 
-@pytest.mark.parametrize(
-    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
-)
+@SERVED
 def test_the_engine_serves_exactly_what_was_published_last(
     family: str, workers: int, tmp_path, monkeypatch
 ) -> None:
@@ -104,9 +98,7 @@ def test_the_engine_serves_exactly_what_was_published_last(
     serve_updates(family, model, tmp_path, staged_version, workers)
 
 
-@pytest.mark.parametrize(
-    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
-)
+@SERVED
 def test_the_engine_merges_the_adapter_that_was_published_last_into_its_folder(
     family: str, workers: int, tmp_path, monkeypatch
 ) -> None:

@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from weight_families import VOCABULARY, build
+from weight_families import VOCABULARY, build, expected_logprobs
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, SamplingParameters
@@ -57,29 +57,21 @@ class Fleet:
         self.adapter = AdapterForm(scale=LORA.scale) if adapted else None
         if adapted:
             add_adapter(self.model, LORA, seed=0)
-        self.engines = [
-            CheckedEngine(
-                EngineSpec(
-                    index=0,
-                    config=ActorsConfig(dtype="float32", kv_cache_gib=1, cores=("0",)),
-                    weight_sync=WeightSyncConfig(),
-                    model_path=str(folder),
-                    seed=0,
-                ),
-                max_model_len=512,
-            )
-            for _ in range(ENGINES)
-        ]
+        spec = EngineSpec(
+            index=0,
+            config=ActorsConfig(dtype="float32", kv_cache_gib=1, cores=("0",)),
+            weight_sync=WeightSyncConfig(),
+            model_path=str(folder),
+            seed=0,
+        )
+        self.engines = [CheckedEngine(spec, max_model_len=512) for _ in range(ENGINES)]
         self.version = -1
         self.runner = asyncio.Runner()
         self.runner.run(self._start())
 
     async def _start(self) -> None:
-        loop, transport, self._stop = (
-            asyncio.get_running_loop(),
-            SharedMemoryTransport(),
-            asyncio.Event(),
-        )
+        loop, transport = asyncio.get_running_loop(), SharedMemoryTransport()
+        self._stop = asyncio.Event()
         self.broadcaster = Broadcaster(0.25, ENGINES)
         for engine in self.engines:
             await engine.start()
@@ -92,7 +84,7 @@ class Fleet:
             Receiver(f"e{number}", engine, self.broadcaster, transport)
             for number, engine in enumerate(self.engines)
         ]
-        self.following = [asyncio.create_task(one.run(self._stop)) for one in self.receivers]
+        self.following = [asyncio.create_task(r.run(self._stop)) for r in self.receivers]
 
     def weights(self):
         """Return the tensors that are published, which may be changed."""
@@ -107,7 +99,7 @@ class Fleet:
             self.publisher.publish, self.version, self.weights(), self.adapter
         )
         async with asyncio.timeout(60):
-            while any(one.version != self.version for one in self.receivers):
+            while any(receiver.version != self.version for receiver in self.receivers):
                 for task in self.following:
                     if task.done():
                         task.result()
@@ -128,7 +120,7 @@ class Fleet:
                 name = f"long-{self.version}-{number}-{count}"
                 done.append(await self.generate(engine, name, prompt, 300))
 
-        tasks = [asyncio.create_task(repeat(*one)) for one in enumerate(self.engines)]
+        tasks = [asyncio.create_task(repeat(*item)) for item in enumerate(self.engines)]
         try:
             yield done
         finally:
@@ -154,13 +146,6 @@ def fleet(tmp_path_factory, request):
         fleet.runner.close()
 
 
-def expected(model, token_ids) -> torch.Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([SHARED + token_ids]), use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits[len(SHARED) - 1 : -1], -1)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-
-
 def test_requests_begun_after_each_update_have_the_learners_logprobs_on_every_engine(fleet) -> None:
     """They share a prompt, whose blocks of an older version would show."""
 
@@ -177,11 +162,9 @@ def test_requests_begun_after_each_update_have_the_learners_logprobs_on_every_en
                     name = f"after-{fleet.version}"
                     done = await fleet.generate(engine, name, SHARED, 8)
                     assert set(done.versions) == {fleet.version}
+                    expected = expected_logprobs(fleet.model, SHARED, done.token_ids)
                     torch.testing.assert_close(
-                        torch.tensor(done.logprobs),
-                        expected(fleet.model, done.token_ids),
-                        atol=1e-4,
-                        rtol=0,
+                        torch.tensor(done.logprobs), expected, atol=1e-4, rtol=0
                     )
 
     fleet.runner.run(asyncio.wait_for(updates(), 600))
@@ -200,21 +183,17 @@ def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fl
                 with torch.no_grad():
                     say(fleet, (fleet.version + 1) % VOCABULARY)
                 await fleet.publish()
-                if len({v for one in done for v in one.versions}) > UPDATES // 2:
+                if len({version for result in done for version in result.versions}) > UPDATES // 2:
                     break
             crossed += done
         return crossed
 
     first = fleet.version + 1
     done = fleet.runner.run(asyncio.wait_for(updates(), 600))
-    assert any(len(set(one.versions)) > 2 for one in done)
-    for one in done:
-        pairs = [
-            (token, version)
-            for token, version in zip(one.token_ids, one.versions, strict=True)
-            if version >= first
-        ]
-        assert all(token == version % VOCABULARY for token, version in pairs)
+    assert any(len(set(result.versions)) > 2 for result in done)
+    for result in done:
+        for token, version in zip(result.token_ids, result.versions, strict=True):
+            assert version < first or token == version % VOCABULARY
 
 
 def say(fleet, token: int) -> None:
