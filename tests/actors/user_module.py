@@ -20,8 +20,20 @@ async def patient(prompt, completion, answer, metadata):
     return 0.25
 
 
-def several(prompt, completion, answer, metadata):
-    return {"form": 0.5, "content": 1}
+def giving(value):
+    """Return a reward that returns a value."""
+
+    def reward(prompt, completion, answer, metadata):
+        return value
+
+    return reward
+
+
+several = giving({"form": 0.5, "content": 1})
+not_a_number = giving(float("nan"))
+none = giving(None)
+text = giving({"form": "good"})
+nothing = giving({})
 
 
 def raises(prompt, completion, answer, metadata):
@@ -30,22 +42,6 @@ def raises(prompt, completion, answer, metadata):
 
 def stops(prompt, completion, answer, metadata):
     raise StopIteration
-
-
-def not_a_number(prompt, completion, answer, metadata):
-    return float("nan")
-
-
-def none(prompt, completion, answer, metadata):
-    return None
-
-
-def text(prompt, completion, answer, metadata):
-    return {"form": "good"}
-
-
-def nothing(prompt, completion, answer, metadata):
-    return {}
 
 
 def hangs(prompt, completion, answer, metadata):
