@@ -39,6 +39,11 @@ from headway.errors import InputError
         (ActorsConfig, {"overlong": {}}, "give either buffer, in tokens, or share"),
         (ActorsConfig, {"missing_eos_penalty": -1}, "greater than or equal to 0"),
         (ActorsConfig, {"scripted_options": {"median_length": 3}}, "no effect"),
+        (
+            ActorsConfig,
+            {"engine": "scripted", "vllm_options": {"load_format": "dummy"}},
+            r"vllm_options has no effect with actors\.engine",
+        ),
         (ActorsConfig, {"include_stop": True}, r"no effect without actors\.stop"),
         *(
             (ActorsConfig, {"stop": stop}, "stop")

@@ -113,9 +113,3 @@ def test_options_that_are_not_passed_on_are_refused_by_name(option, message):
         load_recipe("demo", [f"actors.vllm_options={{{option}}}"])
     assert message in str(caught.value)
     assert "actors.vllm_options" in str(caught.value)
-
-
-def test_options_of_vllm_have_no_place_with_another_engine():
-    settings = ["actors.engine=scripted", "actors.vllm_options={load_format='dummy'}"]
-    with pytest.raises(InputError, match=r"vllm_options has no effect with actors\.engine"):
-        load_recipe("demo", settings)
