@@ -37,10 +37,8 @@ RATE_SECONDS = 10.0
 """Interval that rates are averaged over."""
 TAIL_BYTES = 65_536
 """Size of the end of a JSON-lines file that is searched for its newest events."""
-START_SECONDS = 30.0
-"""Longest wait for a run that has just been started: its recipe and model are checked first."""
-END_SECONDS = 30.0
-"""Longest wait for a run to end whose metrics have ended."""
+EDGE_SECONDS = 30.0
+"""Longest wait for the folder of a run that starts, and for the end of one without metrics."""
 POLL_SECONDS = 0.5
 MISSED_LOOKS = 3
 """Failed looks in a row after which a live view ends."""
@@ -96,8 +94,8 @@ class RunClient:
         return Interval(now, moments[0] if len(moments) > 1 else None)
 
     def check_ended(self) -> None:
-        """Raise RunEnded as soon as the run's command ends, if that is within END_SECONDS."""
-        deadline = time.monotonic() + END_SECONDS
+        """Raise RunEnded as soon as the run's command ends, if that is within EDGE_SECONDS."""
+        deadline = time.monotonic() + EDGE_SECONDS
         while self._directory is not None and time.monotonic() < deadline:
             if self._directory.lock.rests():
                 raise RunEnded(self._directory)
@@ -177,7 +175,7 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
         except (ValueError, OverflowError, KeyError, TypeError) as error:
             raise InputError(f"{run} shows metrics that no run has: {error!r}") from None
 
-    client = connect(run, runs_dir, console, 0.0 if once else START_SECONDS)
+    client = connect(run, runs_dir, console, 0.0 if once else EDGE_SECONDS)
     frame = look()
     if once:
         time.sleep(interval)
@@ -261,6 +259,7 @@ def _address_of(directory: RunDirectory) -> str:
     try:
         targets = json.loads(file.read_text())
         [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == Role.DRIVER]
+        return str(driver)
     except FileNotFoundError:
         if directory.lock.rests():
             if not directory.summary_file.exists():
@@ -271,4 +270,3 @@ def _address_of(directory: RunDirectory) -> str:
         raise NotYetStarted(f"{directory.path} shows no metrics yet") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is damaged: {error!r}") from None
-    return str(driver)

@@ -68,26 +68,26 @@ def tensorboard(_: RunConfig, folder: Path) -> Tracker:
     return Tracker(log, text, writer.close)
 
 
-def _store(file: Path, text: str) -> None:
-    with atomic_file(file, durable=True) as opened:
-        opened.write(text.encode())
+def _run_id(file: Path, make: Callable[[], str]) -> str:
+    """Return the id of a run, which its first session has made and stored in a file."""
+    if not file.exists():
+        with atomic_file(file, durable=True) as opened:
+            opened.write(make().encode())
+    return file.read_text()
 
 
 def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
     """Write a run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
 
     W&B ignores what is logged at an earlier step than before, and held-out scores come late:
-    therefore the version is logged as a figure that serves as the axis. A resumed run keeps its id.
+    therefore the version is logged as a figure that serves as the axis.
     """
     import wandb
 
-    id_file = folder / "wandb-id.txt"
-    if not id_file.exists():
-        _store(id_file, uuid4().hex)
     run: Any = wandb.init(
         project="headway",
         name=config.name,
-        id=id_file.read_text(),
+        id=_run_id(folder / "wandb-id.txt", lambda: uuid4().hex),
         resume="allow",
         dir=str(folder),
         config=config.model_dump(mode="json"),
@@ -105,8 +105,7 @@ def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
 def mlflow(config: RunConfig, folder: Path) -> Tracker:
     """Write a run of MLflow at MLFLOW_TRACKING_URI, or below `mlflow/` in the run's folder.
 
-    A resumed run keeps its id. Its parameters, which MLflow lets nobody change, are the settings
-    that it was started with.
+    Its parameters, which MLflow lets nobody change, are the settings that it was started with.
     """
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
@@ -116,18 +115,19 @@ def mlflow(config: RunConfig, folder: Path) -> Tracker:
         os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # MLflow 3 wants a database otherwise
         address = (folder / "mlflow").as_uri()
     client: Any = MlflowClient(address)
-    id_file = folder / "mlflow-id.txt"
-    if not id_file.exists():
+
+    def make() -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headway")
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name)
-        run = client.create_run(experiment, run_name=config.name).info.run_id
+        run = str(client.create_run(experiment, run_name=config.name).info.run_id)
         recipe = differing([config.model_dump(mode="json"), {}])
         params = [Param(key, value[:PARAMETER_CHARACTERS]) for key, (value, _) in recipe.items()]
         for begin in range(0, len(params), PARAMETERS):
             client.log_batch(run, params=params[begin : begin + PARAMETERS])
-        _store(id_file, run)
-    run = id_file.read_text()
+        return run
+
+    run = _run_id(folder / "mlflow-id.txt", make)
     client.update_run(run, status="RUNNING")
 
     def log(version: int, figures: Mapping[str, float]) -> None:

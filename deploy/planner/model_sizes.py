@@ -294,13 +294,10 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (key := storage._cdata) in self._known:
             return
         self._known.add(key)
-        self._change(storage.nbytes())
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._freed, key, storage.nbytes()).atexit = False
 
     def _freed(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
-        self._change(-nbytes)
-
-    def _change(self, nbytes: int) -> None:
-        self.live += nbytes
-        self.peak = max(self.peak, self.live)
+        self.live -= nbytes

@@ -75,15 +75,9 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
         )
     with open_ledger(directory.path) as database:
         bias = report_bias(database)
-    return PlottedRun(
-        label,
-        record,
-        bias,
-        colour,
-        _figures(record, directory),
-        directory.config().settings(),
-        notes(record, read_sessions(directory)),
-    )
+    recipe, sessions = directory.config().settings(), read_sessions(directory)
+    shown = _figures(record, directory)
+    return PlottedRun(label, record, bias, colour, shown, recipe, notes(record, sessions))
 
 
 def read_record(directory: RunDirectory) -> Record:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deploy.report.plots import new_figure
 from deploy.report.summary import WARM_UP
@@ -36,6 +36,7 @@ COLOURS = {
     "pause": "tab:red",
     "failed": "black",
 }
+LABEL: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center"}
 ROW_INCHES = 0.75
 
 
@@ -212,7 +213,7 @@ def draw_timeline(timeline: Timeline) -> "Figure":
     """Draw a timeline: axes over a common time in seconds."""
     rows = 2 + len(timeline.actors) + len(timeline.updates)
     figure = new_figure(13, 1.2 + ROW_INCHES * rows)
-    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    axes = figure.subplots(rows, 1, sharex=True)
     begin, end = timeline.begin, timeline.end
     left = iter(axes)
     for engine, curve in timeline.actors.items():
@@ -236,7 +237,7 @@ def draw_timeline(timeline: Timeline) -> "Figure":
 def _curve(axes: "Axes", curve: Curve, begin: float, label: str, colour: str) -> None:
     times, counts = [time - begin for time, _ in curve], [count for _, count in curve]
     axes.fill_between(times, counts, step="post", color=colour, alpha=0.6, lw=0)
-    axes.set_ylabel(label, rotation=0, ha="right", va="center")
+    axes.set_ylabel(label, **LABEL)
     axes.set_ylim(0, None)
 
 
@@ -246,6 +247,6 @@ def _spans(axes: "Axes", spans: Sequence[Span], begin: float, label: str) -> Non
         axes.broken_barh(bars, (0, 1), color=COLOURS[kind], lw=0, label=kind)
     axes.set_yticks([])
     axes.set_ylim(0, 1)
-    axes.set_ylabel(label, rotation=0, ha="right", va="center")
+    axes.set_ylabel(label, **LABEL)
     if spans:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, frameon=False)

@@ -33,6 +33,10 @@ FAILED = WeightUpdateReport(
 )
 
 
+def empty_record():
+    return Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+
+
 @pytest.fixture
 def others():
     return [("broker", "10.0.0.1:9000")]
@@ -40,7 +44,7 @@ def others():
 
 @pytest.fixture
 def exporter(tmp_path, others):
-    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record = empty_record()
     times = {"staged_at": 10.5, "swap_started_at": 10.75, "swap_finished_at": 12.0}
     spent = {"prepare": 0.125, "pause": 0.25, "load": 0.5, "resume": 0.25}
     seconds = {f"{phase}_seconds": value for phase, value in spent.items()}
@@ -112,7 +116,7 @@ class Slow(list):
 
 
 def test_two_scrapes_at_once_count_an_update_once(tmp_path):
-    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record = empty_record()
     record.swaps = Slow([FAILED] * 4)
     metrics = RunMetrics(record, tmp_path, list)
     both = threading.Barrier(2)
@@ -129,7 +133,7 @@ def test_two_scrapes_at_once_count_an_update_once(tmp_path):
 
 
 def test_restarts_and_lost_seconds_begin_at_0_for_every_process(tmp_path):
-    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record = empty_record()
     record.restarts["actor-0"], record.away["actor-0"] = 2, 1.5
     metrics = RunMetrics(record, tmp_path, list, processes=lambda: ["broker", "actor-0"])
     samples = {x.name: x.samples for x in metrics.collect()}
@@ -142,7 +146,7 @@ def test_restarts_and_lost_seconds_begin_at_0_for_every_process(tmp_path):
 def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, monkeypatch):
     hung = threading.Event()
     usage = shutil.disk_usage
-    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record = empty_record()
     metrics = RunMetrics(record, tmp_path, list, disk_seconds=0.05)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: hung.wait(30) and usage(path))
     for _ in range(2):

@@ -254,25 +254,20 @@ def test_a_browser_shows_every_plot_within_the_width_of_a_phone(labels, tmp_path
         "<script>onmessage = said => document.title = said.data</script>"
         f'<iframe src="page.html" width="{PHONE}" height="900" frameborder="0"></iframe>'
     )
-    said = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--allow-file-access-from-files",
-            "--virtual-time-budget=5000",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom",
-            (tmp_path / "frame.html").as_uri(),
-        ],
+    switches = (
+        "headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars",
+        "allow-file-access-from-files", "virtual-time-budget=5000",
+        f"user-data-dir={tmp_path / 'profile'}", "dump-dom",
+    )  # fmt: skip
+    frame = (tmp_path / "frame.html").as_uri()
+    browser = subprocess.run(
+        [CHROMIUM, *(f"--{switch}" for switch in switches), frame],
         env={**os.environ, "LD_LIBRARY_PATH": _libraries()},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert f"<title>{PHONE} {len(PLOTS) + 1}</title>" in said.stdout, said.stderr[-2000:]
+    assert f"<title>{PHONE} {len(PLOTS) + 1}</title>" in browser.stdout, browser.stderr[-2000:]
 
 
 def _libraries():
