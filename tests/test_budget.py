@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4112,
     "actors": 9750,
     "learner": 10352,
-    "deploy": 16542,
+    "deploy": 16314,
     "benchmarks": 6899,
     "examples": 208,
 }
