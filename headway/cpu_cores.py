@@ -39,7 +39,7 @@ def usable_cores(limit: Path = CPU_LIMIT) -> list[int]:
 
 
 def bind_process(cores: list[int], setting: str) -> None:
-    """Restrict all threads of this process to cores; InputError, by `setting`, if one is absent."""
+    """Bind all threads of this process to cores; raise InputError by `setting` if one is absent."""
     available = os.sched_getaffinity(0)
     if not available.issuperset(cores):
         raise InputError(f"{setting} names {cores}, but there are only {sorted(available)}")

@@ -15,7 +15,7 @@ PROBE_BYTES = 2**16
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Return a fingerprint of names, sizes and PROBES parts, which training changes, of files."""
+    """Return a fingerprint of files: names, sizes and PROBES parts, which training changes."""
     digest, size = xxhash.xxh3_64(), 0
     for file in sorted(files):
         length = file.stat().st_size

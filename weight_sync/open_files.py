@@ -11,7 +11,7 @@ RAISE_LIMIT = (
 
 
 def allow_open_files() -> int:
-    """Let this process, and all that it starts, open MOST files, or what the hard limit allows."""
+    """Let this process and its children open MOST files, or up to the hard limit; return which."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     allowed = MOST if hard == unlimited else min(hard, MOST)

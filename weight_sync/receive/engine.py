@@ -22,7 +22,7 @@ class UpdatableEngine(PausableEngine, Protocol):
     async def prepare(self, weights: "StagedWeights") -> None:
         """Do as much of `load` as possible in advance, while the old weights are served.
 
-        No `load` follows if a newer version comes. Weights that it cannot prepare `load` refuses.
+        No `load` follows if a newer version comes. `load` refuses what cannot be prepared.
         """
 
     async def load(self, weights: "StagedWeights", version: int) -> None:
