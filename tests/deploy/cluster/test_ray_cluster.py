@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -19,50 +20,36 @@ from headway.errors import InputError
 NODES = [Node(node_id=name * 56, address=name, resources={}, labels={}) for name in "abc"]
 
 
-class Nodes:
-    """Stands for Ray: what each node answers, None for one that does not."""
+def asked(monkeypatch, **answers):
+    """Stand for Ray, with what each node answers, None for none; return what happens."""
+    events = []
 
-    def __init__(self, answers):
-        self.answers, self.events = answers, []
+    def options(*, num_cpus, scheduling_strategy):
+        name = scheduling_strategy.node_id[0]
+        return SimpleNamespace(remote=lambda: events.append(("ask", name)) or name)
 
-    def remote(self, function):
-        return self
-
-    def options(self, *, num_cpus, scheduling_strategy):
-        return Asking(self, scheduling_strategy.node_id[0])
-
-    def wait(self, asked, *, num_returns, timeout):
-        self.events.append(("wait", num_returns, timeout))
-        late = [name for name in asked if self.answers[name] is None]
+    def wait(asked, *, num_returns, timeout):
+        events.append(("wait", num_returns, timeout))
+        late = [name for name in asked if answers[name] is None]
         return [name for name in asked if name not in late], late
 
-    def get(self, name):
-        answer = self.answers[name]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def get(name):
+        if isinstance(answers[name], Exception):
+            raise answers[name]
+        return answers[name]
 
-
-class Asking:
-    def __init__(self, nodes, name):
-        self.nodes, self.name = nodes, name
-
-    def remote(self):
-        self.nodes.events.append(("ask", self.name))
-        return self.name
-
-
-def asked(monkeypatch, **answers):
-    nodes = Nodes(answers)
-    monkeypatch.setattr(cluster, "ray", nodes)
-    return nodes
+    ask = SimpleNamespace(options=options)
+    monkeypatch.setattr(
+        cluster, "ray", SimpleNamespace(remote=lambda function: ask, wait=wait, get=get)
+    )
+    return events
 
 
 def test_nodes_are_asked_all_before_one_is_waited_for(monkeypatch):
-    nodes = asked(monkeypatch, a={"ray": "1"}, b={"ray": "2"}, c={"ray": "3"})
+    events = asked(monkeypatch, a={"ray": "1"}, b={"ray": "2"}, c={"ray": "3"})
     assert cluster.versions_of(NODES) == [{"ray": "1"}, {"ray": "2"}, {"ray": "3"}]
     wait = ("wait", 3, cluster.VERSIONS_SECONDS)
-    assert nodes.events == [("ask", "a"), ("ask", "b"), ("ask", "c"), wait]
+    assert events == [("ask", "a"), ("ask", "b"), ("ask", "c"), wait]
 
 
 def test_late_nodes_are_named(monkeypatch):

@@ -168,11 +168,12 @@ def test_a_session_whose_parent_is_killed_gets_another_and_both_may_die_again(tm
     assert command.end()[0] == -signal.SIGKILL
 
 
-def test_a_parent_that_cannot_be_started_is_tried_again(tmp_path):
+def test_a_parent_that_cannot_be_started_is_tried_again_and_passes_interrupts_on(tmp_path):
     command = Command(tmp_path, [("goes on", LIMIT), ("lacks memory",), ("waits",), ("ends", 0)])
     session = psutil.Process(command.waits(0).pid)
     kill_parent(session, session.parent()).terminate()
     until(lambda: not session.is_running())
+    assert (tmp_path / "interrupts").read_text() == "1"
     assert len(command.sessions()) == 1
     command.end()
 
@@ -204,16 +205,6 @@ def links(folder):
     for link in folder.iterdir():
         with suppress(FileNotFoundError):
             yield str(link.readlink())
-
-
-def test_a_new_parent_passes_interrupts_on_like_the_first(tmp_path):
-    command = Command(tmp_path, [("waits",), ("ends", 130)])
-    session = psutil.Process(command.waits(0).pid)
-    kill_parent(session, session.parent()).terminate()
-    until(lambda: not session.is_running())
-    assert (tmp_path / "interrupts").read_text() == "1"
-    assert len(command.sessions()) == 1
-    command.end()
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
