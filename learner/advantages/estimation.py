@@ -4,7 +4,7 @@ An estimator maps the rewards of complete groups to one number per rollout or to
 and outside autograd. All sums are float64; `compute_advantages` returns float32.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,9 +42,8 @@ class Advantages:
     keep: Tensor
     """[R] bool; false where the rollout must not train: its reward is not finite, or the estimator
     selects others."""
-    stats: Mapping[str, float]
-    """`groups` of scored rollouts, `tied_groups` (whose rewards are all equal, token rewards
-    included), `unscored` rollouts."""
+    unscored: int
+    """Rollouts whose reward, or what else the estimator needs of it, is not finite."""
     returns: Tensor | None = None
     """[N] float32, the targets of a critic; None without one."""
     token_level: bool = False
@@ -127,19 +126,16 @@ def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> 
         raise TrainingDiverged("the critic has values that are not finite; nothing is trained")
     scored = _scored(rollouts, needs)
     batch = rollouts.of_rollouts(scored)
-    summed = batch.with_token_rewards()
-    result = function(batch if estimator.traits.takes_token_rewards else summed, **options)
+    if not estimator.traits.takes_token_rewards:
+        batch = batch.with_token_rewards()
+    result = function(batch, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
     keep = scored if estimate.keep is None else scored.masked_scatter(scored, estimate.keep)
     scatter = partial(_scattered, name, scored, keep, tokens)
     return Advantages(
         values=scatter(estimate.values, token_level=estimate.token_level),
         keep=keep,
-        stats={
-            "groups": float(len(torch.unique(batch.groups))),
-            "tied_groups": float(len(torch.unique(batch.groups[summed.tied]))),
-            "unscored": float(len(scored) - len(batch.groups)),
-        },
+        unscored=len(scored) - len(batch.groups),
         returns=None if estimate.returns is None else scatter(estimate.returns, token_level=True),
         token_level=estimate.token_level,
     )

@@ -169,23 +169,14 @@ class GroupedRewards:
         """Return the rollouts where `chosen` [R] is true, in float64, with groups from 0 on."""
         _, groups = torch.unique(self.groups[chosen], return_inverse=True)
 
-        def take(column: Tensor | None) -> Tensor | None:
-            if column is None:
-                return None
+        def take(column: Tensor) -> Tensor:
             return column[chosen].double() if column.is_floating_point() else column[chosen]
 
-        return GroupedRewards(
-            rewards=self.rewards[chosen].double(),
-            groups=groups,
-            lengths=take(self.lengths),
-            state=self.state,
-            baseline_rewards=take(self.baseline_rewards),
-            reward_parts={name: part[chosen].double() for name, part in self.reward_parts.items()},
-            tokens=None if self.tokens is None else self.tokens.of_rollouts(chosen),
-            truncated=take(self.truncated),
-            end_values=take(self.end_values),
-            trainable=take(self.trainable),
-        )
+        columns = {k: take(v) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        columns |= {"rewards": columns["rewards"].double(), "groups": groups}
+        parts = {name: part[chosen].double() for name, part in self.reward_parts.items()}
+        tokens = None if self.tokens is None else self.tokens.of_rollouts(chosen)
+        return replace(self, **columns, reward_parts=parts, tokens=tokens)
 
     def with_token_rewards(self) -> "GroupedRewards":
         """Add token rewards to the rewards, for an estimator of whole rollouts.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from headway.registry import Entry, Registry
+from headway.registry import Entry, Registry, Traits
 
 Anchor = Literal["proximal", "behavior"]
 Unit = Literal["token", "sequence", "group"]
@@ -90,174 +90,120 @@ class CorrectionTraits:
 ADVANTAGE_NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "values"})
 """Optional columns of rollouts and tokens that an estimator may declare a need for."""
 
-_GROUP = AdvantageTraits(relative=True)
-_BATCH = AdvantageTraits()
+
+def _entry(place: str, traits: Traits, *, name: str = "") -> Entry[Traits]:
+    """Return the entry of a function at a "module:function" of this package, under its own name."""
+    return Entry(name or place.partition(":")[2], f"learner.{place}", traits)
+
+
+_GROUP, _BATCH = AdvantageTraits(relative=True), AdvantageTraits()
 _OF_TOKENS = AdvantageTraits(takes_token_rewards=True)
 _OF_TASK = replace(_GROUP, takes_task_rewards=True)
+_OF_PARTS = replace(
+    _OF_TASK,
+    needs=frozenset({"reward_parts"}),
+    takes_token_rewards=True,
+    ties_teach="which compares each part of the reward, and parts may differ where sums do not",
+)
+_ACCEPTS = {"min_reward": "which takes rollouts whose reward reaches min_reward"}
 
 ESTIMATORS = Registry(
     "advantage",
     "module:function",
     AdvantageTraits,
-    Entry(
-        "reinforce",
-        "learner.advantages.reinforce:reinforce",
-        replace(_BATCH, lone_rollout_with=("baseline", "ema")),
+    _entry(
+        "advantages.reinforce:reinforce", replace(_BATCH, lone_rollout_with=("baseline", "ema"))
     ),
-    Entry("rloo", "learner.advantages.centred:rloo", _GROUP),
-    Entry("grpo", "learner.advantages.grpo:grpo", replace(_OF_TOKENS, relative=True)),
-    Entry("dr_grpo", "learner.advantages.centred:dr_grpo", _GROUP),
-    Entry("batch_norm", "learner.advantages.centred:batch_norm", _GROUP),
-    Entry(
-        "reinforce_pp_baseline",
-        "learner.advantages.to_go:reinforce_pp_baseline",
-        replace(_OF_TOKENS, relative=True),
-    ),
-    Entry("opo", "learner.advantages.centred:opo", replace(_GROUP, needs=frozenset({"lengths"}))),
-    Entry(
-        "gdpo",
-        "learner.advantages.gdpo:gdpo",
-        replace(
-            _OF_TASK,
-            needs=frozenset({"reward_parts"}),
-            takes_token_rewards=True,
-            ties_teach=(
-                "which compares each part of the reward, and parts may differ where sums do not"
-            ),
-        ),
-    ),
-    Entry("maxrl", "learner.advantages.centred:maxrl", _OF_TASK),
-    Entry(
-        "pass_at_k",
-        "learner.advantages.pass_at_k:pass_at_k",
-        replace(_OF_TASK, set_size=("k", 4)),
-    ),
-    Entry(
-        "best_of_n",
-        "learner.advantages.best:best_of_n",
-        replace(
-            _GROUP,
-            ties_teach_with={"min_reward": "which takes rollouts whose reward reaches min_reward"},
-        ),
-    ),
-    Entry("best_worst", "learner.advantages.best:best_worst", _GROUP),
-    Entry("reinforce_pp", "learner.advantages.to_go:reinforce_pp", _OF_TOKENS),
-    Entry(
-        "remax",
-        "learner.advantages.to_go:remax",
-        replace(_OF_TOKENS, needs=frozenset({"baseline_rewards"})),
-    ),
-    Entry("gae", "learner.advantages.gae:gae", replace(_OF_TOKENS, needs=frozenset({"values"}))),
+    _entry("advantages.centred:rloo", _GROUP),
+    _entry("advantages.grpo:grpo", replace(_OF_TOKENS, relative=True)),
+    _entry("advantages.centred:dr_grpo", _GROUP),
+    _entry("advantages.centred:batch_norm", _GROUP),
+    _entry("advantages.to_go:reinforce_pp_baseline", replace(_OF_TOKENS, relative=True)),
+    _entry("advantages.centred:opo", replace(_GROUP, needs=frozenset({"lengths"}))),
+    _entry("advantages.gdpo:gdpo", _OF_PARTS),
+    _entry("advantages.centred:maxrl", _OF_TASK),
+    _entry("advantages.pass_at_k:pass_at_k", replace(_OF_TASK, set_size=("k", 4))),
+    _entry("advantages.best:best_of_n", replace(_GROUP, ties_teach_with=_ACCEPTS)),
+    _entry("advantages.best:best_worst", _GROUP),
+    _entry("advantages.to_go:reinforce_pp", _OF_TOKENS),
+    _entry("advantages.to_go:remax", replace(_OF_TOKENS, needs=frozenset({"baseline_rewards"}))),
+    _entry("advantages.gae:gae", replace(_OF_TOKENS, needs=frozenset({"values"}))),
     decorated=True,
 )
 
-_RATIO = LossTraits(owns_is=True)
+_RATIO, _NO_RATIO = LossTraits(owns_is=True), LossTraits(owns_is=False)
 _OF_SEQUENCES = ("sequence_mean",)
-_SEQUENCE_RATIO = LossTraits(owns_is=True, unit="sequence", aggregations=_OF_SEQUENCES)
+_SEQUENCE_RATIO = replace(_RATIO, unit="sequence", aggregations=_OF_SEQUENCES)
+_OF_BEHAVIOR = replace(_RATIO, anchor="behavior", off_policy=True)
+_TAPERED = replace(_OF_BEHAVIOR, unit="sequence", by_option={"level": {"token": {"unit": "token"}}})
 _BY_VERSION = {"recomputes_proximal": False, "needs": frozenset({"versions", "version"})}
+_DETACHED = {"recomputes_proximal": False, "needs": frozenset(), "single_step": True}
+_DECOUPLED = replace(
+    _OF_BEHAVIOR,
+    needs=frozenset({"proximal_logprobs"}),
+    recomputes_proximal=True,
+    by_option={"proximal": {"detach": _DETACHED, "loglinear": _BY_VERSION, "linear": _BY_VERSION}},
+)
+_NEAR_BEHAVIOR = replace(
+    _SEQUENCE_RATIO,
+    owns_is=False,
+    anchor="behavior",
+    off_policy=True,
+    by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
+)
+_IMITATION = replace(
+    _NO_RATIO,
+    off_policy=True,
+    by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
+)
+_PAIRS = replace(
+    _NO_RATIO,
+    off_policy=True,
+    unit="group",
+    aggregations=_OF_SEQUENCES,
+    advantages=("best_worst",),
+    needs=frozenset({"reference_logprobs", "group_ids"}),
+)
 
 LOSSES = Registry(
     "loss",
     "module:function",
     LossTraits,
-    Entry("reinforce", "learner.losses.reinforce:reinforce", LossTraits(owns_is=False)),
-    Entry("ppo", "learner.losses.ppo:ppo", _RATIO),
-    Entry("grpo", "learner.losses.ppo:ppo", _RATIO),
-    Entry("dapo", "learner.losses.ppo:dapo", _RATIO),
-    Entry("cispo", "learner.losses.cispo:cispo", _RATIO),
-    Entry("gspo", "learner.losses.gspo:gspo", _SEQUENCE_RATIO),
-    Entry("gspo_token", "learner.losses.gspo:gspo_token", _SEQUENCE_RATIO),
-    Entry("sapo", "learner.losses.sapo:sapo", _RATIO),
-    Entry(
-        "topr",
-        "learner.losses.topr:topr",
-        LossTraits(
-            owns_is=True,
-            anchor="behavior",
-            off_policy=True,
-            unit="sequence",
-            by_option={"level": {"token": {"unit": "token"}}},
-        ),
-    ),
-    Entry(
-        "decoupled_ppo",
-        "learner.losses.decoupled_ppo:decoupled_ppo",
-        LossTraits(
-            owns_is=True,
-            anchor="behavior",
-            off_policy=True,
-            needs=frozenset({"proximal_logprobs"}),
-            recomputes_proximal=True,
-            by_option={
-                "proximal": {
-                    "detach": {
-                        "recomputes_proximal": False,
-                        "needs": frozenset(),
-                        "single_step": True,
-                    },
-                    "loglinear": _BY_VERSION,
-                    "linear": _BY_VERSION,
-                }
-            },
-        ),
-    ),
-    Entry(
-        "kimi",
-        "learner.losses.kimi:kimi",
-        LossTraits(
-            owns_is=False,
-            anchor="behavior",
-            off_policy=True,
-            unit="sequence",
-            aggregations=_OF_SEQUENCES,
-            by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
-        ),
-    ),
-    Entry(
-        "raft",
-        "learner.losses.raft:raft",
-        LossTraits(
-            owns_is=False,
-            off_policy=True,
-            by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
-        ),
-    ),
-    Entry(
-        "dpo",
-        "learner.losses.dpo:dpo",
-        LossTraits(
-            owns_is=False,
-            off_policy=True,
-            unit="group",
-            aggregations=_OF_SEQUENCES,
-            advantages=("best_worst",),
-            needs=frozenset({"reference_logprobs", "group_ids"}),
-        ),
-    ),
+    _entry("losses.reinforce:reinforce", _NO_RATIO),
+    _entry("losses.ppo:ppo", _RATIO),
+    _entry("losses.ppo:ppo", _RATIO, name="grpo"),
+    _entry("losses.ppo:dapo", _RATIO),
+    _entry("losses.cispo:cispo", _RATIO),
+    _entry("losses.gspo:gspo", _SEQUENCE_RATIO),
+    _entry("losses.gspo:gspo_token", _SEQUENCE_RATIO),
+    _entry("losses.sapo:sapo", _RATIO),
+    _entry("losses.topr:topr", _TAPERED),
+    _entry("losses.decoupled_ppo:decoupled_ppo", _DECOUPLED),
+    _entry("losses.kimi:kimi", _NEAR_BEHAVIOR),
+    _entry("losses.raft:raft", _IMITATION),
+    _entry("losses.dpo:dpo", _PAIRS),
     decorated=True,
 )
 
 _WEIGHT, _REJECTION = CorrectionTraits(), CorrectionTraits(weighs=False)
+_UNCORRECTED = replace(_REJECTION, corrects=False)
+_BY_LAG = replace(_UNCORRECTED, needs=frozenset({"versions", "version"}))
 
 CORRECTIONS = Registry(
     "correction",
     "module:function",
     CorrectionTraits,
-    Entry("none", "learner.corrections.by_token:none", replace(_REJECTION, corrects=False)),
-    Entry("tis", "learner.corrections.by_token:tis", _WEIGHT),
-    Entry("mis", "learner.corrections.by_token:mis", _WEIGHT),
-    Entry("icepop", "learner.corrections.by_token:icepop", _WEIGHT),
-    Entry("sequence_tis", "learner.corrections.by_sequence:sequence_tis", _WEIGHT),
-    Entry("sequence_mis", "learner.corrections.by_sequence:sequence_mis", _WEIGHT),
-    Entry("geometric_mis", "learner.corrections.by_sequence:geometric_mis", _REJECTION),
-    Entry("kl_mask", "learner.corrections.rejection:kl_mask", _REJECTION),
-    Entry("veto", "learner.corrections.rejection:veto", _REJECTION),
-    Entry("opsm", "learner.corrections.rejection:opsm", _REJECTION),
-    Entry(
-        "lag_mask",
-        "learner.corrections.rejection:lag_mask",
-        CorrectionTraits(weighs=False, corrects=False, needs=frozenset({"versions", "version"})),
-    ),
+    _entry("corrections.by_token:none", _UNCORRECTED),
+    _entry("corrections.by_token:tis", _WEIGHT),
+    _entry("corrections.by_token:mis", _WEIGHT),
+    _entry("corrections.by_token:icepop", _WEIGHT),
+    _entry("corrections.by_sequence:sequence_tis", _WEIGHT),
+    _entry("corrections.by_sequence:sequence_mis", _WEIGHT),
+    _entry("corrections.by_sequence:geometric_mis", _REJECTION),
+    _entry("corrections.rejection:kl_mask", _REJECTION),
+    _entry("corrections.rejection:veto", _REJECTION),
+    _entry("corrections.rejection:opsm", _REJECTION),
+    _entry("corrections.rejection:lag_mask", _BY_LAG),
     decorated=True,
 )
 

@@ -94,7 +94,7 @@ def batch_report(
         reward_std=float(scored.std()) if len(scored) > 1 else None,
         groups=float(batch.groups),
         tied_groups=float(len(torch.unique(batch.group_ids[batch.tied]))),
-        unscored=batch.advantages.stats["unscored"],
+        unscored=float(batch.advantages.unscored),
         truncated_rollouts=int(batch.truncated.sum()),
         dropped_rollouts=int(batch.dropped.sum()),
         tokens_trained=tokens,

@@ -46,7 +46,7 @@ def test_every_public_name_resolves(name):
         ("kl_penalty", "estimator logprobs reference_logprobs"),
         ("gae", "rewards values mask sequence_ids gamma lam bootstrap"),
         ("value_loss", "values old_values returns clip"),
-        ("token_weights", "mode mask sequence_ids group_ids totals max_length"),
+        ("token_weights", "mode mask sequence_ids group_ids max_length"),
         ("effective_sample_size", "log_ratios mask"),
         ("pack", "lengths capacity"),
         ("balance", "lengths ranks"),
