@@ -24,28 +24,23 @@ from learner.errors import TrainingDiverged
 class Estimate:
     """The result of an estimator that returns more than one number per rollout."""
 
-    values: Tensor
-    """[R], or [N] where `token_level`."""
+    values: Tensor  # [R], or [N] where `token_level`
     token_level: bool = False
-    keep: Tensor | None = None
-    """[R] bool; false where the rollout must not train. None: all may."""
-    returns: Tensor | None = None
-    """[N], the targets of the critic."""
+    keep: Tensor | None = None  # [R] bool; false where the rollout must not train. None: all may
+    returns: Tensor | None = None  # [N], the targets of the critic
 
 
 @dataclass(frozen=True)
 class Advantages:
     """Advantages of a batch of R rollouts."""
 
-    values: Tensor
-    """[R], or [N] where `token_level`; float32, 0 where `keep` is false."""
+    values: Tensor  # [R], or [N] where `token_level`; float32, 0 where `keep` is false
     keep: Tensor
     """[R] bool; false where the rollout must not train: its reward is not finite, or the estimator
     selects others."""
     unscored: int
     """Rollouts whose reward, or what else the estimator needs of it, is not finite."""
-    returns: Tensor | None = None
-    """[N] float32, the targets of a critic; None without one."""
+    returns: Tensor | None = None  # [N] float32, the targets of a critic; None without one
     token_level: bool = False
     """True if `values` are per token."""
 

@@ -130,20 +130,15 @@ class Sequences:
 class TrainBatch(Sequences):
     """All rollouts of one batch."""
 
-    rewards: Tensor
-    """[R] float64, process rewards left out."""
+    rewards: Tensor  # [R] float64, process rewards left out
     task_rewards: Tensor
     """[R] float64, of the task itself: without shaping of lengths, and with what turns earned."""
-    reward_parts: Mapping[str, Tensor]
-    """[R] float64 each; NaN where a rollout lacks the part."""
+    reward_parts: Mapping[str, Tensor]  # [R] float64 each; NaN where a rollout lacks the part
     baseline_rewards: Tensor | None
     """[R] float64 of a greedy rollout of the same prompt, where actors sample one."""
-    process_rewards: Tensor | None
-    """[N] float32 on the last token of each turn, where asked for."""
-    step_ends: Tensor
-    """[N] bool: last token of a turn that has a process reward, perhaps of 0."""
-    truncated: Tensor
-    """[R] bool: cut off at its limit of tokens or turns."""
+    process_rewards: Tensor | None  # [N] float32 on the last token of each turn, where asked for
+    step_ends: Tensor  # [N] bool: last token of a turn that has a process reward, perhaps of 0
+    truncated: Tensor  # [R] bool: cut off at its limit of tokens or turns
     groups: int
     """Groups that the batch was built of."""
     engines: Sequence[str]

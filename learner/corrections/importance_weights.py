@@ -19,12 +19,9 @@ from learner.losses.option_checks import require_bounds
 class Correction:
     """Weights of the tokens of a microbatch."""
 
-    weights: Tensor
-    """[N], detached; 1 where a token does not train, 0 where its ratio is rejected."""
-    keep: Tensor
-    """[N] bool; false where the token is rejected."""
-    stats: Mapping[str, Tensor]
-    """Counts of tokens, each a scalar."""
+    weights: Tensor  # [N], detached; 1 where a token does not train, 0 where its ratio is rejected
+    keep: Tensor  # [N] bool; false where the token is rejected
+    stats: Mapping[str, Tensor]  # counts of tokens, each a scalar
 
 
 def correction(

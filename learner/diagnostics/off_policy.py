@@ -103,25 +103,16 @@ class OffPolicySums(Sums):
     All are float64, and scalars unless a shape is given.
     """
 
-    ratio: Tensor
-    """Σ ρ."""
-    ratio_squared: Tensor
-    """Σ ρ²."""
-    sequences: Tensor
-    """Sequences with such a token."""
-    sequence_ratio: Tensor
-    """Sum over sequences of the product of ρ over their tokens."""
+    ratio: Tensor  # Σ ρ
+    ratio_squared: Tensor  # Σ ρ²
+    sequences: Tensor  # sequences with such a token
+    sequence_ratio: Tensor  # sum over sequences of the product of ρ over their tokens
     sequence_ratio_squared: Tensor
-    sequence_clamped: Tensor
-    """Sequences whose product was beyond exp(± `SEQUENCE_BOUND`)."""
-    log_ratio_bins: Tensor
-    """[bins] tokens between two `BIN_EDGES` of log ρ."""
-    tokens: Tensor
-    """[origins] tokens by their `Origin`."""
-    difference: Tensor
-    """[origins] Σ |log ρ|."""
-    k3: Tensor
-    """[origins] Σ ρ − 1 − log ρ."""
+    sequence_clamped: Tensor  # sequences whose product was beyond exp(± `SEQUENCE_BOUND`)
+    log_ratio_bins: Tensor  # [bins] tokens between two `BIN_EDGES` of log ρ
+    tokens: Tensor  # [origins] tokens by their `Origin`
+    difference: Tensor  # [origins] Σ |log ρ|
+    k3: Tensor  # [origins] Σ ρ − 1 − log ρ
 
 
 def measure(

@@ -17,21 +17,14 @@ from learner.sums import Sums
 class PolicySums(Sums):
     """Sums over the tokens of a policy, each a scalar."""
 
-    loss: Tensor
-    """Σ token weights · loss: over a whole minibatch, its loss with penalties."""
-    policy_loss: Tensor
-    """The same without penalties."""
-    entropy: Tensor
-    """Nats, over trained tokens."""
-    trained: Tensor
-    """Tokens that are masked in, and whose log-probabilities are finite."""
+    loss: Tensor  # Σ token weights · loss: over a whole minibatch, its loss with penalties
+    policy_loss: Tensor  # the same without penalties
+    entropy: Tensor  # nats, over trained tokens
+    trained: Tensor  # tokens that are masked in, and whose log-probabilities are finite
     masked_in: Tensor
-    rejected: Tensor
-    """Trained tokens that a correction rejects."""
-    learned: Tensor
-    """Tokens with a part in the loss."""
-    reference_kl: Tensor | None
-    """Nats, over trained tokens; None without a reference."""
+    rejected: Tensor  # trained tokens that a correction rejects
+    learned: Tensor  # tokens with a part in the loss
+    reference_kl: Tensor | None  # nats, over trained tokens; None without a reference
     counts: Mapping[str, Tensor]
     """Tokens that losses and corrections clipped, capped or rejected, by their `stats`."""
 

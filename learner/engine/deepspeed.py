@@ -91,13 +91,18 @@ def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor
             "bf16": {"enabled": dtype == "bfloat16"},
         },
     )
-    weight = policy.model.get_output_embeddings().weight
-    deepspeed.zero.register_external_parameter(policy, weight)
+    _register_head(policy)
     for buffer in policy.buffers():
         buffer.data = buffer.data.to(engine.device)
     attend_packed(policy.model)
     run: Callable[..., tuple[Tensor, ...]] = engine
     return run
+
+
+def _register_head(policy: Policy) -> None:
+    """Tell ZeRO 3 that the output embedding is applied outside of the module that owns it."""
+    weight = policy.model.get_output_embeddings().weight
+    deepspeed.zero.register_external_parameter(policy, weight)
 
 
 class DeepSpeedEngine:
@@ -157,7 +162,8 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
-        self._register(module)
+        if zero_stage == 3 and isinstance(module, Policy):
+            _register_head(module)
         for buffer in module.buffers():  # DeepSpeed moves only models that are not shared
             buffer.data = buffer.data.to(self.device)
         if zero_stage == 0 and dtype == "float32":
@@ -194,9 +200,6 @@ class DeepSpeedEngine:
     @property
     def device(self) -> torch.device:
         return torch.device(self._engine.device)
-
-    def _register(self, module: nn.Module) -> None:
-        """Register with ZeRO 3 parameters used outside of the module that owns them."""
 
     def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
         """Run the module on columns [N] of a microbatch, on its device. Collective."""
@@ -347,13 +350,6 @@ class DeepSpeedEngine:
 
 class PolicyEngine(DeepSpeedEngine):
     """A policy under DeepSpeed (a `TrainEngine`)."""
-
-    def _register(self, module: nn.Module) -> None:
-        if self._zero_stage == 3 and isinstance(module, Policy):
-            # The forward pass applies the output embedding outside of the module that owns it.
-            deepspeed.zero.register_external_parameter(
-                module, module.model.get_output_embeddings().weight
-            )
 
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None

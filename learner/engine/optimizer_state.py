@@ -35,8 +35,7 @@ class Shard:
     """The first of the run in the flattened parameter."""
     count: int
     """Elements of the run, at least 1."""
-    flat: Tensor
-    """The optimizer's own parameter, in float32, which has the run."""
+    flat: Tensor  # the optimizer's own parameter, in float32, which has the run
     offset: int
     """Place of the run in `flat`."""
     momentum: tuple[int, int] | None = None

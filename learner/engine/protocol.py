@@ -17,10 +17,8 @@ from learner.config.optimizer import OptimizerConfig
 class Forward(NamedTuple):
     """The output of a policy for each token of a microbatch."""
 
-    logprobs: Tensor
-    """[N] float32 with gradient."""
-    entropies: Tensor
-    """[N] float32, with gradient where the objective needs it."""
+    logprobs: Tensor  # [N] float32 with gradient
+    entropies: Tensor  # [N] float32, with gradient where the objective needs it
     values: Tensor | None = None
     """[N] float32 with gradient, of the state before each token, where the policy has a value head.
     """

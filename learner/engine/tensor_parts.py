@@ -30,8 +30,7 @@ class Part(NamedTuple):
     name: str
     start: int
     """Index of its first element in the flattened tensor."""
-    values: Tensor
-    """[n], n >= 1."""
+    values: Tensor  # [n], n >= 1
 
 
 def write_parts(

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss
 from learner.losses.option_checks import require_one_of, require_positive
-from learner.losses.ppo import clipped
+from learner.losses.ppo import ppo
 
 
 def decoupled_ppo(
@@ -43,13 +43,9 @@ def decoupled_ppo(
     cap = torch.inf if cap is None else cap
     require_positive("decoupled_ppo's cap", cap)
     inputs = replace(inputs, proximal_logprobs=_proximal(inputs, proximal, fresh))
-    surrogate = clipped(inputs, inputs.log_ratio.exp(), clip_low, clip_high, dual_clip)
+    surrogate = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     weight = inputs.behavior_log_ratio.exp()
-    stats = {
-        **surrogate.stats,
-        "ratio_bounded": count_outside(inputs.raw_log_ratio, inputs.trained),
-        "weight_capped": (weight > cap).sum(),
-    }
+    stats = {**surrogate.stats, "weight_capped": (weight > cap).sum()}
     return TokenLoss(weight.clamp(max=cap) * surrogate.per_token, stats)
 
 

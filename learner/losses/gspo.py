@@ -5,7 +5,7 @@ Zheng et al. 2025 (arXiv 2507.18071, eq. 5-7 and 13-14). Sequences count alike: 
 
 from torch import Tensor
 
-from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded
 from learner.losses.ppo import clipped
 
 
@@ -18,7 +18,8 @@ def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
     Stats count tokens of the sequences concerned: `clip_low`, `clip_high`, `ratio_bounded`
     (|mean log-ratio| beyond 20).
     """
-    return _clipped(inputs, _sequence_log_ratio(inputs), clip_low, clip_high)
+    log_ratio = _sequence_log_ratio(inputs)
+    return clipped(inputs, log_ratio, bounded(log_ratio).exp(), clip_low, clip_high)
 
 
 def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
@@ -28,22 +29,11 @@ def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float =
     """
     log_ratio = _sequence_log_ratio(inputs).detach()
     score = inputs.current - inputs.current.detach()
-    return _clipped(inputs, log_ratio, clip_low, clip_high, score)
+    ratio = (bounded(log_ratio) + score).exp()
+    return clipped(inputs, log_ratio, ratio, clip_low, clip_high)
 
 
 def _sequence_log_ratio(inputs: LossInputs) -> Tensor:
     """Return the mean log-ratio of each token's sequence, [N], not bounded."""
     ratio = inputs.raw_log_ratio
     return inputs.sequences.means(ratio, inputs.trained).to(ratio.dtype)
-
-
-def _clipped(
-    inputs: LossInputs,
-    log_ratio: Tensor,
-    clip_low: float,
-    clip_high: float,
-    score: Tensor | float = 0.0,
-) -> TokenLoss:
-    surrogate = clipped(inputs, (bounded(log_ratio) + score).exp(), clip_low, clip_high)
-    outside = count_outside(log_ratio, inputs.trained)
-    return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})

@@ -177,8 +177,7 @@ class LossInputs:
 class TokenLoss:
     """A loss per token, before any reduction."""
 
-    per_token: Tensor
-    """[N], minimised; 0 where a token does not train."""
+    per_token: Tensor  # [N], minimised; 0 where a token does not train
     stats: Mapping[str, Tensor]
     """Counts of tokens, each a scalar, so that they add up over microbatches and ranks."""
 

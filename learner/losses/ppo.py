@@ -25,9 +25,8 @@ def ppo(
     Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
     `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
     """
-    surrogate = clipped(inputs, inputs.log_ratio.exp(), clip_low, clip_high, dual_clip)
-    outside = count_outside(inputs.raw_log_ratio, inputs.trained)
-    return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})
+    ratio = inputs.log_ratio.exp()
+    return clipped(inputs, inputs.raw_log_ratio, ratio, clip_low, clip_high, dual_clip)
 
 
 def dapo(
@@ -46,12 +45,15 @@ def dapo(
 
 def clipped(
     inputs: LossInputs,
+    raw_log_ratio: Tensor,
     ratio: Tensor,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
 ) -> TokenLoss:
     """Compute PPO's surrogate of any `ratio` [N], which carries the gradient; see `ppo`.
+
+    `raw_log_ratio` [N] is its logarithm before it was bounded.
 
     Raises:
         InputError: Bounds out of order.
@@ -70,6 +72,7 @@ def clipped(
     stats = {
         "clip_low": ((gains < 0) & (ratio < low)).sum(),
         "clip_high": ((gains > 0) & (ratio > high)).sum(),
+        "ratio_bounded": count_outside(raw_log_ratio, inputs.trained),
     }
     if dual_clip is not None:
         active = (gains < 0) & (ratio > dual_clip)

@@ -47,8 +47,7 @@ def value_loss(
 class CriticSums(Sums):
     """Sums over the masked-in tokens of a critic, each a scalar; error: return − value."""
 
-    loss: Tensor
-    """Σ token weights · loss: over a whole minibatch, its mean."""
+    loss: Tensor  # Σ token weights · loss: over a whole minibatch, its mean
     tokens: Tensor
     returns: Tensor
     returns_squared: Tensor

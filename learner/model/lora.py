@@ -60,8 +60,7 @@ class Adapter(NamedTuple):
     """Folder or hub name of the model that it was trained on."""
     fingerprint: str
     """Fingerprint of that model's weights (`weight_sync.base_model`); "" if not known."""
-    tensors: dict[str, Tensor]
-    """Factors by PEFT's names."""
+    tensors: dict[str, Tensor]  # factors by PEFT's names
 
 
 def add_adapter(

@@ -2,8 +2,8 @@
 
     driver ─start─▶ rank 0, 1, …           load at once, meet in a store of rank 0
     driver ─run──▶ rank 0 ─update, gather, capture, write─▶ rank 1, …
-       ├──watch───────────────────────────────────────────▶ rank 1, …      their failures, at once
-       └──paused──────────────────────────────────────────▶ rank 0, 1, …   that they answer
+       ├──live────────────────────────────────────────────▶ rank 1, …      their deaths, at once
+       └──ping────────────────────────────────────────────▶ rank 0, 1, …   that they answer
 
 The first rank that dies or raises ends the group, by name; who created it may create another, which
 goes on from a checkpoint. Rank 0 leads the others (`ray_leader`). A rank answers in a thread of its
@@ -49,14 +49,10 @@ class LearnerGroup:
         loading_silent_seconds: float = LOADING_SILENT_SECONDS,
         ping_seconds: float = PING_SECONDS,
     ) -> None:
-        self._ranks, self._ping_seconds = ranks, ping_seconds
-        self._silent_seconds = silent_seconds
-        self._loading_silent_seconds = loading_silent_seconds
-
-    @property
-    def handles(self) -> list[Any]:
+        self.handles = ranks
         """Handles of the ranks' processes in Ray, in order."""
-        return list(self._ranks)
+        self._ping_seconds, self._silent_seconds = ping_seconds, silent_seconds
+        self._loading_silent_seconds = loading_silent_seconds
 
     async def start(self) -> None:
         """Load the policy in all ranks at once.
@@ -65,8 +61,8 @@ class LearnerGroup:
             HeadwayError: A rank died, hangs or cannot be loaded; see `RankFailed`.
         """
         address = None
-        if len(self._ranks) > 1:
-            [address] = await self._first_failure({0: self._ranks[0].open_store.remote()})
+        if len(self.handles) > 1:
+            [address] = await self._first_failure({0: self.handles[0].open_store.remote()})
         loading = {i: rank.start.remote(address) for i, rank in self._numbered()}
         await self._first_failure(loading, self._hear_all(loading=True))
 
@@ -79,17 +75,17 @@ class LearnerGroup:
         Raises:
             HeadwayError: A rank died, raised or does not answer; the others are ended.
         """
-        leader, *followers = self._ranks
+        leader, *followers = self.handles
         running = leader.run.remote(followers, broker, broadcaster)
-        watched = [call_rank(i, rank.watch.remote()) for i, rank in self._numbered() if i]
+        watched = [call_rank(i, rank.live.remote()) for i, rank in self._numbered() if i]
         watched += self._hear_all()
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
     async def watch(self) -> None:
         """Wait until a rank dies or hangs after `run`, and raise RankFailed; the others end."""
-        watching = {i: rank.watch.remote() for i, rank in self._numbered()}
-        await self._first_failure(watching, self._hear_all())
+        living = {i: rank.live.remote() for i, rank in self._numbered()}
+        await self._first_failure(living, self._hear_all())
 
     def _hear_all(self, *, loading: bool = False) -> list[Coroutine[Any, Any, Any]]:
         return [self._hear(i, rank, loading=loading) for i, rank in self._numbered()]
@@ -99,7 +95,7 @@ class LearnerGroup:
         seconds = self._loading_silent_seconds if loading else self._silent_seconds
 
         async def ping() -> None:
-            await call_rank(number, rank.paused.remote())
+            await call_rank(number, rank.ping.remote())
 
         await until_silent(ping, seconds, interval=self._ping_seconds, placed=not loading)
         problem = f"rank {number} hangs: no answer in {seconds:g} s"
@@ -124,7 +120,7 @@ class LearnerGroup:
         """Have rank 0 announce its newest version once more; Ray may lose a call, so it repeats."""
         with suppress(RankFailed, RayError):  # new ranks announce by themselves
             while True:
-                call = self._ranks[0].announce_again.remote()
+                call = self.handles[0].announce_again.remote()
                 with suppress(TimeoutError):
                     await call_rank(0, call, timeout=ANNOUNCE_SECONDS)
                     return
@@ -132,15 +128,15 @@ class LearnerGroup:
     def stop(self) -> None:
         """End `run` at the next batch boundary, with a checkpoint; returns at once."""
         with suppress(RayError):
-            self._ranks[0].stop.remote()
+            self.handles[0].stop.remote()
 
     def kill(self) -> None:
         """End every rank, whatever it is doing."""
-        for rank in self._ranks:
+        for rank in self.handles:
             ray.kill(rank)
 
     def _numbered(self) -> list[tuple[int, Any]]:
-        return list(enumerate(self._ranks))
+        return list(enumerate(self.handles))
 
     async def _first_failure(
         self, needed: Mapping[int, Any], watched: Sequence[Coroutine[Any, Any, Any]] = ()

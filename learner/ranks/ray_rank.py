@@ -1,13 +1,12 @@
 """A rank of the learner as a Ray actor. Rank 0 leads; the others do what it calls for.
 
-A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the others.
+A rank that raises fails the call of rank 0, whose `run` reports it; `live` reports a death.
 """
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
@@ -18,6 +17,7 @@ from headway.errors import HeadwayError
 from headway.metrics import MetricsAccess
 from headway.output_limits import keep_logs_small
 from headway.ray_process import keep_title, serve_metrics
+from headway.ray_service import ServiceProcess
 from learner import disk_wait
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.ranks.spec import LearnerSpec
@@ -32,13 +32,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class RankActor:
+class RankActor(ServiceProcess):
     """Loads the policy in `start`, trains in `run`. Created by `ray_group.create_learner`."""
 
     def __init__(self, spec: LearnerSpec, rank: int) -> None:
         self._spec, self._number = spec, rank
         self._stop = asyncio.Event()
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # One thread for everything that computes, so that torch keeps one pool of threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
         self._publisher: BackgroundPublisher | None = None
@@ -142,7 +141,7 @@ class RankActor:
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve metrics, on rank 0 `LearnerMetrics` too, until the end; return host:port."""
         if self._number:
-            return serve_metrics([], access)
+            return await super().serve_metrics(access)
         from learner.metrics import LearnerMetrics
 
         self._metrics = LearnerMetrics()
@@ -165,40 +164,22 @@ class RankActor:
         """Return why this rank waits for disk space, or None; answers while the rank computes."""
         return disk_wait.paused()
 
-    async def watch(self) -> None:
-        """Wait for a failure of this rank, and raise it; `run` raises those of 0. Never returns."""
-        await self._failed
-
     async def update(self, payloads: list[Any], version: int) -> None:
         """Take part in training a batch of payloads from `queues.schema.to_arrays`."""
         views = [memoryview(payload) for payload in payloads]
-        await self._follow(self._rank.update, views, version)
+        await self._call(self._rank.update, views, version)
 
     async def gather(self) -> None:
         """Take part in gathering the weights."""
-        await self._follow(self._rank.gather)
+        await self._call(self._rank.gather)
 
     async def capture(self) -> None:
         """Take part in copying the state for a checkpoint."""
-        await self._follow(self._rank.capture)
+        await self._call(self._rank.capture)
 
     async def write(self, temporary: str) -> None:
         """Write this rank's part of a checkpoint, while it trains."""
-        with self._noting_failure():
-            await asyncio.to_thread(self._rank.write, temporary)
-
-    async def _follow(self, work: Callable[P, Any], *args: P.args, **options: P.kwargs) -> None:
-        with self._noting_failure():
-            await self._call(work, *args, **options)
-
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not self._failed.done():
-                self._failed.set_exception(error)
-            raise
+        await asyncio.to_thread(self._rank.write, temporary)
 
     async def _call(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         loop = asyncio.get_running_loop()

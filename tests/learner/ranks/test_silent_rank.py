@@ -30,7 +30,7 @@ class Group(LearnerGroup):
         async def for_ever():
             await asyncio.Event().wait()
 
-        async def paused():
+        async def ping():
             if not next(asked):
                 await for_ever()
             self.answered += 1
@@ -41,8 +41,8 @@ class Group(LearnerGroup):
         async def opened():
             return "host", 1
 
-        waiting = dict.fromkeys(("start", "run", "watch"), called(for_ever))
-        return SimpleNamespace(**waiting, open_store=called(opened), paused=called(paused))
+        waiting = dict.fromkeys(("start", "run", "live"), called(for_ever))
+        return SimpleNamespace(**waiting, open_store=called(opened), ping=called(ping))
 
     def kill(self):
         self.killed = True
