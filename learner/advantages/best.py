@@ -8,20 +8,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headway.errors import InputError
 from learner.advantages.estimation import Estimate
 from learner.advantages.grouped import GroupedRewards
+from learner.config.option_types import Count
 
 
-def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None = None) -> Estimate:
+def best_of_n(
+    batch: GroupedRewards, *, top: Count = 1, min_reward: float | None = None
+) -> Estimate:
     """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
 
     The group is its `trainable` rollouts. Among equal rewards the first in the batch is taken
     (RAFT: any), so that a batch trained again is the same. A group without variance is skipped,
     unless `min_reward`, the least reward that a chosen rollout has, accepts it.
     """
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise InputError(f"top of advantage 'best_of_n' must be a positive integer, found {top!r}")
     among = _trainable(batch)
     eligible = ~among.tied if min_reward is None else among.rewards >= min_reward
     keep = _scattered(batch, eligible & (_ranks(among) < top))

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
+from headway.options import check_options
 from headway.registry import Entry
-from headway.user_code import options_of, refuse_unknown_options
 from learner.advantages.grouped import COLUMNS, GroupedRewards, RolloutTokens
 from learner.config.traits import ADVANTAGE_NEEDS, ESTIMATORS, AdvantageTraits
 from learner.errors import TrainingDiverged
+
+SETTING = "learner.advantage_options"
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> 
     """
     estimator, tokens = ESTIMATORS[name], rollouts.tokens
     function, needs = estimator.function, estimator.traits.needs
-    refuse_unknown_options(f"advantage {name!r}", options, options_of(function, "batch"))
+    check_options(function, "batch", setting=SETTING, name=name, options=options)
     missing = [need for need in sorted(needs) if not rollouts.has(need)]
     if missing:
         raise InputError(f"advantage {name!r} needs {', '.join(missing)}, which was not given")

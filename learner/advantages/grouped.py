@@ -172,7 +172,9 @@ class GroupedRewards:
         def take(column: Tensor) -> Tensor:
             return column[chosen].double() if column.is_floating_point() else column[chosen]
 
-        columns = {k: take(v) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        columns: dict[str, Any] = {
+            name: take(column) for name, column in vars(self).items() if isinstance(column, Tensor)
+        }
         columns |= {"rewards": columns["rewards"].double(), "groups": groups}
         parts = {name: part[chosen].double() for name, part in self.reward_parts.items()}
         tokens = None if self.tokens is None else self.tokens.of_rollouts(chosen)

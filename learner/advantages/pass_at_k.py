@@ -5,12 +5,12 @@ from math import comb
 import torch
 from torch import Tensor
 
-from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
+from learner.config.option_types import Count
 
 
 def pass_at_k(
-    batch: GroupedRewards, *, k: int = 4, threshold: float = 0.5, epsilon: float = 1e-6
+    batch: GroupedRewards, *, k: Count = 4, threshold: float = 0.5, epsilon: float = 1e-6
 ) -> Tensor:
     """A_i = the mean over all sets of k rollouts with i in them of (set has a success − ρ) / σ.
 
@@ -23,8 +23,6 @@ def pass_at_k(
     `k` is below the group's size, else all rollouts have the same credit; in a smaller group it is
     the group's size.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(f"k of advantage 'pass_at_k' must be a positive integer, found {k!r}")
     correct = batch.rewards >= threshold
     counts = torch.stack([batch.sizes, batch.group_sum(correct.double())], 1).long()
     kinds, kind = torch.unique(counts, dim=0, return_inverse=True)

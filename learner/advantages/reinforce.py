@@ -4,7 +4,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from headway.errors import InputError
 from learner.advantages.grouped import GroupedRewards
 
 
@@ -29,8 +28,6 @@ def reinforce(
             return batch.as_one_group().leave_one_out
         case "ema":
             return batch.rewards - _advance(batch, decay)
-        case _:
-            raise InputError(f"baseline {baseline!r} is not one of 'mean', 'leave_one_out', 'ema'")
 
 
 def _advance(batch: GroupedRewards, decay: float) -> float:

@@ -7,17 +7,16 @@ explodes with their length; the geometric mean is neither, and only used to reje
 import torch
 from torch import Tensor
 
+from learner.config.option_types import Positive
 from learner.corrections.importance_weights import Correction, kept, outside_band, unweighted
 from learner.losses.loss_inputs import LossInputs, bounded, count_outside
-from learner.losses.option_checks import require_positive
 
 
-def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
+def sequence_tis(inputs: LossInputs, *, cap: Positive = 2.0) -> Correction:
     """min(ρ, cap) on every token of a sequence, ρ = Π_t proximal / behaviour.
 
     Stats count tokens: `sequence_truncated`, `sequence_bounded` (|Σ log-ratio| above 20).
     """
-    require_positive("sequence_tis's cap", cap)
     ratio, outside = _product(inputs)
     truncated = inputs.trained & (ratio > cap)
     weights = torch.where(inputs.trained, ratio.clamp(max=cap), 1.0)

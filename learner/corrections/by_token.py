@@ -4,11 +4,13 @@ Biased for the objective over sequences, and of low variance.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from headway.errors import InputError
+from learner.config.option_types import Positive
 from learner.corrections.importance_weights import Correction, kept, outside_band, unweighted
 from learner.losses.loss_inputs import LossInputs
 
@@ -19,7 +21,10 @@ def none(inputs: LossInputs) -> Correction:
 
 
 def tis(
-    inputs: LossInputs, *, cap: float = 2.0, lag_caps: Sequence[float] | None = None
+    inputs: LossInputs,
+    *,
+    cap: Positive = 2.0,
+    lag_caps: Annotated[Sequence[Positive], Field(min_length=1)] | None = None,
 ) -> Correction:
     """Truncate importance weights: min(ρ_t, cap).
 
@@ -29,9 +34,6 @@ def tis(
 
     Stats count tokens: `truncated`.
     """
-    wrong = [value for value in (cap, *(lag_caps or ())) if not value > 0]
-    if wrong or (lag_caps is not None and not len(lag_caps)):
-        raise InputError(f"tis needs cap > 0, found {wrong[0] if wrong else 'no lag_caps'}")
     ratio = inputs.behavior_log_ratio.exp()
     largest = torch.full_like(ratio, cap) if lag_caps is None else _by_lag(inputs, lag_caps, ratio)
     truncated = (inputs.trained & (ratio > largest)).sum()

@@ -1,18 +1,19 @@
 """Registration of corrections, their lookup by name, and their composition."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.errors import InputError
+from headway.options import check_options
 from headway.registry import Entry
 from headway.user_code import options_of, refuse_unknown_options
 from learner.config.traits import CORRECTIONS, CorrectionTraits
-from learner.losses.loss_inputs import LossInputs, count_outside
-from learner.losses.option_checks import require_bounds
+from learner.losses.loss_inputs import LossInputs, check_bounds, count_outside
+
+SETTING = "learner.correction_options"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def outside_band(inputs: LossInputs, ratio: Tensor, name: str, low: float, high:
     Raises:
         InputError: Bounds out of order; names the correction.
     """
-    require_bounds(name, low, high)
+    check_bounds(name, low, high)
     return inputs.trained & ((ratio < low) | (ratio > high))
 
 
@@ -68,28 +69,23 @@ def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options:
         Stats of all of them, and `weight_bounded`: tokens whose log-ratio is beyond ± 20.
 
     Raises:
-        InputError: An unknown name, an option that none of them takes, bounds out of order, or
-            inputs without a field that one of them needs.
+        InputError: An unknown name, an option that none of them takes, a value that does not fit,
+            bounds out of order, or inputs without a field that one of them needs.
     """
     names = [name] if isinstance(name, str) else name
-    functions = [CORRECTIONS[item].function for item in names]
-    known = [options_of(function, "inputs") for function in functions]
-    shared = {key: value for key, value in options.items() if key not in names}
-    refuse_unknown_options(f"correction {name!r}", shared, {item for own in known for item in own})
+    functions = {item: CORRECTIONS[item].function for item in names}
+    known = {key for function in functions.values() for key in options_of(function, "inputs")}
+    subject = f"{SETTING}: {' and '.join(functions) or 'none'}"
+    refuse_unknown_options(subject, options, known | {*functions})
     outside = count_outside(inputs.raw_behavior_log_ratio, inputs.trained)
     total = Correction(unweighted(inputs), kept(inputs), {"weight_bounded": outside})
-    for item, function, own in zip(names, functions, known, strict=True):
-        chosen = {key: shared[key] for key in own if key in shared} | _own(item, options, own)
+    for item, function in functions.items():
+        shared = {key: options[key] for key in options_of(function, "inputs") if key in options}
+        own = options.get(item, {})
+        chosen = {**shared, **own} if isinstance(own, Mapping) else own
+        check_options(function, "inputs", setting=SETTING, name=item, options=chosen)
         part = function(inputs, **chosen)
         total = Correction(
             total.weights * part.weights, total.keep & part.keep, {**total.stats, **part.stats}
         )
     return total
-
-
-def _own(name: str, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    own = options.get(name, {})
-    if not isinstance(own, Mapping):
-        raise InputError(f"options of correction {name!r} must be a table, found {own!r}")
-    refuse_unknown_options(f"correction {name!r}", own, known)
-    return dict(own)

@@ -5,12 +5,13 @@ proximal policy: A-3PO (arXiv 2512.06547).
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from learner.config.option_types import Positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.option_checks import require_one_of, require_positive
 from learner.losses.ppo import ppo
 
 
@@ -20,9 +21,9 @@ def decoupled_ppo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
-    cap: float | None = 5.0,
-    proximal: str = "recompute",
-    fresh: str = "current",
+    cap: Positive | None = 5.0,
+    proximal: Literal["recompute", "detach", "loglinear", "linear"] = "recompute",
+    fresh: Literal["current", "behavior"] = "current",
 ) -> TokenLoss:
     """ℓ_t = sg(w) · max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)).
 
@@ -39,9 +40,7 @@ def decoupled_ppo(
 
     Stats of `ppo`, and tokens whose w was cut: `weight_capped`.
     """
-    require_one_of("decoupled_ppo's fresh", fresh, ("current", "behavior"))
     cap = torch.inf if cap is None else cap
-    require_positive("decoupled_ppo's cap", cap)
     inputs = replace(inputs, proximal_logprobs=_proximal(inputs, proximal, fresh))
     surrogate = ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     weight = inputs.behavior_log_ratio.exp()
@@ -51,9 +50,6 @@ def decoupled_ppo(
 
 def _proximal(inputs: LossInputs, source: str, fresh: str) -> Tensor:
     """Return the log-probabilities of the proximal policy, [N], detached."""
-    require_one_of(
-        "decoupled_ppo's proximal", source, ("recompute", "detach", "loglinear", "linear")
-    )
     what = f"decoupled_ppo with proximal = {source!r}"
     current, behavior = inputs.logprobs.detach(), inputs.behavior_logprobs.detach()
     if source == "recompute":

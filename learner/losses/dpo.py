@@ -4,17 +4,24 @@ Rafailov et al. 2023 (arXiv 2305.18290, eq. 7); label smoothing: cDPO; online: O
 2402.04792); IPO: Azar et al. 2023 (arXiv 2310.12036). A pair is a group of two rollouts.
 """
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from headway.errors import InputError
+from learner.config.option_types import Positive
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
-from learner.losses.option_checks import require_finite, require_one_of, require_positive
 
 
 def dpo(
-    inputs: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0, variant: str = "sigmoid"
+    inputs: LossInputs,
+    *,
+    beta: Annotated[Positive, Field(allow_inf_nan=False)] = 0.1,
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0,
+    variant: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> TokenLoss:
     """L = −(1 − ε)·log σ(β·z) − ε·log σ(−β·z), z = D(preferred) − D(other).
 
@@ -26,11 +33,6 @@ def dpo(
 
     Stats count tokens: `unpaired`, `misordered` (of pairs with z < 0), `reference_not_finite`.
     """
-    require_one_of("dpo's variant", variant, ("sigmoid", "ipo"))
-    require_positive("dpo's beta", beta)
-    require_finite("dpo's beta", beta)
-    if not 0 <= label_smoothing < 0.5:
-        raise InputError(f"dpo's label_smoothing must be in [0, 0.5), found {label_smoothing}")
     margin, paired = _margins(inputs, mean=variant == "ipo")
     if variant == "ipo":
         loss = (margin - 1 / (2 * beta)).square()

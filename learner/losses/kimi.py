@@ -4,13 +4,20 @@ K1.5: arXiv 2501.12599, eq. 3. K2: arXiv 2507.20534. The advantages are rewards 
 mean.
 """
 
+from typing import Literal
+
 import torch
 
+from learner.config.option_types import Finite
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.option_checks import require_finite, require_one_of
 
 
-def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> TokenLoss:
+def kimi(
+    inputs: LossInputs,
+    *,
+    tau: Finite = 0.1,
+    variant: Literal["k1.5", "k2", "token_sq"] = "k1.5",
+) -> TokenLoss:
     """L = −Σ_t A·log π(y_t) + τ/2·D² for a sequence, D = Σ_t (log current − log behaviour).
 
     Every token of a sequence carries L, so that `sequence_mean` is the mean of L over sequences.
@@ -20,8 +27,6 @@ def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> Toke
         k2         (A − τ·D)², whose gradient is 2τ times that of k1.5
         token_sq   ℓ_t = −A·log π(y_t) + τ/2·(log current − log behaviour)²: without cross terms
     """
-    require_one_of("kimi's variant", variant, ("k1.5", "k2", "token_sq"))
-    require_finite("kimi's tau", tau)
     gain = inputs.gains * inputs.current
     if variant == "token_sq":
         return TokenLoss(tau / 2 * inputs.raw_full_log_ratio.square() - gain, {})

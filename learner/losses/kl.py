@@ -10,9 +10,9 @@ Schulman 2020, "Approximating KL divergence".
 import torch
 from torch import Tensor
 
+from headway.errors import InputError
 from learner.config.objective_rules import RATIO_FORMS
 from learner.losses.loss_inputs import LOG_RATIO_BOUND, LossInputs, TokenLoss, bounded
-from learner.losses.option_checks import require_finite, require_one_of, require_positive
 
 ESTIMATORS = ("k1", "k2", "k3")
 FORMS = (*ESTIMATORS, *RATIO_FORMS)
@@ -30,7 +30,8 @@ def kl_penalty(
     Raises:
         InputError: Another estimator than k1, k2 or k3.
     """
-    require_one_of("the KL estimator", estimator, ESTIMATORS)
+    if estimator not in ESTIMATORS:
+        raise InputError(f"the KL estimator is {estimator!r}; allowed: {', '.join(ESTIMATORS)}")
     usable = torch.isfinite(logprobs) & torch.isfinite(reference_logprobs)
     if mask is not None:
         usable &= mask
@@ -54,10 +55,8 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
     the count of tokens `reference_not_finite`.
 
     Raises:
-        InputError: Another form, a cap that is not positive, or no reference.
+        InputError: No reference.
     """
-    require_one_of("the form of the KL term", form, FORMS)
-    require_positive("the KL term's cap", cap)
     distance = inputs.reference_log_ratio
     ratio = bounded(inputs.raw_full_log_ratio).exp()
     weight = ratio.detach().clamp(max=cap)
@@ -80,11 +79,7 @@ def kl_rewards(
 
     Unlike a term of the loss they count the effect of a token on the KL of later tokens. `logprobs`
     [N] are of the policy that sampled, or the proximal one.
-
-    Raises:
-        InputError: β negative or not finite.
     """
-    require_finite("the KL coefficient", coefficient)
     return -coefficient * kl_penalty("k1", logprobs, reference_logprobs, mask=mask).detach()
 
 

@@ -23,6 +23,12 @@ def bounded(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
+def check_bounds(what: str, low: float, high: float) -> None:
+    """Raise InputError if absolute bounds of a ratio are out of order."""
+    if not 0 <= low < high:
+        raise InputError(f"{what} needs 0 <= low < high, found {low} and {high}")
+
+
 class Segments:
     """The tokens of a microbatch by an id they share.
 

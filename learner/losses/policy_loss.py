@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from headway.options import check_options
 from headway.registry import Entry
-from headway.user_code import options_of, refuse_unknown_options
 from learner.config.traits import LOSSES, LossTraits
 from learner.losses.loss_inputs import LossInputs, TokenLoss
 
@@ -33,10 +33,10 @@ def policy_loss(name: str, inputs: LossInputs, **options: Any) -> TokenLoss:
     `name` is one of `LOSSES`, or "module:function" of a decorated function.
 
     Raises:
-        InputError: An unknown name or option, bounds that contradict each other, or inputs without
-            a field that the loss needs.
+        InputError: An unknown name or option, a value that does not fit, bounds that contradict
+            each other, or inputs without a field that the loss needs.
     """
     function = LOSSES[name].function
-    refuse_unknown_options(f"loss {name!r}", options, options_of(function, "inputs"))
+    check_options(function, "inputs", setting="learner.loss_options", name=name, options=options)
     loss: TokenLoss = function(inputs, **options)
     return loss

@@ -3,14 +3,15 @@
 Dong et al. 2023 (arXiv 2304.06767); all positives: as in Xiong et al. 2025 (arXiv 2504.11343).
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
-from learner.losses.option_checks import require_one_of
 
 
-def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
+def raft(inputs: LossInputs, *, keep: Literal["positive", "best"] = "positive") -> TokenLoss:
     """ℓ_t = −log π(y_t) on rollouts that are kept, 0 on the others. No importance weights.
 
     `keep` "positive": rollouts better than their baseline (A > 0); "best": the best of each group
@@ -19,7 +20,6 @@ def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
 
     Stats count tokens: `kept`.
     """
-    require_one_of("raft's keep", keep, ("positive", "best"))
     weight = (inputs.gains > 0).to(inputs.current.dtype)
     if keep == "best":
         weight = weight * _share_of_best(inputs)

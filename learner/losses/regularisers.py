@@ -8,7 +8,6 @@ from torch import Tensor
 
 from headway.errors import InputError
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.option_checks import require_finite
 
 
 def positive_tokens(rewards: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:
@@ -27,9 +26,8 @@ def positive_nll(inputs: LossInputs, *, total: float, threshold: float = 0.0) ->
     microbatches is the mean over them, without token weights. Stats count tokens: `positive`.
 
     Raises:
-        InputError: No rewards, or a negative total.
+        InputError: No rewards.
     """
-    require_finite("positive_nll's total", total)
     rewards: Tensor = inputs.require("positive_nll", "rewards")
     positive = positive_tokens(rewards, inputs.trained, threshold=threshold)
     per_token = torch.where(positive, -inputs.current, 0.0) / max(total, 1)

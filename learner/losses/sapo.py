@@ -3,13 +3,18 @@
 Gao et al. 2025 (arXiv 2511.20347). The paper aggregates by `sequence_mean`.
 """
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 
+from learner.config.option_types import Positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
-from learner.losses.option_checks import require_finite, require_positive
+
+Tau = Annotated[Positive, Field(allow_inf_nan=False)]
 
 
-def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:
+def sapo(inputs: LossInputs, *, tau_positive: Tau = 1.0, tau_negative: Tau = 1.05) -> TokenLoss:
     """ℓ_t = −A · f(r), f(r) = σ(τ·(r − 1)) · 4/τ, r = current / anchor.
 
     τ is `tau_positive` where A > 0, else `tau_negative`. f′(1) = 1, so that on-policy the gradient
@@ -19,9 +24,6 @@ def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float =
     Stats count tokens: `damped` (their gradient weight 4·p(1 − p) is below one half),
     `ratio_bounded` (log-ratio beyond ± 20).
     """
-    for name, value in (("tau_positive", tau_positive), ("tau_negative", tau_negative)):
-        require_positive(f"sapo's {name}", value)
-        require_finite(f"sapo's {name}", value)
     ratio, gains = inputs.log_ratio.exp(), inputs.gains
     tau = torch.where(gains > 0, tau_positive, ratio.new_tensor(tau_negative))
     gate = torch.sigmoid(tau * (ratio - 1))

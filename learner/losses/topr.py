@@ -4,13 +4,14 @@ Le Roux et al. 2025 (arXiv 2503.14286, eq. 8). Made for stale rollouts: its rati
 behaviour policy always.
 """
 
+from typing import Literal
+
 import torch
 
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
-from learner.losses.option_checks import require_one_of
 
 
-def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
+def topr(inputs: LossInputs, *, level: Literal["sequence", "token"] = "sequence") -> TokenLoss:
     """ℓ_t = −w · A · log π(y_t), w = 1 where A ≥ 0, else sg(min(current / behaviour, 1)).
 
     At `level` "sequence" (the paper) the ratio is the product over all trained tokens of the
@@ -19,7 +20,6 @@ def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
     Stats count tokens with A < 0: `tapered` (weight below 1/2), `capped` (ratio above 1),
     `ratio_bounded` (log-ratio beyond ± 20).
     """
-    require_one_of("topr's level", level, ("sequence", "token"))
     log_ratio = inputs.raw_full_log_ratio.detach()
     if level == "sequence":
         log_ratio = inputs.sequences.totals(log_ratio).to(log_ratio.dtype)

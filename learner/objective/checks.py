@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
-from headway.options import check_options
-from headway.user_code import options_of, refuse_unknown_options
 from learner.advantages import estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.token_weights import token_weights
@@ -41,7 +39,6 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
         InputError: An unknown name or option, a value that does not fit, a ratio that would count
             twice, something needed that nothing computes, or a result that is no number.
     """
-    _check_options(config)
     traits = load_traits(config)
     check_traits(config, traits)
     microbatch = _made_up(config)
@@ -65,32 +62,6 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
     ids = microbatch.sequence_ids
     token_weights(config.aggregation, microbatch.mask, ids, ids, max_length=config.fixed_length)
     return traits
-
-
-def _check_options(config: ObjectiveConfig) -> None:
-    """Refuse options that their function does not take, or of another type than it declares."""
-    for registry, inputs, setting in (
-        (ESTIMATORS, "batch", "advantage"),
-        (LOSSES, "inputs", "loss"),
-    ):
-        name, key = getattr(config, setting), f"{setting}_options"
-        check_options(
-            registry[name].function,
-            inputs,
-            setting=f"learner.{key}",
-            name=name,
-            options=getattr(config, key),
-        )
-    options, names = config.correction_options, config.corrections
-    functions = {name: CORRECTIONS[name].function for name in names}
-    known = {key for function in functions.values() for key in options_of(function, "inputs")}
-    setting = "learner.correction_options"
-    refuse_unknown_options(f"{setting}: {' and '.join(names) or 'none'}", options, known | {*names})
-    for name, function in functions.items():
-        shared = {key: options[key] for key in options_of(function, "inputs") if key in options}
-        own = options.get(name, {})
-        chosen = {**shared, **own} if isinstance(own, Mapping) else own
-        check_options(function, "inputs", setting=setting, name=name, options=chosen)
 
 
 def _check_numbers(who: str, values: Tensor) -> None:

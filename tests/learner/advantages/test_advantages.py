@@ -387,12 +387,13 @@ FOUR, FIVE = torch.ones(4).bool(), torch.arange(5)
     [
         ("grop", {}, r"'grop'.*did you mean 'grpo'"),
         ("grpo", {"epsilno": 1.0}, "no option epsilno; its options: epsilon"),
-        ("reinforce", {"baseline": "median"}, "'median' is not one of 'mean'"),
-        ("pass_at_k", {"k": 0}, "k of advantage 'pass_at_k' must be a positive integer"),
+        ("reinforce", {"baseline": "median"}, "baseline = 'median' of .*: Input should be 'mean'"),
+        ("pass_at_k", {"k": 0}, "advantage_options.k = 0 of 'pass_at_k': .* or equal to 1"),
         *(
-            ("best_of_n", {"top": top}, "top of advantage 'best_of_n' must be a positive")
-            for top in (0, -1, 1.5, True)
+            ("best_of_n", {"top": top}, f"top = {top} of 'best_of_n': Input should be a")
+            for top in (1.5, True)
         ),
+        ("best_of_n", {"top": 0}, "top = 0 of 'best_of_n': Input should be greater than or equal"),
         *(
             (name, {}, f"advantage '{name}' needs {need}")
             for name, need in (

@@ -154,21 +154,9 @@ def test_a_term_without_a_reference_is_refused():
         kl_loss("k3", inputs)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: kl_penalty("k4", log(0.5), log(0.5)), "is 'k4'; allowed: k1, k2, k3"),
-        (lambda: kl_loss("k4", row([1.0], [1.0], [1.0])), "allowed: k1, k2, k3, ratio_k1"),
-        (lambda: kl_loss("k3", row([1.0], [1.0], [1.0]), cap=0.0), "cap needs to be > 0"),
-        (
-            lambda: kl_rewards(log(1.0), log(1.0), torch.tensor([True]), coefficient=-1.0),
-            "must be a finite number >= 0, found -1.0",
-        ),
-    ],
-)
-def test_bad_settings_are_refused(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+def test_another_estimator_is_refused():
+    with pytest.raises(InputError, match="is 'k4'; allowed: k1, k2, k3"):
+        kl_penalty("k4", log(0.5), log(0.5))
 
 
 def test_rewards_are_minus_the_coefficient_times_k1_and_carry_no_gradient():
