@@ -1,6 +1,5 @@
 """Options that a recipe gives to one function or plug-in, checked before it is called."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -46,15 +45,10 @@ def check_options(
     if not isinstance(options, Mapping):
         raise InputError(f"{setting} = {options!r} must be a table of options of {name!r}")
     check_call(function, *inputs, subject=f"{setting}: {name!r}", options=options)
+    types = get_type_hints(function, include_extras=True)
     for key in options_of(function, *inputs).keys() & options.keys():
         try:
-            _adapter(function, key).validate_python(options[key], strict=True)
+            TypeAdapter(types.get(key, Any)).validate_python(options[key], strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise InputError(f"{setting}.{key} = {options[key]!r} of {name!r}: {reason}") from None
-
-
-@functools.cache
-def _adapter(function: Callable[..., Any], key: str) -> TypeAdapter[Any]:
-    """Return the check of one option by its type."""
-    return TypeAdapter(get_type_hints(function, include_extras=True).get(key, Any))

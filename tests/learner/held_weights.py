@@ -1,12 +1,12 @@
 """Ranks that count the weights they hold while they load, train, publish and save, for tests."""
 
 import gc
-import json
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_processes import from_all_ranks
 from rollouts import random_groups
 from torch.nn.modules import module as hooks
 
@@ -69,9 +69,9 @@ def held(weights):
     return sum(one.ds_tensor.numel() + one.numel() for one in weights)
 
 
-def measure(rank, model_path, folder):
-    """Write the peaks of a rank of a policy at ZeRO 3, and its weights before and after."""
-    peaks, folder = Peaks(), Path(folder)
+def measure(model_path, folder):
+    """Save a policy at ZeRO 3; return by rank the largest share of it that was held, by phase."""
+    peaks, folder, rank = Peaks(), Path(folder), dist.get_rank()
     elements = sum(t.numel() for t in _whole(model_path).values())
     deepspeed_engine.GATHER_BYTES = model_folder.FILE_BYTES = elements // 25 * 4
     config = LearnerConfig(zero_stage=3, ranks=dist.get_world_size(), learning_rate=1e-3)
@@ -108,15 +108,15 @@ def measure(rank, model_path, folder):
     trained = {name: tensor.clone() for name, tensor in loaded.weights()}
     loaded.close()
     shares = {phase: peak / elements for phase, peak in peaks.of.items()}
-    (folder / f"{rank}.json").write_text(json.dumps(shares))
     if rank == 0:
         saved = _whole(str(folder / ".v000001.tmp"))
         assert saved.keys() == trained.keys()
         assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
+    return from_all_ranks(shares)
 
 
-def score_by_reference(rank, model_path, reference_path, folder):
-    """Write figures of a batch with a reference at ZeRO 1 and 3, and what a rank held of it."""
+def score_by_reference(model_path, reference_path):
+    """Return by rank figures of a batch with a reference at ZeRO 1 and 3, and what was held."""
     figures, peaks = {}, Peaks()
     for stage in (1, 3):
         kl = {"coefficient": 0.1, "reference": reference_path}
@@ -128,7 +128,7 @@ def score_by_reference(rank, model_path, reference_path, folder):
         figures[stage] = {name: found[name] for name in ("loss", "grad_norm", "reference_kl")}
         loaded.close()
     share = peaks.of["score"] / sum(t.numel() for t in _whole(reference_path).values())
-    Path(folder, f"{rank}.json").write_text(json.dumps({"share": share, "figures": figures}))
+    return from_all_ranks({"share": share, "figures": figures})
 
 
 def _whole(path):

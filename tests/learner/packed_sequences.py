@@ -1,6 +1,6 @@
 """Random packed sequences in float64, and the same tokens as padded arrays."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,6 +9,27 @@ from learner.losses import LossInputs
 
 LENGTHS = (4, 3, 1, 5, 2, 2, 3, 4)
 VERSION = 7
+
+
+def one_row(logprobs, **changes):
+    """Return tokens of one sequence that all train, over behaviour log-probabilities of 0."""
+    here = logprobs.detach()
+    columns = {
+        "behavior_logprobs": torch.zeros_like(here),
+        "advantages": torch.ones_like(here),
+        "mask": torch.ones(len(here), dtype=torch.bool),
+        "sequence_ids": torch.zeros(len(here), dtype=torch.int64),
+    }
+    return LossInputs(logprobs=logprobs, **columns | changes)
+
+
+def sequences_of(sequences, **changes):
+    """Return sequences of (ratios, advantage), over behaviour log-probabilities of 0."""
+    ratios = torch.tensor([r for own, _ in sequences for r in own], dtype=torch.float64)
+    names = torch.tensor([i for i, (own, _) in enumerate(sequences) for _ in own])
+    advantages = torch.tensor([a for own, a in sequences for _ in own]).double()
+    columns = {"advantages": advantages, "sequence_ids": names, "group_ids": names // 2}
+    return one_row(ratios.log().requires_grad_(), **columns | changes)
 
 
 def random_sequences(seed=0, *, proximal=False, spread=0.4):
@@ -60,11 +81,6 @@ def sequence_mean(inputs, per_token):
         if bool(((inputs.sequence_ids == name) & inputs.mask).any())
     ]
     return torch.stack(means).mean()
-
-
-def moved(inputs, logprobs):
-    """Return the same sequences under another current policy."""
-    return replace(inputs, logprobs=logprobs)
 
 
 @dataclass

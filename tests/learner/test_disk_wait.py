@@ -2,7 +2,6 @@
 
 import errno
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ OTHER = RuntimeError("unexpected pos 800832 vs 800784")
 class Disk:
     """Full for the first three questions."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.asked: list[int] = []
         self.slept = 0
         self.reasons: list[str | None] = []
@@ -33,23 +32,20 @@ class Disk:
         self.asked.append(size)
         return len(self.asked) > 3
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float):
         self.slept += 1
         self.reasons.append(paused())
 
 
 @pytest.mark.parametrize("error", [SAFETENSORS, SYSTEM])
 def test_a_file_that_is_cut_off_is_removed_and_written_again_once_there_is_as_much_room(
-    tmp_path: Path,
-    error: Exception,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    tmp_path, error, monkeypatch, caplog
+):
     disk, file = Disk(monkeypatch), tmp_path / "part.pt"
     (tmp_path / "other").write_text("of another rank")
     there = []
 
-    def write() -> None:
+    def write():
         there.append(file.exists())
         file.write_bytes(bytes(5000))
         if len(there) == 1:
@@ -63,15 +59,13 @@ def test_a_file_that_is_cut_off_is_removed_and_written_again_once_there_is_as_mu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "part.pt"]
 
 
-def test_of_a_folder_its_own_files_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_folder_its_own_files_are_written_again(tmp_path, monkeypatch):
     Disk(monkeypatch)
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_text("kept")
     attempts = []
 
-    def write() -> None:
+    def write():
         attempts.append(sorted(path.name for path in tmp_path.iterdir()))
         (tmp_path / "config.json").write_text("{}")
         if len(attempts) == 1:
@@ -83,11 +77,11 @@ def test_of_a_folder_its_own_files_are_written_again(
 
 
 def test_a_folder_that_cannot_be_made_on_a_full_disk_is_made_once_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     disk, mkdir, folder = Disk(monkeypatch), Path.mkdir, tmp_path / "checkpoints" / ".v000001.tmp"
 
-    def make(path: Path, **options: bool) -> None:
+    def make(path: Path, **options: bool):
         if len(disk.asked) < 4:
             raise SYSTEM
         mkdir(path, **options)
@@ -101,10 +95,10 @@ def test_a_folder_that_cannot_be_made_on_a_full_disk_is_made_once_there_is_room(
         make_folder(folder, exist_ok=False)
 
 
-def test_any_other_error_is_raised_at_once(tmp_path: Path) -> None:
+def test_any_other_error_is_raised_at_once(tmp_path):
     attempts = []
 
-    def write() -> None:
+    def write():
         attempts.append(1)
         raise OTHER
 
@@ -113,9 +107,7 @@ def test_any_other_error_is_raised_at_once(tmp_path: Path) -> None:
     assert attempts == [1]
 
 
-def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     wait_for_space(tmp_path, 5_000_000)
     assert disk.asked == [5_000_000] * 4
@@ -127,8 +119,8 @@ def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(
 
 
 def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_again(
-    mount_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    mount_disk, monkeypatch
+):
     """As if another rank had removed its part at once: the disk itself could not tell any more."""
     tensors = {"a": torch.arange(400_000.0), "b": torch.arange(100_000.0)}  # 2 MB
     small_disk = mount_disk("3m")
@@ -136,7 +128,7 @@ def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_
     ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 800_000))
     asked = []
 
-    def write() -> None:
+    def write():
         try:
             save_file(tensors, file)
         finally:

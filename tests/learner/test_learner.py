@@ -76,9 +76,9 @@ class RecordingTrainer:
 BATCH = Batch(version=0, payloads=[encode(item) for item in random_groups(count=2)])
 
 
-def run(answers, *, stop=None, trainer=RecordingTrainer, recorded=(), **settings):
+def run(answers, *, stop=None, trainer=RecordingTrainer, recorded=(), events=None, **settings):
     """Run the learner; return the events in order, the queue, the version and the trainer."""
-    events = []
+    events = [] if events is None else events
     queue, trainer = ScriptedQueue(events, answers, recorded), trainer(events)
 
     async def main():
@@ -91,12 +91,8 @@ def run(answers, *, stop=None, trainer=RecordingTrainer, recorded=(), **settings
 
 def test_weights_that_are_not_those_of_the_ledger_are_not_trained():
     events = []
-    learner = Learner(
-        RecordingTrainer(events), ScriptedQueue(events, [BATCH]), steps=9, checkpoint_every=9,
-        start_version=6, start_checksum="weights of 5",
-    )  # fmt: skip
     with pytest.raises(HeadwayError, match="version 6 were loaded with checksum weights of 6"):
-        asyncio.run(learner.run())
+        run([BATCH], events=events, steps=9, start_version=6, start_checksum="weights of 5")
     assert events == ["prune 6", "publish 6"]
 
 
@@ -167,14 +163,10 @@ def test_totals_go_on_from_those_of_the_checkpoint_and_into_the_next():
     assert trainer.saved == [(9, "prompt 9", {"rollouts": 66, "tokens": 1215})]
 
 
-def test_checkpoints_are_saved_at_their_interval_and_at_the_end():
-    events, *_ = run([BATCH] * 5, steps=5, checkpoint_every=2)
-    assert [event for event in events if event.startswith("save")] == ["save 2", "save 4", "save 5"]
-
-
-def test_the_last_version_is_saved_once():
-    events, *_ = run([BATCH] * 2, checkpoint_every=2)
-    assert events.count("save 2") == 1
+@pytest.mark.parametrize(("steps", "saved"), [(5, [2, 4, 5]), (2, [2])])
+def test_checkpoints_are_saved_at_their_interval_and_once_at_the_end(steps, saved):
+    events, *_ = run([BATCH] * steps, steps=steps, checkpoint_every=2)
+    assert [event for event in events if event.startswith("save")] == [f"save {v}" for v in saved]
 
 
 def test_a_closed_queue_ends_the_run_with_a_checkpoint():
@@ -208,9 +200,8 @@ def test_a_failed_update_leaves_the_batch_unacknowledged():
         async def update(self, payloads, version):
             raise RuntimeError("out of memory")
 
-    learner = Learner(Failing(events), ScriptedQueue(events, [BATCH]), steps=1, checkpoint_every=1)
     with pytest.raises(RuntimeError, match="out of memory"):
-        asyncio.run(learner.run())
+        run([BATCH], trainer=Failing, events=events)
     assert events == ["prune 0", "publish 0", "take 0"]
 
 
@@ -261,11 +252,8 @@ def test_a_checkpoint_is_written_while_the_next_batch_is_trained_and_committed_w
 
 def test_a_checkpoint_that_cannot_be_written_ends_training_without_a_commit():
     events = []
-    learner = Learner(
-        Unwritable(events), ScriptedQueue(events, [BATCH, BATCH, None, BATCH]), steps=9,
-        checkpoint_every=1,
-    )  # fmt: skip
+    answers = [BATCH, BATCH, None, BATCH]
     with pytest.raises(OSError, match="gone"):
-        asyncio.run(learner.run())
+        run(answers, trainer=Unwritable, events=events, steps=9, checkpoint_every=1)
     assert not [event for event in events if event.startswith("commit")]
     assert "save 2" not in events

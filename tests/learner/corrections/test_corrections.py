@@ -5,23 +5,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from packed_sequences import one_row, sequences_of
 
 from headway.errors import InputError
 from learner.config.traits import CORRECTIONS
 from learner.corrections import importance_weights
-from learner.losses import LossInputs
 
 
 def inputs(ratios, mask=None, proximal=None):
-    ratios = torch.tensor(ratios, dtype=torch.float64)
-    return LossInputs(
-        logprobs=ratios.log().requires_grad_(),
-        behavior_logprobs=torch.zeros_like(ratios),
-        advantages=torch.ones_like(ratios),
-        mask=torch.ones(len(ratios), dtype=torch.bool) if mask is None else torch.tensor(mask),
-        sequence_ids=torch.zeros(len(ratios), dtype=torch.int64),
-        proximal_logprobs=None if proximal is None else torch.tensor(proximal).double().log(),
-    )
+    logprobs = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    changes = {} if mask is None else {"mask": torch.tensor(mask)}
+    if proximal is not None:
+        changes["proximal_logprobs"] = torch.tensor(proximal).double().log()
+    return one_row(logprobs, **changes)
 
 
 def test_truncation_keeps_small_ratios_and_caps_large_ones():
@@ -68,8 +64,7 @@ def test_bands_reject_by_token_and_keep_the_ratio_elsewhere(name, options, weigh
 
 def sequences(*ratios, **changes):
     """Return a row of several sequences of ratios."""
-    names = torch.tensor([i for i, own in enumerate(ratios) for _ in own])
-    return replace(inputs([r for own in ratios for r in own]), sequence_ids=names, **changes)
+    return sequences_of([(own, 1.0) for own in ratios], **changes)
 
 
 def test_sequence_truncation_caps_the_product_of_a_sequence():

@@ -52,9 +52,15 @@ def loss_of(logprobs, step):
 
 @pytest.fixture(autouse=True)
 def everything_sharded(monkeypatch):
-    """Under ZeRO 3 shards even the smallest tensor, and gathers few of them at once."""
+    """Under ZeRO 3 shards even the smallest tensor, and gathers few at once; close all engines."""
     monkeypatch.setattr("learner.engine.gathering.PERSISTENT_ELEMENTS", 0)
     monkeypatch.setattr("learner.engine.deepspeed.GATHER_BYTES", 20_000)
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+OPENED = []
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +94,9 @@ def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=No
     if model is None:
         with sharing(zero_stage):
             model = policy(model_path, dtype)
-    return PolicyEngine(
-        model,
-        config,
-        model_path=model_path,
-        zero_stage=zero_stage,
-        dtype=dtype,
-        total_steps=STEPS,
-        **options,
-    )
+    settings = {"model_path": model_path, "zero_stage": zero_stage, "total_steps": STEPS}
+    OPENED.append(PolicyEngine(model, config, dtype=dtype, **settings, **options))
+    return OPENED[-1]
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -104,15 +104,12 @@ def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, refere
     weights, norms = reference
     engine = make_engine(model_path, zero_stage)
     rates = []
-    try:
-        for step in range(STEPS):
-            for token_ids, position_ids in microbatches():
-                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
-            assert engine.step() == pytest.approx(norms[step], rel=1e-4)
-            rates.append(engine.learning_rate)
-        trained = {name: tensor.clone() for name, tensor in engine.weights()}
-    finally:
-        engine.close()
+    for step in range(STEPS):
+        for token_ids, position_ids in microbatches():
+            engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+        assert engine.step() == pytest.approx(norms[step], rel=1e-4)
+        rates.append(engine.learning_rate)
+    trained = {name: tensor.clone() for name, tensor in engine.weights()}
     factors = [rate_factor(CONFIG.schedule, step, STEPS) for step in range(STEPS)]
     assert rates == pytest.approx([CONFIG.learning_rate * factor for factor in factors])
     assert trained.keys() == weights.keys()
@@ -150,49 +147,40 @@ def test_a_policy_is_saved_as_it_was_captured_though_copied_only_when_a_step_wai
 
     config = CONFIG.model_copy(update={"optimizer": optimizer})
     engine = make_engine(model_path, zero_stage, config)
-    try:
-        step(engine)
-        monkeypatch.setattr(Snapshot, "take", take_late)
-        monkeypatch.setattr(PolicyEngine, "finish_capture", finish_waiting)
-        write = engine.capture()
-        captured = weights(engine)
-        step(engine)
-        write(tmp_path / "saved")
-        trained = weights(engine)
-    finally:
-        engine.close()
+    step(engine)
+    monkeypatch.setattr(Snapshot, "take", take_late)
+    monkeypatch.setattr(PolicyEngine, "finish_capture", finish_waiting)
+    write = engine.capture()
+    captured = weights(engine)
+    step(engine)
+    write(tmp_path / "saved")
+    trained = weights(engine)
     loaded = dict(policy(str(tmp_path / "saved")).model.named_parameters())
     assert loaded.keys() == captured.keys()
     for name, tensor in captured.items():
         assert torch.equal(tensor, loaded[name])
     engine = make_engine(model_path, zero_stage, config)
-    try:
-        engine.load(tmp_path / "saved")
-        step(engine)
-        assert all(torch.equal(tensor, trained[name]) for name, tensor in engine.weights())
-    finally:
-        engine.close()
+    engine.load(tmp_path / "saved")
+    step(engine)
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in engine.weights())
     assert (tmp_path / "saved" / "tokenizer.json").exists()
     assert not list((tmp_path / "saved").rglob("*.pt")), "nothing in it is a pickle"
 
 
 def test_a_checkpoint_without_all_of_its_parts_is_refused_with_its_folder(model_path, tmp_path):
     engine = make_engine(model_path, 1)
-    try:
-        engine.capture()(tmp_path)
-        [file] = (tmp_path / "optimizer").glob("*.safetensors")
-        whole = file.read_bytes()
-        file.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(InputError, match=f"{file.name} is damaged") as caught:
-            engine.load(tmp_path)
-        assert f"the checkpoint {tmp_path} " in str(caught.value)
-        file.unlink()
-        with pytest.raises(InputError, match=f"{file.name} is missing"):
-            engine.load(tmp_path)
-        file.write_bytes(whole)
+    engine.capture()(tmp_path)
+    [file] = (tmp_path / "optimizer").glob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=f"{file.name} is damaged") as caught:
         engine.load(tmp_path)
-    finally:
-        engine.close()
+    assert f"the checkpoint {tmp_path} " in str(caught.value)
+    file.unlink()
+    with pytest.raises(InputError, match=f"{file.name} is missing"):
+        engine.load(tmp_path)
+    file.write_bytes(whole)
+    engine.load(tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -206,14 +194,11 @@ def test_weight_decay_leaves_norms_and_embeddings_alone_unless_told(
     )  # fmt: skip
     engine = make_engine(model_path, 0, config)
     before = {name: tensor.clone() for name, tensor in engine.weights()}
-    try:
-        engine.backward(0 * engine.forward(*next(microbatches())).logprobs.sum())
-        engine.step()
-        for name, tensor in engine.weights():
-            factor = 0.5 if name.endswith("proj.weight") else spared
-            torch.testing.assert_close(tensor, factor * before[name], atol=1e-6, rtol=1e-5)
-    finally:
-        engine.close()
+    engine.backward(0 * engine.forward(*next(microbatches())).logprobs.sum())
+    engine.step()
+    for name, tensor in engine.weights():
+        factor = 0.5 if name.endswith("proj.weight") else spared
+        torch.testing.assert_close(tensor, factor * before[name], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -239,8 +224,6 @@ def test_a_batch_without_a_token_to_train_leaves_the_optimizer_as_it_is(
         assert steps == [1, *[0 for _ in between], 1]
         assert [engine.steps_taken for engine in engines] == [2] * len(engines)
         trained.append({name: tensor.clone() for name, tensor in engines[0].weights()})
-        for engine in engines:
-            engine.close()
     for name, tensor in trained[0].items():
         assert torch.equal(tensor, trained[1][name]), name
 
@@ -249,12 +232,9 @@ def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
     before = {name: t.clone() for name, t in policy(model_path).model.named_parameters()}
     config = OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4)
     engine = make_engine(model_path, 0, config)
-    try:
-        engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
-        engine.step()
-        change = {n: float((t - before[n]).abs().max().detach()) for n, t in engine.weights()}
-    finally:
-        engine.close()
+    engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
+    engine.step()
+    change = {n: float((t - before[n]).abs().max().detach()) for n, t in engine.weights()}
     assert change["model.embed_tokens.weight"] == pytest.approx(1e-4, rel=0.1)
     assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
 
@@ -267,37 +247,25 @@ def test_muon_leaves_heads_to_adamw_at_their_own_rate(model_path, zero_stage):
     shared = policy(model_path)
     shared.add_value_head()
     engine = make_engine(model_path, zero_stage, config, model=shared, rates={"value_head": 5e-3})
-    try:
-        assert not shared.value_head.weight.use_muon
-        assert not shared.model.get_input_embeddings().weight.use_muon
-        assert shared.model.base_model.layers[0].mlp.up_proj.weight.use_muon
-        assert sorted(engine.full_rates) == [1e-4, 5e-3, 0.02]
-        out = engine.forward(*next(microbatches()))
-        engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
-        engine.step()
-        assert float(shared.value_head.weight.detach().abs().max()) == pytest.approx(5e-3, rel=0.01)
-    finally:
-        engine.close()
+    assert not shared.value_head.weight.use_muon
+    assert not shared.model.get_input_embeddings().weight.use_muon
+    assert shared.model.base_model.layers[0].mlp.up_proj.weight.use_muon
+    assert sorted(engine.full_rates) == [1e-4, 5e-3, 0.02]
+    out = engine.forward(*next(microbatches()))
+    engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
+    engine.step()
+    assert float(shared.value_head.weight.detach().abs().max()) == pytest.approx(5e-3, rel=0.01)
     critic = make_critic(model_path, zero_stage, config=config)
-    try:
-        module = critic._engine.module
-        assert not module.model.score.weight.use_muon
-        assert module.model.base_model.layers[0].mlp.up_proj.weight.use_muon
-    finally:
-        critic.close()
+    module = critic._engine.module
+    assert not module.model.score.weight.use_muon
+    assert module.model.base_model.layers[0].mlp.up_proj.weight.use_muon
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_bfloat16_weights_follow_float32_masters(model_path, reference, zero_stage):
     engine = make_engine(model_path, zero_stage, dtype="bfloat16")
-    try:
-        for step in range(STEPS):
-            for token_ids, position_ids in microbatches():
-                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
-            assert engine.step() == pytest.approx(reference[1][step], rel=0.03)
-        trained = {name: tensor.clone() for name, tensor in engine.weights()}
-    finally:
-        engine.close()
+    assert steps_of(engine) == pytest.approx(reference[1], rel=0.03)
+    trained = {name: tensor.clone() for name, tensor in engine.weights()}
     for name, tensor in trained.items():
         assert tensor.dtype == torch.bfloat16
         difference = (tensor.float() - reference[0][name]).norm() / reference[0][name].norm()
@@ -310,13 +278,10 @@ def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage
     norms = []
     for count in (1, 256):
         engine = make_engine(model_path, zero_stage, dtype="bfloat16")
-        try:
-            for _ in range(count):
-                logprobs = engine.forward(*next(microbatches())).logprobs
-                engine.backward(logprobs.sum() / count)
-            norms.append(engine.step())
-        finally:
-            engine.close()
+        for _ in range(count):
+            logprobs = engine.forward(*next(microbatches())).logprobs
+            engine.backward(logprobs.sum() / count)
+        norms.append(engine.step())
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
 
 
@@ -355,14 +320,8 @@ def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_s
 
     module.forward = rounded
     engine = make_engine(str(tmp_path), zero_stage, model=module)
-    try:
-        assert [bool(each.any()) for each in derivatives] == [False]
-        for step in range(2):
-            for token_ids, position_ids in microbatches():
-                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
-            assert engine.step() > 0
-    finally:
-        engine.close()
+    assert [bool(each.any()) for each in derivatives] == [False]
+    assert min(steps_of(engine)) > 0
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -370,27 +329,16 @@ def test_a_loss_that_is_not_finite_flows_into_the_gradient_and_the_step_raises(
     model_path, zero_stage
 ):
     engine = make_engine(model_path, zero_stage)
-    try:
-        logprobs = engine.forward(*next(microbatches())).logprobs
-        engine.backward(logprobs.sum() * float("nan"))
-        with pytest.raises(TrainingDiverged, match="optimizer step 0"):
-            engine.step()
-    finally:
-        engine.close()
+    logprobs = engine.forward(*next(microbatches())).logprobs
+    engine.backward(logprobs.sum() * float("nan"))
+    with pytest.raises(TrainingDiverged, match="optimizer step 0"):
+        engine.step()
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_an_offloaded_optimizer_takes_the_same_steps(model_path, reference, zero_stage):
-    norms = []
     engine = make_engine(model_path, zero_stage, offload_optimizer=True)
-    try:
-        for step in range(STEPS):
-            for token_ids, position_ids in microbatches():
-                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
-            norms.append(engine.step())
-    finally:
-        engine.close()
-    assert norms == pytest.approx(reference[1], rel=1e-4)
+    assert steps_of(engine) == pytest.approx(reference[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])
@@ -402,15 +350,7 @@ def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
     model.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     engine = make_engine(model_path, zero_stage, model=model)
     calls.clear()
-    norms = []
-    try:
-        for step in range(STEPS):
-            for token_ids, position_ids in microbatches():
-                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
-            norms.append(engine.step())
-    finally:
-        engine.close()
-    assert norms == pytest.approx(reference[1], rel=1e-4)
+    assert steps_of(engine) == pytest.approx(reference[1], rel=1e-4)
     assert len(calls) == 2 * STEPS * len(ROWS)
     assert not model.model.base_model.layers[0].mlp.training
 
@@ -420,33 +360,35 @@ def make_critic(model_path, zero_stage, seed=0, config=CONFIG):
 
     with sharing(zero_stage):
         model = load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
-    return CriticEngine(
-        model,
-        config,
-        model_path=model_path,
-        zero_stage=zero_stage,
-        dtype="float32",
-        total_steps=STEPS,
-    )
+    settings = {"model_path": model_path, "zero_stage": zero_stage, "total_steps": STEPS}
+    OPENED.append(CriticEngine(model, config, dtype="float32", **settings))
+    return OPENED[-1]
+
+
+def steps_of(engine):
+    """Take all steps; return the gradient norms."""
+    norms = []
+    for step in range(STEPS):
+        for token_ids, position_ids in microbatches():
+            engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+        norms.append(engine.step())
+    return norms
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_a_critic_has_values_of_the_state_before_each_token_and_learns(model_path, zero_stage):
     row = torch.tensor([4, 7, 5, 9, 4, 7, 6]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     critic = make_critic(model_path, zero_stage)
-    try:
-        values = critic.values(*row).detach()
-        assert values[0] == values[4] == 0
-        torch.testing.assert_close(values[1:3], values[5:7])  # the token itself is not seen yet
-        losses = []
-        for _ in range(STEPS):
-            loss = (critic.values(*row)[1:4] - 1).square().sum()
-            critic.backward(loss)
-            critic.step()
-            losses.append(float(loss.detach()))
-        assert losses[-1] < losses[0]
-    finally:
-        critic.close()
+    values = critic.values(*row).detach()
+    assert values[0] == values[4] == 0
+    torch.testing.assert_close(values[1:3], values[5:7])  # the token itself is not seen yet
+    losses = []
+    for _ in range(STEPS):
+        loss = (critic.values(*row)[1:4] - 1).square().sum()
+        critic.backward(loss)
+        critic.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
@@ -465,12 +407,10 @@ def test_a_saved_critic_goes_on_the_same_and_is_a_model_of_transformers(
     step(critic)
     write(tmp_path)
     expected = critic.values(*row).detach()
-    critic.close()
     other = make_critic(model_path, zero_stage, seed=9)
     other.load(tmp_path)
     step(other)
     assert torch.equal(other.values(*row).detach(), expected)
-    other.close()
     saved = load_scalar_model(str(tmp_path), dtype="float32", attention="sdpa", seed=1)
     assert saved.model.config.num_labels == 1
     assert len({load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
@@ -485,18 +425,15 @@ def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
     shared = policy(model_path)
     shared.add_value_head()
     engine = make_engine(model_path, zero_stage, model=shared, rates=rate)
-    try:
-        names = [name for name, _ in engine.weights()]
-        assert names == [name for name, _ in policy(model_path).model.named_parameters()]
-        before = {name: tensor.clone() for name, tensor in engine.weights()}
-        out = engine.forward(*next(microbatches()))
-        assert out.values.abs().max() == 0
-        engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
-        engine.step()
-        after = engine.forward(*next(microbatches())).values.detach()
-        assert after[1:].abs().max() > 0
-        assert {*engine.full_rates} == {CONFIG.learning_rate, 10 * CONFIG.learning_rate}
-        moved = [name for name, tensor in engine.weights() if not torch.equal(tensor, before[name])]
-        assert moved
-    finally:
-        engine.close()
+    names = [name for name, _ in engine.weights()]
+    assert names == [name for name, _ in policy(model_path).model.named_parameters()]
+    before = {name: tensor.clone() for name, tensor in engine.weights()}
+    out = engine.forward(*next(microbatches()))
+    assert out.values.abs().max() == 0
+    engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
+    engine.step()
+    after = engine.forward(*next(microbatches())).values.detach()
+    assert after[1:].abs().max() > 0
+    assert {*engine.full_rates} == {CONFIG.learning_rate, 10 * CONFIG.learning_rate}
+    moved = [name for name, tensor in engine.weights() if not torch.equal(tensor, before[name])]
+    assert moved

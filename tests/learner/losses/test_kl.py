@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from packed_sequences import one_row
 
 from headway.errors import InputError
-from learner.losses import LossInputs
 from learner.losses.kl import adapted_coefficient, kl_loss, kl_penalty, kl_rewards
 
 
@@ -17,14 +17,7 @@ def log(*values):
 def row(current, behavior, reference):
     """Return a row of one sequence, from probabilities."""
     current = log(*current).requires_grad_()
-    return LossInputs(
-        logprobs=current,
-        behavior_logprobs=log(*behavior),
-        advantages=torch.ones_like(current),
-        mask=torch.ones(len(current), dtype=torch.bool),
-        sequence_ids=torch.zeros(len(current), dtype=torch.int64),
-        reference_logprobs=log(*reference),
-    )
+    return one_row(current, behavior_logprobs=log(*behavior), reference_logprobs=log(*reference))
 
 
 @pytest.mark.parametrize(
@@ -80,14 +73,7 @@ def test_the_pull_of_forms_without_an_exponent_goes_on_beyond_20_nats(form):
         ]
 
     policy = torch.zeros_like(FAR, requires_grad=True)
-    inputs = LossInputs(
-        logprobs=policy,
-        behavior_logprobs=behavior,
-        advantages=torch.ones_like(FAR),
-        mask=torch.ones(6, dtype=torch.bool),
-        sequence_ids=torch.zeros(6, dtype=torch.int64),
-        reference_logprobs=-FAR,
-    )
+    inputs = one_row(policy, behavior_logprobs=behavior, reference_logprobs=-FAR)
     (gradient,) = torch.autograd.grad(kl_loss(form, inputs).per_token.sum(), policy)
     step = 1e-6
     expected = [(by_hand(i, step) - by_hand(i, -step)) / (2 * step) for i in range(6)]
@@ -98,14 +84,8 @@ def test_the_pull_of_forms_without_an_exponent_goes_on_beyond_20_nats(form):
 @pytest.mark.parametrize("form", ["k3", "ratio_k3", "weighted_k2"])
 def test_forms_with_an_exponent_stay_finite_in_float32(form):
     far = torch.tensor([-600.0, 600.0, -90.0, 90.0], requires_grad=True)
-    inputs = LossInputs(
-        logprobs=far,
-        behavior_logprobs=torch.tensor([0.0, 0.0, 300.0, -300.0]),
-        advantages=torch.ones(4),
-        mask=torch.ones(4, dtype=torch.bool),
-        sequence_ids=torch.zeros(4, dtype=torch.int64),
-        reference_logprobs=torch.zeros(4),
-    )
+    behavior = torch.tensor([0.0, 0.0, 300.0, -300.0])
+    inputs = one_row(far, behavior_logprobs=behavior, reference_logprobs=torch.zeros(4))
     term = kl_loss(form, inputs)
     (gradient,) = torch.autograd.grad(term.per_token.sum(), far)
     assert torch.isfinite(term.per_token).all()
@@ -148,10 +128,8 @@ def test_the_default_term_pulls_by_the_capped_ratio_and_reports_k3():
 
 
 def test_a_term_without_a_reference_is_refused():
-    inputs = row([0.5], [0.5], [0.5])
-    object.__setattr__(inputs, "reference_logprobs", None)
     with pytest.raises(InputError, match="comparison with the reference needs reference_logprobs"):
-        kl_loss("k3", inputs)
+        kl_loss("k3", one_row(log(0.5)))
 
 
 def test_another_estimator_is_refused():

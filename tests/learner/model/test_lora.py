@@ -45,6 +45,13 @@ def adapted(path, config=LORA, *, seed=1, dtype="float32"):
     return policy
 
 
+def written(policy, folder):
+    """Write the folder of an adapter; return its tensors."""
+    tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
+    lora.write_adapter(policy.model, tensors, folder)
+    return tensors
+
+
 @torch.no_grad()
 def outputs(policy):
     return policy(IDS, POSITIONS)[0]
@@ -102,11 +109,10 @@ def test_peft_loads_what_is_written_and_what_peft_writes_is_gone_on_with(
     model_path, tmp_path, dtype
 ):
     policy = adapted(model_path, dtype=dtype)
-    tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
-    assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
-    lora.write_adapter(policy.model, tensors, ours)
+    tensors = written(policy, ours)
+    assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
     base = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
     loaded = peft.PeftModel.from_pretrained(base, ours, autocast_adapter_dtype=False)
     reference = load(model_path, dtype)
@@ -121,9 +127,7 @@ def test_peft_loads_what_is_written_and_what_peft_writes_is_gone_on_with(
 
 def test_an_adapter_folder_becomes_that_of_the_merged_model(model_path, tmp_path):
     policy = adapted(model_path)
-    lora.write_adapter(
-        policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, tmp_path
-    )
+    written(policy, tmp_path)
     load_tokenizer(model_path).save_pretrained(tmp_path)
     described = json.loads((tmp_path / CONFIG_FILE).read_text())
     described["base_model_name_or_path"] = "/gone"
@@ -144,9 +148,7 @@ def test_an_adapter_of_other_weights_is_refused_and_of_unknown_ones_reported(
     moved, other, folder = (tmp_path / name for name in ("moved", "other", "adapter"))
     policy = adapted(str(shutil.copytree(model_path, moved)))
     folder.mkdir()
-    lora.write_adapter(
-        policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, folder
-    )
+    written(policy, folder)
     moved.rename(other)
     config = LORA.model_copy(update={"path": str(folder)})
     lora.add_adapter(load(model_path).model, config, seed=0)
@@ -163,9 +165,7 @@ def test_an_adapter_of_other_weights_is_refused_and_of_unknown_ones_reported(
 
 def test_an_adapter_of_other_tensors_than_its_targets_make_is_refused(model_path, tmp_path):
     policy = adapted(model_path)
-    lora.write_adapter(
-        policy.model, {f.name: f.value() for f in lora.factors(policy.model)}, tmp_path
-    )
+    written(policy, tmp_path)
     config = LORA.model_copy(update={"targets": ("q_proj",), "path": str(tmp_path)})
     with pytest.raises(InputError, match=r"other tensors .*: base_model.model.model.layers.0"):
         lora.add_adapter(load(model_path).model, config, seed=0)
@@ -173,8 +173,7 @@ def test_an_adapter_of_other_tensors_than_its_targets_make_is_refused(model_path
 
 def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_path, tmp_path):
     policy = adapted(model_path)
-    tensors = {factor.name: factor.value() for factor in lora.factors(policy.model)}
-    lora.write_adapter(policy.model, tensors, tmp_path)
+    tensors = written(policy, tmp_path)
     config = LORA.model_copy(update={"path": str(tmp_path)})
     file = tmp_path / WEIGHTS_FILE
     embedding = "base_model.model.model.embed_tokens.weight"
@@ -182,12 +181,10 @@ def test_adapters_that_hold_more_than_factors_or_are_damaged_are_refused(model_p
     with pytest.raises(InputError, match=f"other tensors .*{embedding}"):
         lora.add_adapter(load(model_path).model, config, seed=0)
     save_file(tensors, file)
-    file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
-        lora.add_adapter(load(model_path).model, config, seed=0)
-    file.unlink()
-    with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
-        lora.add_adapter(load(model_path).model, config, seed=0)
+    for damage in (lambda: file.write_bytes(file.read_bytes()[:-5]), file.unlink):
+        damage()
+        with pytest.raises(InputError, match=r"adapter_model\.safetensors cannot be read"):
+            lora.add_adapter(load(model_path).model, config, seed=0)
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "wrong"), ("lm_head",)])

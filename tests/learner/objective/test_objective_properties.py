@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from packed_sequences import moved, random_sequences, sequence_mean
+from packed_sequences import one_row, random_sequences, sequence_mean
 
 from learner.config.traits import CORRECTIONS, LOSSES
 from learner.corrections import importance_weights
@@ -32,17 +32,9 @@ def policies(words=5, count=3):
 def one_token_row(logits, behavior, gains, **changes):
     """Every word once, each a sequence of one token."""
     words = torch.arange(len(logits))
-    return LossInputs(
-        **{
-            "logprobs": logits.log_softmax(-1),
-            "behavior_logprobs": behavior,
-            "advantages": gains,
-            "mask": torch.ones(len(logits), dtype=torch.bool),
-            "sequence_ids": words,
-            "group_ids": words,
-            **changes,
-        }
-    )
+    columns = {"behavior_logprobs": behavior, "advantages": gains}
+    columns |= {"sequence_ids": words, "group_ids": words}
+    return one_row(logits.log_softmax(-1), **columns | changes)
 
 
 def slope(value, logits):
@@ -115,11 +107,10 @@ def two_token_row(words=3):
 
     rewards = torch.randn(len(pairs), generator=make, dtype=torch.float64)
     behavior = scores(sampler)
-    inputs = LossInputs(
-        logprobs=scores(table.log_softmax(-1)).flatten(),
+    inputs = one_row(
+        scores(table.log_softmax(-1)).flatten(),
         behavior_logprobs=behavior.flatten(),
         advantages=rewards.repeat_interleave(2),
-        mask=torch.ones(2 * len(pairs), dtype=torch.bool),
         sequence_ids=torch.arange(len(pairs)).repeat_interleave(2),
     )
     expected = slope((inputs.logprobs.view(-1, 2).sum(1).exp() * rewards).sum(), table)
@@ -323,7 +314,7 @@ def test_log_ratios_of_fifty_are_finite(name, shift, dtype):
     shifts = dict(zip(fields, (shift, -shift, shift), strict=True))
     changed = {name: (getattr(inputs, name) + by).to(dtype) for name, by in shifts.items()}
     current = inputs.logprobs.detach().to(dtype).requires_grad_()
-    outcome(OBJECTIVES[name], replace(moved(inputs, current), **changed))
+    outcome(OBJECTIVES[name], replace(inputs, logprobs=current, **changed))
 
 
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo", "gspo_token", "sapo", "decoupled_ppo"])
@@ -338,23 +329,12 @@ def test_weights_that_are_bounded_are_counted():
     inputs = random_sequences(12, proximal=True)
     inputs = replace(inputs, behavior_logprobs=inputs.behavior_logprobs - 50)
     stats = importance_weights(["tis", "sequence_tis"], inputs).stats
-    expected = inputs.mask.sum().item()
-    assert (stats["weight_bounded"].item(), stats["sequence_bounded"].item()) == (
-        expected,
-        expected,
-    )
+    assert stats["weight_bounded"] == stats["sequence_bounded"] == inputs.mask.sum()
 
 
 def test_a_product_over_a_sequence_is_bounded_once_not_token_by_token():
     ratios = torch.tensor([-30.0, 29.0], dtype=torch.float64)
-    inputs = LossInputs(
-        logprobs=ratios,
-        behavior_logprobs=torch.zeros(2, dtype=torch.float64),
-        advantages=torch.ones(2, dtype=torch.float64),
-        mask=torch.ones(2, dtype=torch.bool),
-        sequence_ids=torch.zeros(2, dtype=torch.int64),
-    )
-    weights = importance_weights("sequence_tis", inputs).weights
+    weights = importance_weights("sequence_tis", one_row(ratios)).weights
     assert weights.tolist() == pytest.approx([math.exp(-1)] * 2)
 
 

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from adapter_ranks import (
-    BUDGETS,
-    OBJECTIVES,
+from rank_processes import (
+    COMBINATIONS,
+    STAGES,
+    by_ranks,
     frozen,
     gradients,
-    objectives,
-    published,
+    load_rank,
     resumed,
+    settings_of,
+    spawn,
 )
-from rank_processes import COMBINATIONS, spawn
 from rollouts import random_groups
 from safetensors import safe_open
 
@@ -25,19 +26,31 @@ from learner.ranks.rank import Rank
 from learner.ranks.spec import LearnerSpec
 from queues.schema import encode
 from tests.learner.model.architectures import write
+from weight_sync.adapter import merged
 from weight_sync.config import WeightSyncConfig
 
 pytestmark = pytest.mark.deepspeed
 FACTORS = 2 * 7 * 2
+OBJECTIVES = {
+    "kl": {"kl": {"coefficient": 0.3}},
+    "held": {"kl": {"coefficient": 0.3, "reference": "the base"}},
+    "shared": {"advantage": "gae", "loss": "dapo", "critic": {"shared": True}},
+    "own critic": {"advantage": "gae", "loss": "ppo", "critic": {"lora": {"rank": 4}}},
+    "pairs": {"advantage": "best_worst", "loss": "dpo", "aggregation": "sequence_mean"},
+    "checkpointing": {"activation_checkpointing": True},
+}
+
+
+def base_of(model_path):
+    options = LogprobOptions(chunk=4)
+    return load_policy(model_path, options, dtype="float32", attention="sdpa").model
 
 
 @pytest.fixture(scope="module")
 def adapter(model_path, tmp_path_factory):
-    """Provide the folder of an adapter that changes the model's outputs."""
+    """Provide settings of an adapter that changes the model's outputs."""
     folder = tmp_path_factory.mktemp("adapter")
-    model = load_policy(
-        model_path, LogprobOptions(chunk=4), dtype="float32", attention="sdpa"
-    ).model
+    model = base_of(model_path)
     lora.add_adapter(model, LoraConfig(rank=4, alpha=8.0), seed=0)
     make = torch.Generator().manual_seed(1)
     tensors = {
@@ -45,73 +58,57 @@ def adapter(model_path, tmp_path_factory):
         for name, (factor,), _ in lora.factors(model)
     }
     lora.write_adapter(model, tensors, folder)
-    return str(folder)
-
-
-def by_ranks(work, model_path, adapter, tmp_path_factory):
-    """Run `work` on one rank and on two; return what it writes, by number of ranks and key."""
-    results = {}
-    for ranks in (1, 2):
-        file = tmp_path_factory.mktemp("ranks") / "results.pt"
-        spawn(ranks, work, model_path, adapter, str(file))
-        for key, value in torch.load(file, weights_only=True).items():
-            results[ranks, *key] = value
-    return results
+    return {"lora": {"rank": 4, "alpha": 8.0, "path": str(folder)}}
 
 
 @pytest.mark.slow
-def test_loss_and_gradient_do_not_depend_on_ranks_and_zero_stage(
-    model_path, adapter, tmp_path_factory
-):
-    measured = by_ranks(gradients, model_path, adapter, tmp_path_factory)
-    reference, expected, elements = measured[1, 0, max(BUDGETS)]
-    assert elements == len(reference) < 0.5 * sum(
-        p.numel() for p in load_policy(
-            model_path, LogprobOptions(chunk=4), dtype="float32", attention="sdpa"
-        ).parameters()
-    )  # fmt: skip
-    for (ranks, stage, budget), (gradient, found, stepped) in measured.items():
-        case = f"{ranks} ranks, stage {stage}, {budget} tokens"
+def test_loss_and_gradient_do_not_depend_on_ranks_and_zero_stage(model_path, adapter):
+    objectives = {"": {**adapter, "learning_rate": 1e-2}}
+    layouts = [(stage, budget) for stage in STAGES for budget in (16, 10_000)]
+    measured = by_ranks(gradients, model_path, objectives, layouts)
+    [reference], expected, elements = measured[1, "", 0, 10_000]
+    assert (
+        elements == len(reference) < 0.5 * sum(p.numel() for p in base_of(model_path).parameters())
+    )
+    for (ranks, *layout), ([gradient], found, stepped) in measured.items():
+        case = f"{ranks} ranks, {layout}"
         assert float((gradient - reference).norm() / reference.norm()) < 1e-6, case
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-7), case
         assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6), case
-        assert stepped <= (elements if stage == 0 else elements / ranks + 64), case
+        assert stepped <= (elements if layout[1] == 0 else elements / ranks + 64), case
 
 
 @pytest.mark.slow
-def test_every_kind_of_objective_has_one_gradient(model_path, adapter, tmp_path_factory):
-    measured = by_ranks(objectives, model_path, adapter, tmp_path_factory)
+def test_every_kind_of_objective_has_one_gradient(model_path, adapter):
+    objectives = {name: adapter | settings for name, settings in OBJECTIVES.items()}
+    objectives["held"]["kl"] = {"coefficient": 0.3, "reference": model_path}
+    whole, cut = (0, 10_000), (3, 40)
+    measured = by_ranks(gradients, model_path, objectives, [whole, cut], 1)
     for name in OBJECTIVES:
-        reference, expected = measured[1, name, 0]
+        [reference, *_], expected, _ = measured[1, name, *whole]
         assert reference.norm() > 0
-        for ranks, stage in ((1, 3), (2, 0), (2, 3)):
-            gradient, found = measured[ranks, name, stage]
+        for ranks, layout in ((1, cut), (2, whole), (2, cut)):
+            [gradient, *_], found, _ = measured[ranks, name, *layout]
             assert float((gradient - reference).norm() / reference.norm()) < 1e-6, name
             for figure in ("loss", "policy_loss", "reference_kl", "value_loss"):
                 if figure in expected:
                     assert found[figure] == pytest.approx(expected[figure], rel=1e-5, abs=1e-6)
-    without, held = measured[1, "kl", 0], measured[1, "held", 0]
+    without, held = measured[1, "kl", *whole], measured[1, "held", *whole]
     assert without[1]["reference_kl"] == pytest.approx(held[1]["reference_kl"], rel=1e-6) != 0
-    assert float((without[0] - held[0]).norm() / held[0].norm()) < 1e-6
-
-
-@pytest.fixture(scope="module", params=[1, 2])
-def interrupted(model_path, adapter, tmp_path_factory, request):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    file = folder / "results.pt"
-    spawn(request.param, resumed, model_path, adapter, str(folder), str(file))
-    return folder, torch.load(file, weights_only=True)
+    assert float((without[0][0] - held[0][0]).norm() / held[0][0].norm()) < 1e-6
 
 
 @pytest.mark.slow
-def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_same(interrupted):
-    folder, results = interrupted
-    for stage, dtype in COMBINATIONS:
-        straight, again = results[stage, dtype]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_same(
+    model_path, adapter, tmp_path, ranks
+):
+    arguments = (resumed, model_path, str(tmp_path), with_kl, COMBINATIONS, adapter["lora"])
+    for (stage, dtype), (straight, again) in spawn(ranks, *arguments).items():
         assert again["statistics"] == straight["statistics"]
         for name, tensor in straight["weights"].items():
             assert torch.equal(again["weights"][name], tensor), (stage, dtype, name)
-        saved = checkpoint.checkpoint_path(folder / f"{stage}-{dtype}", 2)
+        saved = checkpoint.checkpoint_path(tmp_path / f"{stage}-{dtype}", 2)
         assert not list(saved.glob("model*")), "the base is not in it"
         names = set()
         for file in (saved / "optimizer").glob("*.safetensors"):
@@ -121,18 +118,35 @@ def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_s
         assert all(".lora_" in name for name in names - {""})
 
 
+def with_kl(adapter, **layout):
+    return settings_of(lora=adapter, learning_rate=1e-2, kl={"coefficient": 0.3}, **layout)
+
+
+def published(model_path, adapter):
+    """Return what engines merge of the factors that travel, and what the learner has merged."""
+    results = {}
+    base = [(weight.name, weight.value()) for weight in lora.weights(base_of(model_path))]
+    for stage, dtype in COMBINATIONS:
+        config = settings_of(**adapter, zero_stage=stage, dtype=dtype, learning_rate=1e-2)
+        rank = load_rank(model_path, config)
+        rank.updater.update(random_groups(count=5, size=3), 0)
+        factors = {name: tensor.clone() for name, tensor in rank.weights()}
+        whole = {name: tensor.clone() for name, tensor in rank.engine.weights()}
+        scale = rank.published_adapter.scale
+        rank.close()
+        results[stage, dtype] = whole, dict(merged(base, factors, scale))
+    return results
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_engines_merge_bit_for_bit_what_the_learner_has_merged(
-    model_path, adapter, tmp_path, ranks
-):
-    file = tmp_path / "results.pt"
-    spawn(ranks, published, model_path, adapter, str(file))
-    for (_, dtype), (whole, merged) in torch.load(file, weights_only=True).items():
-        assert whole.keys() == merged.keys()
+def test_engines_merge_bit_for_bit_what_the_learner_has_merged(model_path, adapter, ranks):
+    results = spawn(ranks, published, model_path, adapter)
+    for (_, dtype), (whole, by_engines) in results.items():
+        assert whole.keys() == by_engines.keys()
         for name, tensor in whole.items():
             assert tensor.dtype == getattr(torch, dtype)
-            assert torch.equal(merged[name], tensor), name
+            assert torch.equal(by_engines[name], tensor), name
 
 
 def loaded(model_path, **settings):

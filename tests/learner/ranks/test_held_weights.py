@@ -1,7 +1,5 @@
 """No rank of several ever holds a whole model under ZeRO 3."""
 
-import json
-
 import pytest
 from held_weights import measure, score_by_reference
 from rank_processes import spawn
@@ -14,9 +12,7 @@ PHASES = {"load", "loaded", "check", "train", "publish", "save"}
 def test_two_ranks_hold_little_more_than_half_a_model_each_from_load_to_export(
     tmp_path, build_model, record_property
 ):
-    spawn(2, measure, build_model(layers=6), str(tmp_path))
-    for rank in (0, 1):
-        shares = json.loads((tmp_path / f"{rank}.json").read_text())
+    for rank, shares in enumerate(spawn(2, measure, build_model(layers=6), str(tmp_path))):
         record_property(f"rank_{rank}", shares)
         assert shares.keys() == (PHASES if rank == 0 else PHASES - {"save"})
         copied = shares.pop("save", 0.0) - shares["loaded"]
@@ -25,15 +21,11 @@ def test_two_ranks_hold_little_more_than_half_a_model_each_from_load_to_export(
     assert (tmp_path / ".v000001.tmp" / "model.safetensors.index.json").exists()
 
 
-def test_ranks_share_the_reference_too_and_it_scores_as_a_whole_one(
-    tmp_path, build_model, record_property
-):
+def test_ranks_share_the_reference_too_and_it_scores_as_a_whole_one(build_model, record_property):
     models = [build_model(layers=6, seed=seed) for seed in (0, 1)]
-    spawn(2, score_by_reference, *models, str(tmp_path))
-    for rank in (0, 1):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+    for rank, found in enumerate(spawn(2, score_by_reference, *models)):
         record_property(f"rank_{rank}", found["share"])
         assert found["share"] <= 0.6
-        whole, parts = found["figures"]["1"], found["figures"]["3"]
+        whole, parts = found["figures"][1], found["figures"][3]
         assert whole["reference_kl"] > 0.01
         assert parts == pytest.approx(whole, rel=1e-6)

@@ -38,7 +38,7 @@ def test_a_checkpoint_of_two_ranks_loads_in_one_process_without_zero(model_path,
     saved, loaded = ("adamw", 2, "float32"), ("adamw", 0, "float32")
     spawn(2, save, model_path, str(tmp_path), [saved])
     source = folder_of(tmp_path, 2, saved)
-    load(0, model_path, tmp_path, [(source.name, loaded)])
+    load(model_path, tmp_path, [(source.name, loaded)])
     target = source / f"in-{folder_of('', 1, loaded)}"
     check(source, target, optimizer="adamw", dtype="float32", same_layout=False)
 
@@ -84,8 +84,8 @@ def test_a_checkpoint_loads_in_another_dtype_with_the_weights_it_has(
     model_path, tmp_path, dtype, other
 ):
     source = folder_of(tmp_path, 1, ("adamw", 1, dtype))
-    save(0, model_path, tmp_path, [("adamw", 1, dtype)])
-    load(0, model_path, tmp_path, [(source.name, ("adamw", 1, other))])
+    save(model_path, tmp_path, [("adamw", 1, dtype)])
+    load(model_path, tmp_path, [(source.name, ("adamw", 1, other))])
     target = source / f"in-{folder_of('', 1, ('adamw', 1, other))}"
     saved, loaded = state(source / "before"), state(target / "before")
     assert all(torch.equal(loaded[name], values) for name, values in saved.items())

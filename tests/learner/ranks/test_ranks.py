@@ -5,15 +5,17 @@ import torch
 from rank_processes import (
     BUDGETS,
     COMBINATIONS,
-    OBJECTIVES,
+    STAGES,
+    by_ranks,
     filled,
     go_on,
     gradients,
+    load_rank,
     muon_weights,
-    objectives,
     one_diverges,
+    plain,
     resumed,
-    resumed_with_models,
+    save,
     spawn,
     summed_dtypes,
     with_models,
@@ -29,32 +31,41 @@ from queues.schema import encode
 
 pytestmark = pytest.mark.deepspeed
 
-
-def by_ranks(work, model_path, tmp_path_factory):
-    """Run `work` on one rank and on two; return what it writes, by number of ranks and key."""
-    results = {}
-    for ranks in (1, 2):
-        file = tmp_path_factory.mktemp("ranks") / "results.pt"
-        spawn(ranks, work, model_path, str(file))
-        for key, value in torch.load(file, weights_only=True).items():
-            results[ranks, *key] = value
-    return results
+OBJECTIVES = {
+    "reference": {"kl": {"coefficient": 0.3}},
+    "reward": {"advantage": "rloo", "kl": {"coefficient": 0.3, "placement": "reward"}},
+    "critic": {"advantage": "gae", "loss": "ppo", "critic": {}, "positive_nll": 0.1},
+    "shared": {"advantage": "gae", "loss": "dapo", "critic": {"shared": True}},
+    "entropy": {"entropy": {"coefficient": 0.1}, "aggregation": "prompt_mean"},
+    "pairs": {"advantage": "best_worst", "loss": "dpo", "aggregation": "sequence_mean"},
+    "decoupled": {"loss": "decoupled_ppo", "drop_tied": True},
+    "whitened": {"advantage": "reinforce_pp", "loss": "sapo"},
+    "sequences": {
+        "advantage": "batch_norm",
+        "loss": "gspo",
+        "loss_options": {"clip_low": 0.5, "clip_high": 5.0},
+        "aggregation": "sequence_mean",
+    },
+}
+LAYOUTS = [(0, 10_000), (1, 16), (3, 40)]
+"""ZeRO stages and budgets of microbatches that objectives are computed with."""
 
 
 @pytest.fixture(scope="module")
-def measured(model_path, tmp_path_factory):
+def measured(model_path):
     """Gradients and statistics by number of ranks, ZeRO stage and micro-batch budget."""
-    return by_ranks(gradients, model_path, tmp_path_factory)
+    layouts = [(stage, budget) for stage in STAGES for budget in BUDGETS]
+    return by_ranks(gradients, model_path, {"": {}}, layouts)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
     measured, ranks, stage, budget, record_property
 ):
-    reference, expected = measured[1, 0, max(BUDGETS)]
-    gradient, found = measured[ranks, stage, budget]
+    [reference], expected, _ = measured[1, "", 0, max(BUDGETS)]
+    [gradient], found, _ = measured[ranks, "", stage, budget]
     difference = float((gradient - reference).norm() / reference.norm())
     record_property("relative_difference", difference)
     assert difference < 1e-6
@@ -68,53 +79,53 @@ def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
 
 
 @pytest.mark.slow
-def test_gradients_in_bfloat16_are_summed_over_ranks_in_float32(model_path, tmp_path):
-    spawn(2, summed_dtypes, model_path, str(tmp_path / "dtypes.pt"))
-    crossed = torch.load(tmp_path / "dtypes.pt", weights_only=True)
+def test_gradients_in_bfloat16_are_summed_over_ranks_in_float32(model_path):
+    crossed = spawn(2, summed_dtypes, model_path)
     assert crossed.keys() == {1, 2, 3}
     for dtypes in crossed.values():  # statistics are in float64
         assert "torch.float32" in dtypes
         assert "torch.bfloat16" not in dtypes
 
 
-def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path, tmp_path):
-    spawn(2, one_diverges, model_path, str(tmp_path))
-    for rank in (0, 1):
-        errors = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert errors.keys() == {0, 1, 2, 3}
+def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path):
+    for errors in spawn(2, one_diverges, model_path):
+        assert errors.keys() == {*STAGES}
         assert all("gradient norm is" in text for text in errors.values())
 
 
 @pytest.mark.slow
 def test_ranks_agree_on_a_batch_without_a_token_and_on_one_that_only_one_rank_has_tokens_of(
-    model_path, tmp_path_factory
+    model_path,
 ):
-    results = by_ranks(without_tokens, model_path, tmp_path_factory)
+    results = by_ranks(without_tokens, model_path)
     reference, _ = results[1, 0]
-    for (ranks, stage), (weights, steps) in results.items():
-        assert steps == [1, 0, 1, 1], (ranks, stage)
+    for layout, (weights, steps) in results.items():
+        assert steps == [1, 0, 1, 1], layout
         torch.testing.assert_close(weights, reference, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_muon_takes_the_same_steps_with_one_rank_and_two(model_path, tmp_path):
-    found = []
-    for ranks in (1, 2):
-        spawn(ranks, muon_weights, model_path, str(tmp_path / "weights.pt"))
-        found.append(torch.load(tmp_path / "weights.pt", weights_only=True))
-    for results in found:
-        for weights in results.values():
-            # Orthogonalising in few bits spreads the rounding of the sum over ranks.
-            torch.testing.assert_close(weights, found[0][0], rtol=0, atol=2e-3)
-            assert torch.equal(weights, results[0]), "the ZeRO stage changes nothing"
+def test_muon_takes_the_same_steps_with_one_rank_and_two(model_path):
+    found = by_ranks(muon_weights, model_path)
+    for (ranks, _), weights in found.items():
+        # Orthogonalising in few bits spreads the rounding of the sum over ranks.
+        torch.testing.assert_close(weights, found[1, 0], rtol=0, atol=2e-3)
+        assert torch.equal(weights, found[ranks, 0]), "the ZeRO stage changes nothing"
+
+
+def same_in_both(straight, again):
+    """Require that training on from a checkpoint is training without interruption."""
+    for name in ("statistics", "draws", "steps"):
+        assert again[name] == straight[name]
+    assert again["weights"].keys() == straight["weights"].keys()
+    for name, tensor in straight["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def interrupted(model_path, tmp_path_factory, request):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    file = folder / "results.pt"
-    spawn(request.param, resumed, model_path, str(folder), str(file))
-    return torch.load(file, weights_only=True)
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    return spawn(request.param, resumed, model_path, folder, plain, COMBINATIONS)
 
 
 @pytest.mark.slow
@@ -123,45 +134,38 @@ def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interrupt
     interrupted, stage, dtype
 ):
     straight, again = interrupted[stage, dtype]
-    assert again["statistics"] == straight["statistics"]
-    assert again["draws"] == straight["draws"]
-    assert again["steps"] == straight["steps"] == 8
-    assert again["weights"].keys() == straight["weights"].keys()
-    for name, tensor in straight["weights"].items():
-        assert torch.equal(again["weights"][name], tensor), name
+    same_in_both(straight, again)
+    assert straight["steps"] == 8
 
 
 @pytest.mark.slow
 def test_ranks_whose_disk_fills_up_within_a_checkpoint_wait_for_room_and_go_on(
-    model_path, mount_disk, tmp_path
+    model_path, mount_disk
 ):
     small_disk = mount_disk("32m")
-    spawn(2, filled, model_path, str(small_disk), str(tmp_path / "results.pt"))
-    straight, again = torch.load(tmp_path / "results.pt", weights_only=True)
+    [results] = spawn(2, filled, model_path, str(small_disk)).values()
     assert list(small_disk.glob("waited-*"))
-    assert not list(small_disk.glob(".v*"))
-    assert again["statistics"] == straight["statistics"]
-    for name, tensor in straight["weights"].items():
-        assert torch.equal(again["weights"][name], tensor), name
+    assert not list(small_disk.rglob(".v*"))
+    same_in_both(*results)
 
 
 @pytest.fixture(scope="module")
-def by_objective(model_path, tmp_path_factory):
-    """Gradients and statistics by number of ranks, objective and ZeRO stage."""
-    return by_ranks(objectives, model_path, tmp_path_factory)
+def by_objective(model_path):
+    """Gradients and statistics by number of ranks, objective, ZeRO stage and budget."""
+    return by_ranks(gradients, model_path, OBJECTIVES, LAYOUTS, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_kind_of_objective_has_one_gradient(
-    by_objective, objective, stage, ranks, record_property
+    by_objective, objective, layout, ranks, record_property
 ):
-    references, expected = by_objective[1, objective, 0]
-    gradients, found = by_objective[ranks, objective, stage]
-    assert len(gradients) == (2 if objective == "critic" else 1)
-    for gradient, reference in zip(gradients, references, strict=True):
+    references, expected, _ = by_objective[1, objective, *LAYOUTS[0]]
+    captured, found, _ = by_objective[ranks, objective, *layout]
+    assert len(captured) == (2 if objective == "critic" else 1)
+    for gradient, reference in zip(captured, references, strict=True):
         assert reference.norm() > 0
         difference = float((gradient - reference).norm() / reference.norm())
         record_property("relative_difference", difference)
@@ -175,18 +179,14 @@ def test_every_kind_of_objective_has_one_gradient(
 @pytest.fixture(scope="module", params=[1, 2])
 def interrupted_with_models(model_path, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("models")
-    file = folder / "results.pt"
-    spawn(request.param, resumed_with_models, model_path, str(folder), str(file))
-    return folder, torch.load(file, weights_only=True)
+    layouts = [(stage, "float32") for stage in STAGES]
+    return folder, spawn(request.param, resumed, model_path, str(folder), with_models, layouts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 def test_critic_reference_and_coefficients_go_on_bit_for_bit(interrupted_with_models, stage):
-    straight, again = interrupted_with_models[1][stage]
-    assert again["statistics"] == straight["statistics"]
-    for name, tensor in straight["weights"].items():
-        assert torch.equal(again["weights"][name], tensor), name
+    same_in_both(*interrupted_with_models[1][stage, "float32"])
 
 
 @pytest.mark.slow
@@ -195,10 +195,10 @@ def test_they_go_on_in_another_layout_the_same_to_rounding(
     model_path, interrupted_with_models, saved, stage
 ):
     folder, results = interrupted_with_models
-    path = checkpoint.checkpoint_path(folder / str(saved), 2)
-    shared = {"model_path": model_path, "seed": 0, "steps": 4, "checkpoint": str(path)}
-    rank = Rank(LearnerSpec(config=with_models(zero_stage=stage), **shared))
-    straight, again = results[saved][0], go_on(rank, range(2, 4), 0, None)
+    path = checkpoint.checkpoint_path(folder / f"{saved}-float32", 2)
+    config = with_models(zero_stage=stage, dtype="float32")
+    straight, _ = results[saved, "float32"]
+    again = go_on(load_rank(model_path, config, str(path)), range(2, 4))
     for found, expected in zip(again["statistics"], straight["statistics"], strict=True):
         for name in ("loss", "reference_kl", "value_loss", "kl_coefficient", "learning_rate"):
             assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
@@ -227,11 +227,8 @@ def test_batches_of_an_earlier_session_are_trained_again_with_its_settings(
 
     rank = Rank(LearnerSpec(config=before, steps=4, **shared))
     trained = weights_after(rank, [0, 1])
-    temporary = checkpoint.prepare(tmp_path, 2)
-    rank.capture()
-    rank.write(str(temporary))
+    saved = save(rank, tmp_path)
     rank.close()
-    saved = checkpoint.finish(tmp_path, state_of(rank, version=2))
 
     earlier = EarlierSession(2, after.stepping_as(before), 4)
     rank = Rank(LearnerSpec(config=after, steps=9, earlier=(earlier,), **shared))
@@ -242,18 +239,6 @@ def test_batches_of_an_earlier_session_are_trained_again_with_its_settings(
         rank = Rank(LearnerSpec(config=config, steps=steps, checkpoint=str(saved), **shared))
         assert same(weights_after(rank, [2]), again) == equal
         rank.close()
-
-
-def state_of(rank, version):
-    return checkpoint.State(
-        version=version,
-        saved_at=0.0,
-        optimizer_steps=rank.engine.steps_taken,
-        ranks=1,
-        zero_stage=rank.config.zero_stage,
-        dtype=rank.config.dtype,
-        cursor=None,
-    )
 
 
 def weights_after(rank, versions):

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from learner import disk_wait
 from learner.ranks.ray_leader import RankZero
 
@@ -62,8 +60,8 @@ def save(lead: RankZero, version: int) -> str:
 
 
 def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     disk = Disk(free=0)
     monkeypatch.setattr(disk_wait, "has_space", disk.has_space)
     monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
@@ -81,8 +79,8 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
 
 
 def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     leftover = tmp_path / ".v000004.tmp" / "weights"
     leftover.parent.mkdir()
     leftover.write_bytes(bytes(100))
