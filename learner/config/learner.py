@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headway.cpu_cores import Cores, parse_cores
 from headway.recipe_section import MAY_CHANGE, Section
-from learner.config.lora import ADAPTED, LoraConfig, check_lora
+from learner.config.lora import ADAPTED, LoraConfig
 from learner.config.objective import ObjectiveConfig
 from learner.config.objective_rules import check_traits
 from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
@@ -182,11 +182,6 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
         return self
 
     @model_validator(mode="after")
-    def _muon_trains_no_factors(self) -> Self:
-        check_lora(self.lora, self)
-        return self
-
-    @model_validator(mode="after")
     def _zero_manages_what_is_offloaded(self) -> Self:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
@@ -197,15 +192,15 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
-        optimizers: list[tuple[str, OptimizerConfig]] = [("", self)]
-        if self.critic is not None and not self.critic.shared:
-            optimizers.append(("critic.", self.critic))
-        for where, optimizer in optimizers:
-            check_deepspeed(
-                optimizer,
-                dtype=self.dtype,
-                zero_stage=self.zero_stage,
-                offload=self.offload_optimizer,
-                where=where,
-            )
+        own_critic = None if self.critic is None or self.critic.shared else self.critic
+        for where, optimizer in (("", self), ("critic.", own_critic)):
+            if optimizer is not None:
+                check_deepspeed(
+                    optimizer,
+                    dtype=self.dtype,
+                    zero_stage=self.zero_stage,
+                    adapted=optimizer.lora is not None,
+                    offload=self.offload_optimizer,
+                    where=where,
+                )
         return self

@@ -10,7 +10,6 @@ from pydantic import Field, field_validator
 
 from headway.errors import InputError
 from headway.recipe_section import ResumeRule, Section
-from learner.config.optimizer import OptimizerConfig
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 IRRELEVANT = frozenset({
@@ -62,19 +61,6 @@ class LoraConfig(Section):
     def scale(self) -> float:
         """Factor of B A."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
-
-
-def check_lora(lora: LoraConfig | None, optimizer: OptimizerConfig) -> None:
-    """Refuse an optimizer that is not meant for factors.
-
-    Raises:
-        ValueError: It is Muon.
-    """
-    if lora is not None and optimizer.optimizer == "muon":
-        raise ValueError(
-            'optimizer = "muon" with a section [lora]: it orthogonalises updates of whole matrices,'
-            " and an adapter trains their factors; use adamw"
-        )
 
 
 def with_stored_form(section: Any) -> Any:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headway.recipe_section import ResumeRule, Section
 from headway.registry import Registry
-from learner.config.lora import ADAPTED, LoraConfig, check_lora
+from learner.config.lora import ADAPTED, LoraConfig
 from learner.config.optimizer import OptimizerConfig
 from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
 
@@ -92,27 +92,18 @@ class CriticConfig(OptimizerConfig):
     """An adapter for a critic of its own, trained beside its head in place of the weights."""
 
     @model_validator(mode="after")
-    def _shared_has_no_backbone(self) -> Self:
+    def _shared_has_nothing_of_its_own(self) -> Self:
         if self.shared and (self.path is not None or self.pretrain_batches):
             raise ValueError(
                 f"critic.shared = true with path = {self.path!r} and pretrain_batches = "
                 f"{self.pretrain_batches}: a head on the policy's backbone has no backbone of its "
                 "own to load, and cannot be trained without it; leave both out, or shared = false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _shared_has_no_adapter_of_its_own(self) -> Self:
         if self.shared and self.lora is not None:
             raise ValueError(
                 "critic.shared = true with a section [critic.lora]: the policy's backbone has the "
                 "adapter of [learner.lora]; leave one out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _muon_trains_no_factors(self) -> Self:
-        check_lora(self.lora, self)
         return self
 
 
@@ -177,15 +168,12 @@ class ObjectiveConfig(Section):
 
     @field_validator("advantage", "loss", "correction")
     @classmethod
-    def _known(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
-        for name in (value,) if isinstance(value, str) else value:
-            _KINDS[info.field_name].check(name)
-        return value
-
-    @field_validator("correction")
-    @classmethod
-    def _named_once(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _known_and_named_once(
+        cls, value: str | tuple[str, ...], info: Any
+    ) -> str | tuple[str, ...]:
         names = (value,) if isinstance(value, str) else value
+        for name in names:
+            _KINDS[info.field_name].check(name)
         if not names:
             raise ValueError('an empty list; write "none"')
         repeated = sorted({name for name in names if names.count(name) > 1})

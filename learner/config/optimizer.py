@@ -55,16 +55,23 @@ def check_deepspeed(
     *,
     dtype: Dtype,
     zero_stage: int,
+    adapted: bool,
     offload: bool = False,
     where: str = "",
 ) -> None:
     """Refuse combinations that DeepSpeed cannot compute, or computes differently.
 
-    `where` is the prefix of the optimizer's settings in the section, such as "critic.".
+    `where` is the prefix of the optimizer's settings in the section, such as "critic."; `adapted`:
+    the factors of an adapter are trained.
 
     Raises:
         ValueError: A combination that is not supported.
     """
+    if config.optimizer == "muon" and adapted:
+        raise ValueError(
+            f'{where}optimizer = "muon" with a section [{where}lora]: it orthogonalises updates of '
+            "whole matrices, and an adapter trains their factors; use adamw"
+        )
     if dtype == "bfloat16" and zero_stage == 0:
         raise ValueError(
             'dtype = "bfloat16" needs zero_stage >= 1, not 0: only ZeRO keeps float32 gradients '

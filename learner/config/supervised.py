@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from learner.config.lora import LoraConfig, check_lora
+from learner.config.lora import LoraConfig
 from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
 
 
@@ -30,13 +30,9 @@ class SupervisedConfig(OptimizerConfig):
     """An adapter, which is trained in place of the weights and merged into the model at the end."""
 
     @model_validator(mode="after")
-    def _muon_trains_no_factors(self) -> Self:
-        check_lora(self.lora, self)
-        return self
-
-    @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
-        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
+        adapted = self.lora is not None
+        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage, adapted=adapted)
         return self
 
 

@@ -77,6 +77,11 @@ def random_groups(count=3, size=4, *, seed=0, version=0):
     return groups
 
 
+def columns_of(item):
+    """Return token ids and positions of a rollout, [N] int64."""
+    return torch.tensor(list(item.token_ids)), torch.arange(len(item.token_ids))
+
+
 def with_each(groups, change):
     """Return groups with the fields of each rollout that `change` makes of it."""
     return [

@@ -13,46 +13,32 @@ LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
 
 @given(lengths=LENGTHS, capacity=st.integers(1, 50))
-def test_every_sequence_is_in_exactly_one_row(lengths, capacity):
+def test_rows_hold_every_sequence_once_within_the_capacity_and_no_two_would_fit_into_one(
+    lengths, capacity
+):
     rows = pack(lengths, capacity)
+    sizes = [sum(lengths[i] for i in row) for row in rows]
     assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
     assert all(row == sorted(row) for row in rows)
+    assert all(len(row) == 1 or size <= capacity for row, size in zip(rows, sizes, strict=True))
+    assert all(one + other > capacity for one, other in combinations(sizes, 2))
 
 
-@given(lengths=LENGTHS, capacity=st.integers(1, 50))
-def test_a_row_is_within_the_capacity_or_holds_one_long_sequence(lengths, capacity):
-    for row in pack(lengths, capacity):
-        assert len(row) == 1 or sum(lengths[i] for i in row) <= capacity
-
-
-@given(lengths=LENGTHS, capacity=st.integers(1, 50))
-def test_no_two_rows_would_fit_into_one(lengths, capacity):
-    rows = [sum(lengths[i] for i in row) for row in pack(lengths, capacity)]
-    assert all(one + other > capacity for one, other in combinations(rows, 2))
-
-
-def test_the_tightest_row_is_taken():
-    assert pack([6, 7, 3, 4], capacity=10) == [[1, 2], [0, 3]]
-
-
-def test_a_long_sequence_has_a_row_of_its_own():
-    assert pack([2, 99, 2], capacity=10) == [[1], [0, 2]]
-
-
-def test_nothing_packs_into_no_rows():
-    assert pack([], capacity=10) == []
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [([6, 7, 3, 4], [[1, 2], [0, 3]]), ([2, 99, 2], [[1], [0, 2]]), ([], [])],
+    ids=["the tightest row is taken", "a long sequence has its own", "nothing"],
+)
+def test_rows_of_ten_tokens_by_hand(lengths, rows):
+    assert pack(lengths, capacity=10) == rows
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 6))
-def test_shares_hold_everything_once(lengths, ranks):
+def test_shares_hold_everything_once_and_differ_by_one_item_at_most(lengths, ranks):
     shares = balance(lengths, ranks)
+    loads = [sum(lengths[i] for i in share) for share in shares]
     assert len(shares) == ranks
     assert sorted(i for share in shares for i in share) == list(range(len(lengths)))
-
-
-@given(lengths=LENGTHS, ranks=st.integers(1, 6))
-def test_shares_differ_by_one_item_at_most(lengths, ranks):
-    loads = [sum(lengths[i] for i in share) for share in balance(lengths, ranks)]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 

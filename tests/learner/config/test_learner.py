@@ -7,6 +7,9 @@ from learner.config.learner import LearnerConfig
 from learner.config.lora import LoraConfig
 from learner.config.supervised import SftConfig
 
+MUON = {"optimizer": "muon"}
+OWN_CRITIC = {"advantage": "gae", "loss": "ppo"}
+
 
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -19,7 +22,7 @@ from learner.config.supervised import SftConfig
         ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
         ({"lora": {}, "optimizer": "muon", "zero_stage": 0}, "an adapter trains their factors"),
         ({"lora": {"targets": []}}, "at least 1 item"),
-        ({"critic": {"lora": {}, "optimizer": "muon"}}, "an adapter trains their factors"),
+        (OWN_CRITIC | {"critic": MUON | {"lora": {}}}, r"muon.* with a section .critic.lora."),
         ({"critic": {"lora": {}, "shared": True}}, "with a section .critic.lora."),
         ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),
@@ -28,9 +31,6 @@ from learner.config.supervised import SftConfig
 def test_a_combination_that_cannot_work_is_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         LearnerConfig(**settings)
-
-
-MUON = {"optimizer": "muon"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from learner.engine.checkpoint import (
     checkpoint_path,
     expired,
     finish,
+    load,
     prepare,
     prune,
 )
@@ -72,10 +73,6 @@ def save(root, version, *, engine=None, **changes):
     write = capture(engine or Engine())
     write(prepare(root, version))
     return finish(root, state(version, **changes))
-
-
-def load(engine, folder):
-    return checkpoint.load(engine, folder)
 
 
 def test_a_checkpoint_holds_the_engine_and_the_state(tmp_path):
@@ -241,17 +238,16 @@ def test_the_newest_and_the_young_are_kept_and_what_was_never_committed_is_not(
         assert (version in gone) == (1000.0 - saved_at[version] >= seconds)
 
 
-def test_old_checkpoints_are_removed_whole(tmp_path):
+@pytest.mark.parametrize(
+    ("newest", "seconds", "left"),
+    [(30, 0.0, ["v000020", "v000030"]), (0, 3600.0, [])],
+    ids=["the last was not committed", "before the first commit"],
+)
+def test_old_and_uncommitted_checkpoints_are_removed_whole(tmp_path, newest, seconds, left):
     for version in (10, 20, 30, 40):
         save(tmp_path, version)
-    prune(tmp_path, newest=30, keep=2, keep_seconds=0.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000020", "v000030"]
-
-
-def test_before_the_first_commit_every_checkpoint_is_garbage(tmp_path):
-    save(tmp_path, 10)
-    prune(tmp_path, newest=0, keep=2, keep_seconds=3600.0)
-    assert list(tmp_path.iterdir()) == []
+    prune(tmp_path, newest=newest, keep=2, keep_seconds=seconds)
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def test_a_checkpoint_that_was_never_committed_takes_no_place_of_one_that_was(tmp_path):

@@ -4,17 +4,13 @@ import threading
 
 import pytest
 import torch
-from rollouts import cut_off, random_groups, unexplained
 
 from headway.errors import InputError
-from learner.config.learner import LearnerConfig
 from learner.config.optimizer import OptimizerConfig, ScheduleConfig
 from learner.engine.lr_schedule import rate_factor
-from learner.errors import TrainingDiverged
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 from learner.model.scalar_model import load_scalar_model
-from learner.update import Updater
 from tests.learner.model.architectures import write
 from weight_sync.publish.snapshot import Snapshot
 
@@ -201,33 +197,6 @@ def test_weight_decay_leaves_norms_and_embeddings_alone_unless_told(
         torch.testing.assert_close(tensor, factor * before[name], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("untrained", "critic"), [(cut_off, True), (unexplained, False)])
-def test_a_batch_without_a_token_to_train_leaves_the_optimizer_as_it_is(
-    model_path, zero_stage, untrained, critic
-):
-    """The same batches with one whose tokens are all masked, or not finite, and without it."""
-    rates = {"learning_rate": 1e-2, "weight_decay": 0.1}
-    settings = {"advantage": "gae", "critic": rates} if critic else {}
-    schedule = ScheduleConfig(kind="linear")
-    config = LearnerConfig(
-        zero_stage=zero_stage, mask_truncated=True, schedule=schedule, **rates, **settings
-    )
-    trained = []
-    for between in ([], [untrained(random_groups(seed=8))]):
-        engines = [make_engine(model_path, zero_stage, config)]
-        if critic:
-            engines.append(make_critic(model_path, zero_stage, config=config.critic))
-        updater = Updater(engines[0], config, critic=engines[1] if critic else None)
-        batches = [random_groups(seed=0), *between, random_groups(seed=1)]
-        steps = [updater.update(groups, 0).optimizer_steps for groups in batches]
-        assert steps == [1, *[0 for _ in between], 1]
-        assert [engine.steps_taken for engine in engines] == [2] * len(engines)
-        trained.append({name: tensor.clone() for name, tensor in engines[0].weights()})
-    for name, tensor in trained[0].items():
-        assert torch.equal(tensor, trained[1][name]), name
-
-
 def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
     before = {name: t.clone() for name, t in policy(model_path).model.named_parameters()}
     config = OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4)
@@ -322,17 +291,6 @@ def test_experts_are_checked_by_their_derivative_and_then_train(tmp_path, zero_s
     engine = make_engine(str(tmp_path), zero_stage, model=module)
     assert [bool(each.any()) for each in derivatives] == [False]
     assert min(steps_of(engine)) > 0
-
-
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_loss_that_is_not_finite_flows_into_the_gradient_and_the_step_raises(
-    model_path, zero_stage
-):
-    engine = make_engine(model_path, zero_stage)
-    logprobs = engine.forward(*next(microbatches())).logprobs
-    engine.backward(logprobs.sum() * float("nan"))
-    with pytest.raises(TrainingDiverged, match="optimizer step 0"):
-        engine.step()
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from headway.errors import InputError
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import Policy, load_policy, prepare
 from learner.model.scalar_model import load_scalar_model
-from tests.learner.model.architectures import write
+from tests.learner.model.architectures import configuration, write
 
 LENGTHS = [5, 1, 7, 3]
 TOKENS = sum(LENGTHS)
@@ -23,20 +23,9 @@ TOKENS = sum(LENGTHS)
 @pytest.fixture(scope="module")
 def policy():
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
-    model = AutoModelForCausalLM.from_config(config).double().eval()
+    model = AutoModelForCausalLM.from_config(configuration("qwen3")).double().eval()
     policy = Policy(model, LogprobOptions(chunk=4, temperature=0.7, entropy_gradient=True))
-    policy.value_head = torch.nn.Linear(16, 1, bias=False, dtype=torch.float64)
+    policy.value_head = torch.nn.Linear(32, 1, bias=False, dtype=torch.float64)
     return policy
 
 

@@ -7,7 +7,16 @@ from types import ModuleType
 
 import pytest
 import torch
-from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout, with_each
+from rollouts import (
+    PlainEngine,
+    TinyPolicy,
+    columns_of,
+    group,
+    only,
+    random_groups,
+    rollout,
+    with_each,
+)
 
 from headway.errors import InputError
 from headway.registry import Entry
@@ -67,6 +76,9 @@ class EntropyEngine(PlainEngine):
         return Forward(*only(wanted, said))
 
 
+AWAY = PlainReference(shift=1.0)
+
+
 def train(groups, *, reference=None, **settings):
     """Run one update; return the engine and its statistics."""
     engine = PlainEngine()
@@ -82,7 +94,9 @@ def learn(critic, *, version=0, **settings):
     return engine, Updater(engine, config, critic=critic).update(random_groups(), version)
 
 
+PAIRS = {"advantage": "best_worst", "loss": "dpo", "aggregation": "sequence_mean"}
 KL = {"kl": {"coefficient": 0.5}}
+IN_REWARD = {"coefficient": 0.5, "placement": "reward"}
 
 
 def test_the_gradient_at_the_reference_has_no_pull_and_away_from_it_points_back():
@@ -91,21 +105,17 @@ def test_the_gradient_at_the_reference_has_no_pull_and_away_from_it_points_back(
     at, none = train(groups, reference=PlainReference(), **KL)
     torch.testing.assert_close(at.gradient, plain.gradient, atol=1e-6, rtol=1e-6)
     assert none.reference_kl == pytest.approx(0.0, abs=1e-6)
-    away, some = train(groups, reference=PlainReference(shift=1.0), **KL)
+    away, some = train(groups, reference=AWAY, **KL)
     assert some.reference_kl > 0.01
     assert some.loss > some.policy_loss
-    far, _ = train(groups, reference=PlainReference(shift=1.0), kl={"coefficient": 1.0})
+    far, _ = train(groups, reference=AWAY, kl={"coefficient": 1.0})
     pull, twice = away.gradient - plain.gradient, far.gradient - plain.gradient
     torch.testing.assert_close(twice, 2 * pull, atol=1e-6, rtol=1e-5)
 
 
 def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
     groups = random_groups()
-    _, found = train(
-        groups,
-        reference=PlainReference(shift=1.0),
-        kl={"coefficient": 0.5, "placement": "reward"},
-    )
+    _, found = train(groups, reference=AWAY, kl=IN_REWARD)
     _, plain = train(groups)
     assert found.loss == found.policy_loss != plain.policy_loss
     assert found.reward_mean == plain.reward_mean
@@ -115,15 +125,14 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
 
 def loss_by_hand(groups, *, beta):
     """Of cispo with grpo on rewards less β · Σ (log μ − log ref) of each rollout."""
-    policy, reference = TinyPolicy(), PlainReference(shift=1.0)
-    total, tokens = 0.0, 0
+    policy, total, tokens = TinyPolicy(), 0.0, 0
     for item in groups:
         rewards, terms = [], []
         for one in item.rollouts:
-            ids = torch.tensor(one.token_ids), torch.arange(len(one.token_ids))
+            ids = columns_of(one)
             sampled = torch.tensor(one.behavior_logprobs, dtype=torch.float64)[2:]
             current = policy(*ids)[0].detach()[2:]
-            rewards.append(one.reward - beta * (sampled - reference.logprobs(*ids)[2:]).sum())
+            rewards.append(one.reward - beta * (sampled - AWAY.logprobs(*ids)[2:]).sum())
             terms.append(((current - sampled).exp().clamp(max=5.0) * current).sum())
             tokens += len(current)
         rewards = torch.stack(rewards) if beta else torch.tensor(rewards, dtype=torch.float64)
@@ -149,22 +158,16 @@ def batches(monkeypatch):
 @pytest.mark.parametrize("proximal", [True, False])
 def test_kl_in_the_reward_is_of_the_proximal_policy_where_it_is_computed(proximal, batches):
     groups = random_groups()
-    train(
-        groups,
-        reference=PlainReference(shift=1.0),
-        advantage="dr_grpo",
-        loss="ppo",
-        kl={"coefficient": 0.5, "placement": "reward"},
-        recompute_proximal=proximal,
-    )
-    policy, reference, expected = TinyPolicy(), PlainReference(shift=1.0), []
+    settings = {"advantage": "dr_grpo", "loss": "ppo", "recompute_proximal": proximal}
+    train(groups, reference=AWAY, kl=IN_REWARD, **settings)
+    policy, expected = TinyPolicy(), []
     for item in groups:
         rewards = []
         for one in item.rollouts:
-            ids = torch.tensor(one.token_ids), torch.arange(len(one.token_ids))
+            ids = columns_of(one)
             sampled = torch.tensor(one.behavior_logprobs, dtype=torch.float64)
             logprobs = policy(*ids)[0].detach() if proximal else sampled
-            distance = (logprobs - reference.logprobs(*ids))[2:].sum()
+            distance = (logprobs - AWAY.logprobs(*ids))[2:].sum()
             rewards.append(one.reward - 0.5 * float(distance))
         expected += [reward - sum(rewards) / len(rewards) for reward in rewards]
     assert batches[0].advantages.values.tolist() == pytest.approx(expected, abs=1e-5)
@@ -180,7 +183,7 @@ def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
     monkeypatch.setattr("learner.objective.objective.kl_loss", seen)
     for placement in ("loss", "reward"):
         kl = {"coefficient": 0.5, "placement": placement}
-        _, found = train(random_groups(), reference=PlainReference(shift=1.0), kl=kl)
+        _, found = train(random_groups(), reference=AWAY, kl=kl)
         assert found.reference_kl > 0.01
         assert found.fractions["reference_not_finite"] == 0
     assert asked == [True, False]
@@ -221,7 +224,7 @@ def cut_short(groups):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"kl": {"coefficient": 0.5, "placement": "reward"}, "advantage": "reinforce_pp"},
+        {"kl": IN_REWARD, "advantage": "reinforce_pp"},
         {"advantage": "gae", "critic": {}, "advantage_options": {"gamma": 0.9}},
     ],
     ids=["kl", "critic"],
@@ -229,10 +232,7 @@ def cut_short(groups):
 def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, batches):
     for masked in (False, True):
         config = LearnerConfig(mask_truncated=masked, **settings)
-        models = {
-            "reference": PlainReference(shift=1.0) if config.kl else None,
-            "critic": PlainCritic() if config.critic else None,
-        }
+        models = {"critic": PlainCritic()} if config.critic else {"reference": AWAY}
         Updater(PlainEngine(), config, **models).update(cut_short(random_groups()), 0)
     plain, masked = batches
     assert masked.tokens.mask.sum() < plain.tokens.mask.sum()
@@ -240,9 +240,8 @@ def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, bat
 
 
 def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
-    reference = PlainReference(shift=1.0)
     config = LearnerConfig(kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12})
-    updater = Updater(PlainEngine(), config, reference=reference)
+    updater = Updater(PlainEngine(), config, reference=AWAY)
     first = updater.update(random_groups(), 0)
     second = updater.update(random_groups(), 1)
     assert first.kl_coefficient == 0.1
@@ -259,8 +258,7 @@ def test_coefficients_stay_while_the_critic_alone_is_trained():
         kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12},
         entropy={"target": 2.39, "step": 0.1},
     )
-    reference = PlainReference(shift=1.0)
-    updater = Updater(EntropyEngine(), config, critic=PlainCritic(), reference=reference)
+    updater = Updater(EntropyEngine(), config, critic=PlainCritic(), reference=AWAY)
     found = [updater.update(random_groups(), version) for version in range(3)]
     assert [one.kl_coefficient for one in found] == pytest.approx([0.1, 0.1, 0.12])
     assert [one.entropy_coefficient for one in found] == pytest.approx([0.0, 0.0, 0.1])
@@ -303,12 +301,7 @@ def test_positive_examples_are_a_mean_over_all_of_their_tokens(budget):
     both, found = train(groups, microbatch_tokens=budget, positive_nll=0.5)
     policy = TinyPolicy()
     right = [one for item in groups for one in item.rollouts if one.reward > 0]
-    nll = torch.cat(
-        [
-            -policy(torch.tensor(one.token_ids), torch.arange(len(one.token_ids)))[0][2:]
-            for one in right
-        ]
-    ).mean()
+    nll = torch.cat([-policy(*columns_of(one))[0][2:] for one in right]).mean()
     assert found.loss - found.policy_loss == pytest.approx(0.5 * nll.item(), rel=1e-6)
     assert (both.gradient - plain.gradient).norm() > 1e-3
     of_right = sum(len(one.token_ids) - 2 for one in right)
@@ -345,16 +338,9 @@ def test_value_pretraining_leaves_the_policy_alone():
 
 @pytest.mark.parametrize("budget", [16, 40, 10_000])
 def test_pairs_lie_whole_in_a_row_whatever_its_capacity(budget):
-    groups = random_groups(count=5)
-    settings = {
-        "advantage": "best_worst",
-        "loss": "dpo",
-        "aggregation": "sequence_mean",
-        "microbatch_tokens": budget,
-    }
-    reference = PlainReference(shift=0.5)
-    engine, found = train(groups, reference=reference, **settings)
-    whole, one = train(groups, reference=reference, **{**settings, "microbatch_tokens": 10_000})
+    groups, reference = random_groups(count=5), PlainReference(shift=0.5)
+    engine, found = train(groups, reference=reference, **PAIRS, microbatch_tokens=budget)
+    whole, one = train(groups, reference=reference, **PAIRS, microbatch_tokens=10_000)
     torch.testing.assert_close(engine.gradient, whole.gradient, atol=1e-9, rtol=1e-9)
     assert found.loss == pytest.approx(one.loss, abs=1e-9)
     assert found.fractions["unpaired"] == 0
@@ -426,15 +412,7 @@ def test_every_function_is_where_its_entry_says(registry):
         ({"loss": "topr", "correction": "tis"}, "already weighs by current / behaviour policy"),
         ({"loss": "cispo", "correction": ["veto", "mis"]}, "would count it twice"),
         ({"loss": "kimi", "correction": "tis", "aggregation": "sequence_mean"}, "unweighed"),
-        (
-            {
-                "loss": "dpo",
-                "advantage": "best_worst",
-                "aggregation": "sequence_mean",
-                "correction": "veto",
-            },
-            "compares the rollouts of a group",
-        ),
+        (PAIRS | {"correction": "veto"}, "compares the rollouts of a group"),
         (
             {"loss": "decoupled_ppo", "loss_options": {"proximal": "detach"}, "epochs": 2},
             'use "recompute", or one step',
@@ -497,16 +475,6 @@ def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
     Objective(config)
 
 
-def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
-    module = ModuleType("weights_of_a_user")
-    module.own = Entry("own", CORRECTIONS["tis"].function, CorrectionTraits())
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    both = LearnerConfig(loss="reinforce", correction=["mis", "weights_of_a_user:own"])
-    with pytest.raises(InputError, match="mis and weights_of_a_user:own each weigh"):
-        Objective(both)
-    Objective(LearnerConfig(loss="reinforce", correction=["weights_of_a_user:own", "veto"]))
-
-
 @pytest.fixture
 def of_the_users(monkeypatch):
     """Make an entry known by a dotted path."""
@@ -518,6 +486,13 @@ def of_the_users(monkeypatch):
         return f"{module.__name__}:{entry.name}"
 
     return known
+
+
+def test_a_weight_of_the_users_beside_another_is_refused(of_the_users):
+    own = of_the_users(Entry("own", CORRECTIONS["tis"].function, CorrectionTraits()))
+    with pytest.raises(InputError, match=f"mis and {own} each weigh"):
+        Objective(LearnerConfig(loss="reinforce", correction=["mis", own]))
+    Objective(LearnerConfig(loss="reinforce", correction=[own, "veto"]))
 
 
 def push(inputs):
@@ -537,13 +512,8 @@ def test_what_a_loss_of_the_users_needs_is_asked_for(of_the_users, need, remedy,
     with pytest.raises(InputError, match=f"needs {need}, which nothing computes; .*{remedy}"):
         Objective(LearnerConfig(loss=loss))
     Objective(LearnerConfig(loss=loss, **settings))
-    correction = of_the_users(
-        Entry(
-            "own",
-            CORRECTIONS["none"].function,
-            CorrectionTraits(weighs=False, needs=frozenset({need})),
-        )
-    )
+    traits = CorrectionTraits(weighs=False, needs=frozenset({need}))
+    correction = of_the_users(Entry("own", CORRECTIONS["none"].function, traits))
     with pytest.raises(InputError, match=f"needs {need}"):
         Objective(LearnerConfig(correction=correction, loss="reinforce"))
 
@@ -557,11 +527,10 @@ def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_return
     advantage = of_the_users(own)
     with pytest.raises(InputError, match=r"needs values.*\[learner.critic\] section"):
         Objective(LearnerConfig(advantage=advantage))
-    config = LearnerConfig(advantage=advantage, critic={})
-    critic = PlainCritic()
-    assert (
-        Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0).critic.value_loss
+    updater = Updater(
+        PlainEngine(), LearnerConfig(advantage=advantage, critic={}), critic=PlainCritic()
     )
+    assert updater.update(random_groups(), 0).critic.value_loss
     silent = of_the_users(Entry("silent", lambda batch: batch.rewards, AdvantageTraits()))
     with pytest.raises(InputError, match="a critic learns returns, and"):
         Objective(LearnerConfig(advantage=silent, critic={}))
