@@ -51,7 +51,7 @@ class Rank:
         Raises:
             InputError: The model cannot be trained, or the checkpoint not be loaded.
         """
-        self._spec = spec
+        self.spec = spec
         config = self.config = spec.config
         random.seed(spec.seed)
         np.random.seed(spec.seed)
@@ -97,14 +97,14 @@ class Rank:
             policy.values_after = config.bootstraps
         self._adapt(policy.model, config.lora)
         self._names = HuggingFaceNames(policy.model)
-        engines_merge = self._spec.weight_sync.staged and not self._names.converts_adapted
+        engines_merge = self.spec.weight_sync.staged and not self._names.converts_adapted
         if config.lora is not None and engines_merge:
             base = base_of(policy.model)
             self.published_adapter = AdapterForm(scale=config.lora.scale, base=base)
         return PolicyEngine(
             policy,
             config,
-            total_steps=policy_steps(config, self._spec.steps),
+            total_steps=policy_steps(config, self.spec.steps),
             rates=rates_of_parts(config),
             **self._settings,
         )
@@ -113,16 +113,16 @@ class Rank:
         """Add an adapter, if any; a checkpoint replaces the factors that it begins with."""
         if lora is None:
             return
-        checkpoint_folder = self._spec.checkpoint
+        checkpoint_folder = self.spec.checkpoint
         if checkpoint_folder is not None:
             lora = lora.model_copy(update={"path": None})
         section = "learner.critic.lora" if part else "learner.lora"
-        add_adapter(model, lora, seed=self._spec.seed, section=section)
+        add_adapter(model, lora, seed=self.spec.seed, section=section)
         if checkpoint_folder is not None:
             check_base(read_adapter(Path(checkpoint_folder) / part), model)
 
     def _critic(self) -> CriticEngine | None:
-        spec, config = self._spec, self.config.critic
+        spec, config = self.spec, self.config.critic
         if config is None or config.shared:
             return None
         with sharing(self.config.zero_stage):
@@ -144,7 +144,7 @@ class Rank:
         config = self.config
         folder = saved / REFERENCE_FOLDER if saved else None
         refreshed = folder is not None and folder.exists()
-        first = (config.kl.reference if config.kl else None) or self._spec.model_path
+        first = (config.kl.reference if config.kl else None) or self.spec.model_path
         model = {**self._model, "activation_checkpointing": False}
         with sharing(config.zero_stage):
             policy = load_policy(str(folder) if refreshed else first, self._options, **model)
@@ -158,10 +158,10 @@ class Rank:
     def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """Train a batch of encoded groups; return figures over all ranks. Collective."""
         groups = decode_arrays(payloads)
-        if (settings := self._spec.settings_at(version)) != self._settings_now:
+        if (settings := self.spec.settings_at(version)) != self._settings_now:
             self._adopt(*settings)
         report = self.updater.update(groups, version)
-        dtypes = {self.config.dtype, self._spec.served_dtype}
+        dtypes = {self.config.dtype, self.spec.served_dtype}
         if self.config.lora is not None and "bfloat16" in dtypes:
             report = replace(report, lost_to_rounding=self.engine.lost_to_rounding())
         if self.engine.rank == 0:

@@ -63,7 +63,7 @@ class LearnerGroup:
         address = None
         if len(self.handles) > 1:
             [address] = await self._first_failure({0: self.handles[0].open_store.remote()})
-        loading = {i: rank.start.remote(address) for i, rank in self._numbered()}
+        loading = {i: rank.start.remote(address) for i, rank in enumerate(self.handles)}
         await self._first_failure(loading, self._hear_all(loading=True))
 
     async def run(self, broker: Any, broadcaster: Any) -> int:
@@ -77,18 +77,18 @@ class LearnerGroup:
         """
         leader, *followers = self.handles
         running = leader.run.remote(followers, broker, broadcaster)
-        watched = [call_rank(i, rank.live.remote()) for i, rank in self._numbered() if i]
+        watched = [call_rank(i, rank.live.remote()) for i, rank in enumerate(self.handles) if i]
         watched += self._hear_all()
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
     async def watch(self) -> None:
         """Wait until a rank dies or hangs after `run`, and raise RankFailed; the others end."""
-        living = {i: rank.live.remote() for i, rank in self._numbered()}
+        living = {i: rank.live.remote() for i, rank in enumerate(self.handles)}
         await self._first_failure(living, self._hear_all())
 
     def _hear_all(self, *, loading: bool = False) -> list[Coroutine[Any, Any, Any]]:
-        return [self._hear(i, rank, loading=loading) for i, rank in self._numbered()]
+        return [self._hear(i, rank, loading=loading) for i, rank in enumerate(self.handles)]
 
     async def _hear(self, number: int, rank: Any, *, loading: bool) -> None:
         """Ask a rank again and again, and raise RankFailed once it does not answer any more."""
@@ -104,14 +104,15 @@ class LearnerGroup:
     async def serve_metrics(self, access: MetricsAccess) -> list[str]:
         """Have the ranks serve their metrics until they end; return host:port of each."""
         return [
-            await call_rank(i, rank.serve_metrics.remote(access)) for i, rank in self._numbered()
+            await call_rank(i, rank.serve_metrics.remote(access))
+            for i, rank in enumerate(self.handles)
         ]
 
     async def paused(self) -> str | None:
         """Return why a rank waits for disk space; None where none does, or none answers in time."""
         calls = (
             call_rank(i, rank.paused.remote(), timeout=ANSWER_SECONDS)
-            for i, rank in self._numbered()
+            for i, rank in enumerate(self.handles)
         )
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((reason for reason in answers if isinstance(reason, str)), None)
@@ -134,9 +135,6 @@ class LearnerGroup:
         """End every rank, whatever it is doing."""
         for rank in self.handles:
             ray.kill(rank)
-
-    def _numbered(self) -> list[tuple[int, Any]]:
-        return list(enumerate(self.handles))
 
     async def _first_failure(
         self, needed: Mapping[int, Any], watched: Sequence[Coroutine[Any, Any, Any]] = ()

@@ -36,9 +36,6 @@ class RankZero:
     call: Call
     """Runs a function in the thread where `rank` may be used."""
     publisher: BackgroundPublisher
-    checkpoints: Path
-    wire_dtype: str = "as_trained"
-    """The setting `weight_sync.wire_dtype`."""
     _skipped: int = field(default=0, init=False)
     """Versions that the publisher skipped, as far as they are reported."""
 
@@ -78,7 +75,7 @@ class RankZero:
                 objective_state=dict(self.rank.updater.objective.state),
                 totals=dict(totals),
                 weights_checksum=weights_checksum,
-                wire_dtype=self.wire_dtype,
+                wire_dtype=self.rank.spec.weight_sync.wire_dtype,
                 adapter_alone=self.rank.published_adapter is not None,
             )
         )
@@ -90,7 +87,7 @@ class RankZero:
         last one took. A disk that fills up later is waited for by the rank that writes
         (`disk_wait`).
         """
-        root = self.checkpoints
+        root = Path(self.rank.spec.checkpoints)
         temporary = str(await asyncio.to_thread(checkpoint.prepare, root, state.version))
         await asyncio.to_thread(lambda: wait_for_space(root, checkpoint.newest_size(root)))
         calls = [follower.write.remote(temporary) for follower in self.followers]
@@ -102,7 +99,7 @@ class RankZero:
         config = self.rank.config
         await asyncio.to_thread(
             checkpoint.prune,
-            self.checkpoints,
+            Path(self.rank.spec.checkpoints),
             newest=version,
             keep=config.keep_checkpoints,
             keep_seconds=config.keep_checkpoint_hours * 3600,

@@ -111,17 +111,9 @@ class RankActor(ServiceProcess):
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = await self._call(make_publisher, spec.weight_sync, broadcaster)
-        wire_dtype = spec.weight_sync.wire_dtype
         adapter_alone = self._rank.published_adapter is not None
-        same = (spec.config.dtype, wire_dtype, adapter_alone)
-        leader = RankZero(
-            self._rank,
-            followers,
-            self._call,
-            self._publisher,
-            checkpoints=Path(spec.checkpoints),
-            wire_dtype=wire_dtype,
-        )
+        same = (spec.config.dtype, spec.weight_sync.wire_dtype, adapter_alone)
+        leader = RankZero(self._rank, followers, self._call, self._publisher)
         learner = self._learner = Learner(
             leader,
             broker,

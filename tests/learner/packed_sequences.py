@@ -1,6 +1,6 @@
 """Random packed sequences in float64, and the same tokens as padded arrays."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -83,52 +83,34 @@ def sequence_mean(inputs, per_token):
     return torch.stack(means).mean()
 
 
-@dataclass
-class Padded:
-    """The same tokens as [B, T] arrays, padded with nan."""
+def pad(inputs):
+    """Return sequences from `random_sequences` as [B, T] arrays, padded with nan.
 
-    frozen: np.ndarray
-    behavior: np.ndarray
-    proximal: np.ndarray | None
-    reference: np.ndarray
-    advantages: np.ndarray
-    mask: np.ndarray
-    lags: np.ndarray
-    groups: list
-    rewards: np.ndarray
-    entropies: np.ndarray
-    places: list
+    `unpack` makes such an array of [N], and `pack` the reverse.
+    """
+    places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
+    starts = [0, *np.cumsum(LENGTHS)[:-1]]
 
-    def pack(self, values):
-        """[B, T] back to [N]."""
-        return np.array([values[place] for place in self.places])
-
-    def unpack(self, values):
-        """[N] to [B, T]."""
-        shape = (len(self.groups), max(LENGTHS))
-        values = np.asarray(values)
+    def unpack(values):
+        values = np.asarray(values.detach() if isinstance(values, torch.Tensor) else values)
         padding = False if values.dtype == bool else np.nan
-        array = np.full(shape, padding, dtype=bool if values.dtype == bool else float)
-        for place, value in zip(self.places, values, strict=True):
+        array = np.full((len(LENGTHS), max(LENGTHS)), padding, dtype=type(padding))
+        for place, value in zip(places, values, strict=True):
             array[place] = value
         return array
 
-
-def pad(inputs):
-    """Return sequences from `random_sequences` as padded arrays."""
-    places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
-    starts = [0, *np.cumsum(LENGTHS)[:-1]]
-    empty = np.zeros(0)
-    padded = Padded(*[empty] * 7, groups=inputs.group_ids[starts].tolist(), rewards=empty,
-                    entropies=empty, places=places)  # fmt: skip
-    padded.frozen = padded.unpack(inputs.logprobs.detach())
-    padded.behavior = padded.unpack(inputs.behavior_logprobs)
     proximal = inputs.proximal_logprobs
-    padded.proximal = None if proximal is None else padded.unpack(proximal)
-    padded.reference = padded.unpack(inputs.reference_logprobs)
-    padded.advantages = padded.unpack(inputs.advantages)
-    padded.mask = padded.unpack(inputs.mask)
-    padded.lags = padded.unpack(inputs.version - inputs.versions)
-    padded.rewards = padded.unpack(inputs.rewards)
-    padded.entropies = padded.unpack(inputs.entropies.detach())
-    return padded
+    return SimpleNamespace(
+        frozen=unpack(inputs.logprobs),
+        behavior=unpack(inputs.behavior_logprobs),
+        proximal=None if proximal is None else unpack(proximal),
+        reference=unpack(inputs.reference_logprobs),
+        advantages=unpack(inputs.advantages),
+        mask=unpack(inputs.mask),
+        lags=unpack(inputs.version - inputs.versions),
+        groups=inputs.group_ids[starts].tolist(),
+        rewards=unpack(inputs.rewards),
+        places=places,
+        unpack=unpack,
+        pack=lambda values: np.array([values[place] for place in places]),
+    )

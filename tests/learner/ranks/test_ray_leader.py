@@ -16,7 +16,9 @@ class Rank:
 
     published_adapter = None
 
-    def __init__(self, disk: "Disk") -> None:
+    def __init__(self, disk: "Disk", checkpoints: Path) -> None:
+        weight_sync = SimpleNamespace(wire_dtype="as_trained")
+        self.spec = SimpleNamespace(checkpoints=str(checkpoints), weight_sync=weight_sync)
         self.config = SimpleNamespace(ranks=1, zero_stage=0, dtype="float32")
         self.engine = SimpleNamespace(steps_taken=7)
         self.updater = SimpleNamespace(objective=SimpleNamespace(state={}))
@@ -47,11 +49,9 @@ async def at_once(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
 
 
-def make_lead(root: Path, rank: Rank) -> RankZero:
-    return RankZero(rank, (), at_once, None, checkpoints=root)  # type: ignore[arg-type]
+def save(rank: Rank, version: int) -> str:
+    lead = RankZero(rank, (), at_once, None)  # type: ignore[arg-type]
 
-
-def save(lead: RankZero, version: int) -> str:
     async def main() -> str:
         settings = {"cursor": None, "totals": {}, "weights_checksum": "5eed"}
         return await (await lead.save(version, **settings))  # type: ignore[arg-type]
@@ -66,13 +66,13 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     monkeypatch.setattr(disk_wait, "has_space", disk.has_space)
     monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
     root = tmp_path / "checkpoints"
-    path = save(make_lead(root, Rank(disk)), 5)
+    path = save(Rank(disk, root), 5)
     assert path == "checkpoints/v000005"
     assert json.loads((root / "v000005" / "state.json").read_text())["version"] == 5
     assert disk.asked == [1, 2**20, 2**20, 0], "of the first one nothing is known"
     assert caplog.text.count("paused: no space is left on the disk of") == 1
     disk.free, disk.asked = 1_500_000, []
-    save(make_lead(root, Rank(disk)), 6)
+    save(Rank(disk, root), 6)
     assert disk.asked[1] == disk.asked[2] >= 3_000_000
     assert disk.asked[3:] == [0]
     assert sorted(entry.name for entry in root.iterdir()) == ["v000005", "v000006"]
@@ -93,5 +93,5 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
 
     monkeypatch.setattr(disk_wait, "has_space", has_space)
     monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
-    save(make_lead(tmp_path, Rank(Disk(free=0))), 5)
+    save(Rank(Disk(free=0), tmp_path), 5)
     assert [entry.name for entry in tmp_path.iterdir()] == ["v000005"]
