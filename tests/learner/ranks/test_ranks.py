@@ -90,7 +90,9 @@ def test_gradients_in_bfloat16_are_summed_over_ranks_in_float32(model_path):
 def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path):
     for errors in spawn(2, one_diverges, model_path):
         assert errors.keys() == {*STAGES}
-        assert all("gradient norm is nan at optimizer step 0" in e for e in errors.values())
+        for text in errors.values():
+            assert "gradient norm is" in text
+            assert "at optimizer step 0" in text
 
 
 @pytest.mark.slow
