@@ -15,7 +15,7 @@ BUDGET = {
     "queues": 6102,
     "weight_sync": 4112,
     "actors": 9750,
-    "learner": 10088,
+    "learner": 10094,
     "deploy": 16314,
     "benchmarks": 6899,
     "examples": 208,

@@ -202,6 +202,7 @@ class DeepSpeedEngine:
         return torch.device(self._engine.device)
 
     def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """Run the module on columns [N] of a microbatch, on its device. Collective."""
         outputs: tuple[Tensor, ...] = self._engine(*(column.to(self.device) for column in columns))
         return outputs
 
