@@ -70,13 +70,12 @@ def test_a_limited_stream_is_the_stream_in_all_else():
 def log(tmp_path):
     path = tmp_path / "worker.err"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    yield path, lambda data: os.write(descriptor, data)
+    yield path, lambda data: os.write(descriptor, data), LogFile(str(path))
     os.close(descriptor)
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end(log):
-    path, append = log
-    file = LogFile(str(path))
+    path, append, file = log
     append(b":actor_name:actor-0\n" + b"h" * HEAD_BYTES)
     for _ in range(LOG_BYTES // TAIL_BYTES + 1):
         append(b"x" * TAIL_BYTES)
@@ -93,8 +92,7 @@ def test_a_long_log_keeps_its_beginning_and_its_end(log):
 
 
 def test_secrets_are_hidden_in_a_log_wherever_they_are_written(log, secret):
-    path, append = log
-    file = LogFile(str(path))
+    path, append, file = log
     for number in range(40):
         append(f"line {number}: key {secret} is a key\n".encode() * 997)
         append(secret[:4].encode())
@@ -108,8 +106,7 @@ def test_secrets_are_hidden_in_a_log_wherever_they_are_written(log, secret):
 
 
 def test_a_log_that_somebody_else_cuts_is_followed(log, secret):
-    path, append = log
-    file = LogFile(str(path))
+    path, append, file = log
     append(b"x" * 100_000)
     file.look()
     os.truncate(path, 10)
