@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1856,
     "queues": 6102,
-    "weight_sync": 4112,
+    "weight_sync": 4107,
     "actors": 9750,
     "learner": 10094,
     "deploy": 16314,

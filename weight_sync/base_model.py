@@ -56,8 +56,7 @@ def base_folder(model: str, base: str) -> Path:
     folder = folder_of(model)
     if folder is None:
         raise LoadFailed(f"the weights of {model!r}, which the adapter changes, are not here")
-    present = fingerprint_of_weights(str(folder))
-    if base and present != base:
+    if base and (present := fingerprint_of_weights(str(folder))) != base:
         raise LoadFailed(
             f"{str(folder)!r} has other weights than those that the learner's adapter changes "
             f"({present or 'none'} here, {base} there): put them back"

@@ -7,7 +7,6 @@ pays where steps are small against the wire's precision (arXiv:2602.03839).
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +29,7 @@ _WORDS: dict[int, Any] = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """The difference between one bucket and its successor."""
 
     payload: bytes | None

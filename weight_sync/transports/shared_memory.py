@@ -20,15 +20,15 @@ class SharedMemoryTransport(Transport):
         return sealed.bucket
 
     def commit(self, manifest: Manifest) -> None:
-        self._remove(before=manifest.version)
+        self._remove([version for version in self._stored if version < manifest.version])
 
     def open(self, bucket: Bucket) -> SealedBucket:
         return open_verified(bucket)
 
     def close(self) -> None:
-        self._remove(before=max(self._stored, default=0) + 1)
+        self._remove([*self._stored])
 
-    def _remove(self, before: int) -> None:
-        for version in [version for version in self._stored if version < before]:
+    def _remove(self, versions: Iterable[int]) -> None:
+        for version in versions:
             for sealed in self._stored.pop(version):
                 sealed.close()

@@ -39,11 +39,9 @@ async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> 
     if method == INIT:
         await engine.shutdown_weight_transfer_engine()  # the connection before, which it would leak
         await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=arguments))
-    elif method == START:
-        await engine.start_weight_update()
     elif method == UPDATE:
         await engine.update_weights(WeightTransferUpdateRequest(**arguments))
-    elif method == FINISH:
-        await engine.finish_weight_update()
+    elif method in (START, FINISH):
+        await getattr(engine, method)()
     else:
         raise ValueError(f"method is {method!r}; expected one of {', '.join(METHODS)}")

@@ -110,16 +110,14 @@ def test_a_faulty_delta_is_refused_and_the_version_comes_whole(transport, send, 
     versions = steps(2)
     base = stage(send(0, versions[0]), transport)
     good = send(1, versions[1])
-    delta, first = good.delta, good.delta.buckets[0]
-    if fault == "lost patch":
-        lost = replace(first, location=first.location + "9")
-        broken = replace(good, delta=replace(delta, buckets=(lost, *delta.buckets[1:])))
-    elif fault == "patch of another bucket":
-        swapped = (delta.buckets[1], first, *delta.buckets[2:])
-        broken = replace(good, delta=replace(delta, buckets=swapped))
-    else:
+    first, second, *rest = good.delta.buckets
+    if fault == "wrong result":
         changed = replace(good.buckets[0], checksum="0" * 32)
         broken = replace(good, buckets=(changed, *good.buckets[1:]))
+    else:
+        lost = replace(first, location=first.location + "9"), second
+        patches = lost if fault == "lost patch" else (second, first)
+        broken = replace(good, delta=replace(good.delta, buckets=(*patches, *rest)))
     with pytest.raises(StagingError):
         stage_delta(broken, transport, base)
     if fault != "wrong result":
