@@ -134,8 +134,8 @@ def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
 
     def ratios(reference: Callable[[Run], float | None]) -> dict[str, float]:
         values = {
-            name: [run["samples_per_second"] / known for run in same if (known := reference(run))]
-            for name, same in bounds.items()
+            name: [run["samples_per_second"] / known for run in arms if (known := reference(run))]
+            for name, arms in bounds.items()
         }
         return {name: median(of_seeds) for name, of_seeds in values.items() if of_seeds}
 
@@ -160,9 +160,9 @@ def _differences(groups: Groups, synchronous: Mapping[int, float]) -> dict[str, 
         if name != SYNCHRONOUS
     }
     return {
-        name: {"each": each, "mean": fmean(each), "interval": interval(each)}
-        for name, each in values.items()
-        if each
+        name: {"each": seeds, "mean": fmean(seeds), "interval": interval(seeds)}
+        for name, seeds in values.items()
+        if seeds
     }
 
 
@@ -289,7 +289,7 @@ def tradeoffs(runs: Mapping[str, Sequence[Run]]) -> list[OffPolicyness]:
     """Return the measures that differ between bounds and that every run of each bound has."""
     shown = []
     for measure in MEASURES:
-        values = [measure.of(run) for same in runs.values() for run in same]
+        values = [measure.of(run) for of_bound in runs.values() for run in of_bound]
         known = [value for value in values if value is not None]
         if len(runs) > 1 and len(known) == len(values) and max(known) > LEAST_SHOWN:
             shown.append(measure)
@@ -302,10 +302,10 @@ def plot_tradeoff(axes: Any, runs: Mapping[str, Sequence[Run]], measure: OffPoli
     Points are means; where a bound has several runs, each is a dot.
     """
     points = [
-        [(measure.of(run) or 0.0, run["samples_per_second"]) for run in same]
-        for same in runs.values()
+        [(measure.of(run) or 0.0, run["samples_per_second"]) for run in of_bound]
+        for of_bound in runs.values()
     ]
-    means = [(fmean(x for x, _ in same), fmean(y for _, y in same)) for same in points]
+    means = [(fmean(x for x, _ in pairs), fmean(y for _, y in pairs)) for pairs in points]
     (line,) = axes.plot(*zip(*means, strict=True), "o-", alpha=0.6)
     _dots(axes, points, line)
     for name, mean, (offset, side) in zip(runs, means, cycle(BESIDE)):
