@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from rollouts import cut_off, random_groups
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
 
 from learner import disk_wait
 from learner.config.learner import LearnerConfig
@@ -19,8 +20,10 @@ from learner.engine import checkpoint, gathering
 from learner.engine import deepspeed as deepspeed_engine
 from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged
+from learner.model import lora as adapters
 from learner.ranks import rank as learner_rank
 from learner.ranks.spec import LearnerSpec
+from weight_sync.adapter import merged
 
 STAGES = (0, 1, 2, 3)
 BUDGETS = (16, 40, 10_000)
@@ -249,6 +252,27 @@ def with_models(**layout):
         kl={"coefficient": 0.3, "target": 0.01, **moves},
         entropy={"target": 2.0},
     )
+
+
+def with_adapter(lora, **layout):
+    """Return settings of an adapter whose reference is its base."""
+    return settings_of(lora=lora, learning_rate=1e-2, kl={"coefficient": 0.3}, **layout)
+
+
+def published(model_path, lora):
+    """Return what engines merge of the factors that travel, and what the learner has merged."""
+    results = {}
+    plain_model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    base = [(weight.name, weight.value()) for weight in adapters.weights(plain_model)]
+    for stage, dtype in COMBINATIONS:
+        rank = load_rank(model_path, with_adapter(lora, zero_stage=stage, dtype=dtype))
+        rank.updater.update(random_groups(count=5, size=3), 0)
+        factors = {name: tensor.clone() for name, tensor in rank.weights()}
+        whole = {name: tensor.clone() for name, tensor in rank.engine.weights()}
+        scale = rank.published_adapter.scale
+        rank.close()
+        results[stage, dtype] = whole, dict(merged(base, factors, scale))
+    return results
 
 
 def resumed(model_path, root, settings, layouts, *more):

@@ -8,10 +8,10 @@ from rank_processes import (
     by_ranks,
     frozen,
     gradients,
-    load_rank,
+    published,
     resumed,
-    settings_of,
     spawn,
+    with_adapter,
 )
 from rollouts import random_groups
 from safetensors import safe_open
@@ -26,7 +26,6 @@ from learner.ranks.rank import Rank
 from learner.ranks.spec import LearnerSpec
 from queues.schema import encode
 from tests.learner.model.architectures import write
-from weight_sync.adapter import merged
 from weight_sync.config import WeightSyncConfig
 
 pytestmark = pytest.mark.deepspeed
@@ -103,7 +102,7 @@ def test_every_kind_of_objective_has_one_gradient(model_path, adapter):
 def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_same(
     model_path, adapter, tmp_path, ranks
 ):
-    arguments = (resumed, model_path, str(tmp_path), with_kl, COMBINATIONS, adapter["lora"])
+    arguments = (resumed, model_path, str(tmp_path), with_adapter, COMBINATIONS, adapter["lora"])
     for (stage, dtype), (straight, again) in spawn(ranks, *arguments).items():
         assert again["statistics"] == straight["statistics"]
         for name, tensor in straight["weights"].items():
@@ -118,30 +117,10 @@ def test_training_on_from_a_checkpoint_of_the_adapter_alone_is_bit_for_bit_the_s
         assert all(".lora_" in name for name in names - {""})
 
 
-def with_kl(adapter, **layout):
-    return settings_of(lora=adapter, learning_rate=1e-2, kl={"coefficient": 0.3}, **layout)
-
-
-def published(model_path, adapter):
-    """Return what engines merge of the factors that travel, and what the learner has merged."""
-    results = {}
-    base = [(weight.name, weight.value()) for weight in lora.weights(base_of(model_path))]
-    for stage, dtype in COMBINATIONS:
-        config = settings_of(**adapter, zero_stage=stage, dtype=dtype, learning_rate=1e-2)
-        rank = load_rank(model_path, config)
-        rank.updater.update(random_groups(count=5, size=3), 0)
-        factors = {name: tensor.clone() for name, tensor in rank.weights()}
-        whole = {name: tensor.clone() for name, tensor in rank.engine.weights()}
-        scale = rank.published_adapter.scale
-        rank.close()
-        results[stage, dtype] = whole, dict(merged(base, factors, scale))
-    return results
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_engines_merge_bit_for_bit_what_the_learner_has_merged(model_path, adapter, ranks):
-    results = spawn(ranks, published, model_path, adapter)
+    results = spawn(ranks, published, model_path, adapter["lora"])
     for (_, dtype), (whole, by_engines) in results.items():
         assert whole.keys() == by_engines.keys()
         for name, tensor in whole.items():
