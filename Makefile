@@ -47,7 +47,7 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
-	$(PYTEST) -n 3 --dist worksteal -m "$(FAST)"
+	OMP_NUM_THREADS=1 $(PYTEST) -n logical --dist worksteal -m "$(FAST)"
 
 test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
 	$(PYTEST) -n 2 --dist loadscope -m "not slow and not gpu and ($(HEAVY))"
