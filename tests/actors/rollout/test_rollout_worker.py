@@ -363,11 +363,13 @@ async def test_workers_broker_and_learner_train_every_group_within_the_bound(
 ):
     """Four batches end to end, in one process, with a version that moves while it generates."""
     batch, size, steps = 3, 2, 4
-    trained, greedy = [], []
+    trained, greedy, evaluated = [], [], []
 
     async def episode(run, of, index, saved):
         rollout = await run(of, index, saved)
-        if of.purpose is Purpose.TRAIN and of.temperature == 0.0:
+        if of.purpose is not Purpose.TRAIN:
+            evaluated.append(rollout)
+        elif of.temperature == 0.0:
             greedy.append(rollout)
         return rollout
 
@@ -413,8 +415,8 @@ async def test_workers_broker_and_learner_train_every_group_within_the_bound(
     assert {r.baseline_reward for r in rollouts} == (
         {rollout.reward for rollout in greedy} if baseline else {None}
     )
-    tokens = sum(sum(r.loss_mask) for r in (*rollouts, *greedy))
-    assert statistics["tokens_generated"] == tokens + evaluation.tokens
+    tokens = sum(sum(r.loss_mask) for r in (*rollouts, *greedy, *evaluated))
+    assert statistics["tokens_generated"] == tokens
 
 
 async def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another(tmp_path):

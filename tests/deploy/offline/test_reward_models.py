@@ -8,6 +8,7 @@ from itertools import islice
 import psutil
 import pytest
 
+from actors.config import RewardModelConfig
 from actors.reward_models.folder import TextReader
 from deploy.config.loader import load_recipe
 from deploy.offline.reward_models import PreferencePairs
@@ -108,7 +109,7 @@ def check_served(path):
 
     from actors.reward_models.scoring import Member
 
-    trained = Member(str(path), dtype="float32", device="cpu", standardise=True)
+    trained = Member(str(path), RewardModelConfig(standardise=True))
     config = load_recipe("tests/deploy/recipe.toml", SECTION)
     pairs = PreferencePairs(config, config.reward_model, trained.read).heldout
     scores = torch.cat(
