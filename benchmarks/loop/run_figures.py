@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.record import Record
 from deploy.planner.calibration import read_rates
-from deploy.report.report import read_record
+from deploy.report.report import read_batches
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import idle_share, running_rollouts
 from deploy.storage.run_directory import RunDirectory
@@ -26,7 +26,7 @@ def read_run(directory: RunDirectory, *, leased_only: bool = False) -> Record:
     Raises:
         InputError: The run has too few batches, or cannot be read.
     """
-    batches = [batch.to_dict() for batch in read_record(directory).batches]
+    batches = [batch.to_dict() for batch in read_batches(directory)]
     rows = batches
     if leased_only:
         rates = read_rates(directory)

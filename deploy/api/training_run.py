@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -140,10 +140,8 @@ class TrainingRun(RunResults):
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the end and return the summary, that of an interrupted run too.
 
-        Raises:
-            TimeoutError: The run goes on after `timeout` seconds.
-            InputError: The recipe cannot be trained.
-            RunFailed: The run failed.
+        Raises TimeoutError if the run goes on after `timeout` seconds, InputError if the recipe
+        cannot be trained, and RunFailed if the run failed.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         for _ in self._looks():
@@ -167,19 +165,18 @@ def run(
 ) -> TrainingRun:
     """Start training a recipe, and return at once; missing models are trained first.
 
+    Raises InputError if the recipe is not valid.
+
     Args:
         recipe: A TOML file, or the name of a shipped recipe or preset. Modules that it names are
             imported from the working directory.
         overrides: Values of keys, as {"learner.learning_rate": 1e-4, "queues": {"window": 32}}.
         replace: Delete a run of the same name first.
-
-    Raises:
-        InputError: The recipe is not valid.
     """
     settings = list(override_settings(overrides or {}))
     with _importing_from_here():
         config = load_recipe(str(recipe), settings)
-    arguments = [str(recipe), *(part for setting in settings for part in ("--set", setting))]
+    arguments = [str(recipe), *_options(settings)]
     commands = [[*COMMAND, command, *arguments] for command in preparations(config)]
     commands.append([*COMMAND, "run", *arguments, *(["--replace"] if replace else [])])
     folder = RunDirectory.of(config).path
@@ -198,16 +195,17 @@ def resume(
     settings = list(override_settings(overrides or {}))
     with _importing_from_here():
         resumed_recipe(directory, settings)
-    arguments = [
-        str(directory.path),
-        *(part for setting in settings for part in ("--set", setting)),
-    ]
-    return TrainingRun(directory.path, [[*COMMAND, "resume", *arguments]], None)
+    command = [*COMMAND, "resume", str(directory.path), *_options(settings)]
+    return TrainingRun(directory.path, [command], None)
 
 
 def results(run: str, runs_dir: str | Path = "runs") -> RunResults:
     """Return the results of a run that anybody started, by its folder or name."""
     return RunResults(RunDirectory.open(run, Path(runs_dir)).path)
+
+
+def _options(settings: Sequence[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
 
 
 @contextmanager

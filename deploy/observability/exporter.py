@@ -40,16 +40,10 @@ ANSWER_SECONDS = 5.0
 class Exporter:
     """HTTP server for Prometheus that answers until `close`.
 
-    Args:
-        config: The run's recipe.
-        folder: The run's folder.
-        metrics: Metrics of this process.
-        targets: Returns name and address of the other processes; called in another thread.
-        node: Address of this node in Ray: a label, and the host of a server on all interfaces.
-        waits_for: Returns what the run waits for instead of training; called in another thread.
-
-    Raises:
-        InputError: The port is in use, or the host is not of this machine.
+    `targets` returns name and address of the other processes, `waits_for` what the run waits for
+    instead of training; both are called in another thread. `node`, the address of this node in Ray,
+    is a label, and the host of a server on all interfaces. Raises InputError if the port is in use,
+    or the host is not of this machine.
     """
 
     def __init__(

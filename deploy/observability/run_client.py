@@ -63,10 +63,8 @@ class NotYetStarted(InputError):
 class RunClient:
     """Client of a run, named by its folder, its name in `runs_dir`, or host:port of its metrics.
 
-    Raises:
-        NotYetStarted: The run starts.
-        RunEnded: The run has ended.
-        InputError: There is no such run, or it goes on without metrics.
+    Raises NotYetStarted while the run starts, RunEnded if it has ended, and InputError if there is
+    no such run, or it goes on without metrics.
     """
 
     def __init__(self, run: str, runs_dir: Path) -> None:
@@ -84,8 +82,7 @@ class RunClient:
     def look(self) -> Interval:
         """Ask every process now; return the time since an earlier look, if there was one.
 
-        Raises:
-            InputError: The run's own address does not answer: it has ended, or cannot be reached.
+        Raises InputError if the run's own address does not answer.
         """
         moments, now = self._moments, asyncio.run(self._moment())
         moments.append(now)
@@ -161,11 +158,8 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
 
     With `once`, only one frame is printed, with rates over one interval. A run that starts is
     waited for. A look that fails leaves the last frame; MISSED_LOOKS failures in a row are the end
-    of the run.
-
-    Raises:
-        RunEnded: The run has ended, before or meanwhile.
-        InputError: As `RunClient` and `RunClient.look`.
+    of the run. Raises RunEnded if the run has ended, before or meanwhile, and InputError as
+    `RunClient` and its `look`.
     """
 
     def look() -> RenderableType:
@@ -202,11 +196,7 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
 
 
 def connect(run: str, runs_dir: Path, console: Console, seconds: float) -> RunClient:
-    """Return a client, once the run has started; its folder must appear within some seconds.
-
-    Raises:
-        InputError: As `RunClient`.
-    """
+    """Return a client, once the run has started; its folder must appear within some seconds."""
     deadline, printed = time.monotonic() + seconds, False
     while True:
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.clean_text import printable, without_secrets
-from queues.records import Payload, Rollout
+from queues.records import Payload
 from queues.schema import decode
 
 FILE = "samples.jsonl"
@@ -40,31 +40,25 @@ def decode_samples(payloads: Sequence[Payload], version: int, tokenizer: Any) ->
     for payload in payloads:
         group = decode(payload)
         for rollout in group.rollouts:
-            yield _sample(rollout, group.prompt_id, version, tokenizer)
+            versions = zip(rollout.versions, rollout.loss_mask, strict=True)
+            sampled = [sampled_by for sampled_by, trains in versions if trains]
+            yield Sample(
+                version=version,
+                prompt_id=group.prompt_id,
+                sample_index=rollout.sample_index,
+                reward=rollout.reward,
+                reward_parts=dict(rollout.reward_parts),
+                tokens=len(sampled),
+                lag=version - min(sampled, default=version),
+                finish_reason=str(rollout.finish_reason),
+                prompt=_text(rollout.token_ids[: rollout.prompt_length], tokenizer),
+                response=_text(rollout.token_ids[rollout.prompt_length :], tokenizer),
+            )
 
 
-def _sample(rollout: Rollout, prompt_id: str, version: int, tokenizer: Any) -> Sample:
-    end = rollout.prompt_length
-    parts = (rollout.token_ids[:end], rollout.token_ids[end:])
-    prompt, response = (
-        without_secrets(
-            tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
-        for ids in parts
-    )
-    sampled = [v for v, mask in zip(rollout.versions, rollout.loss_mask, strict=True) if mask]
-    return Sample(
-        version=version,
-        prompt_id=prompt_id,
-        sample_index=rollout.sample_index,
-        reward=rollout.reward,
-        reward_parts=dict(rollout.reward_parts),
-        tokens=len(sampled),
-        lag=version - min(sampled, default=version),
-        finish_reason=str(rollout.finish_reason),
-        prompt=prompt,
-        response=response,
-    )
+def _text(ids: Sequence[int], tokenizer: Any) -> str:
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return without_secrets(text)
 
 
 def best_and_worst(samples: Sequence[Sample]) -> list[Sample]:

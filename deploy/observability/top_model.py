@@ -52,11 +52,7 @@ class Moment:
 
 
 def parse(text: str, *, source: str) -> Samples:
-    """Parse the samples of one scrape.
-
-    Raises:
-        InputError: The text is not in Prometheus' format; names its source.
-    """
+    """Parse the samples of one scrape; raise InputError, naming its source, for any other text."""
     try:
         families = text_string_to_metric_families(text)
         return [sample for family in families for sample in family.samples]

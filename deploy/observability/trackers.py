@@ -264,12 +264,7 @@ class Trackers:
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a record, without version and moments; nested ones by `outer/inner`.
-
-    Example:
-        >>> numbers({"version": 3, "loss": 0.5, "fractions": {"capped": 0.1}, "max_lag": None})
-        {'loss': 0.5, 'fractions/capped': 0.1}
-    """
+    """Return the numbers of a record, without version and moments; nested ones by `outer/inner`."""
     figures: dict[str, float] = {}
     for key, value in row.items():
         if key == "version" or key.endswith("_at"):

@@ -53,9 +53,8 @@ def try_recipe(config: RunConfig, inputs: Inputs, count: int, say: Callable[[str
             "folder has it; to try both, merge them into a folder and name that in model.path"
         )
     prompts = inputs.prompts.source.next(count)
-    descriptor, name = tempfile.mkstemp(prefix="headway-try-", suffix=".log")
-    os.close(descriptor)
-    log = Path(name)
+    with tempfile.NamedTemporaryFile(prefix="headway-try-", suffix=".log", delete=False) as file:
+        log = Path(file.name)
     say(f"loading {inputs.model_path}")
     try:
         outcomes = asyncio.run(_play(config, inputs, prompts, log))

@@ -33,12 +33,8 @@ def checkpoint_bytes(learner: LearnerConfig, weights: int, adapters: int = 0) ->
     """Return the bytes of a checkpoint of a model, with its critic and its refreshed reference.
 
     A checkpoint has the weights for actors, those that are stepped, and two moments. What an
-    adapter is added to is not stored.
-
-    Args:
-        learner: The settings of the learner.
-        weights: Number of weights of the model, and of a critic that is trained whole.
-        adapters: Number of weights of the adapters, of policy and critic together.
+    adapter is added to is not stored. `weights` counts those of the model, and of a critic that is
+    trained whole; `adapters` those of the adapters of policy and critic together.
     """
     own, kl = learner.critic, learner.kl
     whole = (learner.lora is None) + (own is not None and not own.shared and own.lora is None)

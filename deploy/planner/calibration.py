@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.report.report import read_batches
-from deploy.report.summary import WARM_UP, successful_updates
+from deploy.report.summary import WARM_UP, sessions, successful_updates
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
@@ -64,13 +64,10 @@ class Measured:
 def read_rates(directory: RunDirectory) -> Measured:
     """Estimate the rates of a run from its folder, whether it is going on or not.
 
-    Raises:
-        InputError: It has trained too few batches while groups were leased.
-        HeadwayError: Its ledger or journal cannot be read.
+    Raises InputError if it has trained too few batches while groups were leased.
     """
     every = read_batches(directory)
-    session = every[-1].times.session_started_at if every else None
-    trained = [batch for batch in every if batch.times.session_started_at == session]
+    trained = sessions(every)[-1] if every else []
     leased = last_lease(directory.path) or 0.0
     batches = [batch for batch in trained if batch.times.step_finished_at < leased][-MOST_BATCHES:]
     if len(batches) < LEAST_BATCHES:
@@ -185,12 +182,9 @@ def _observations(
 ) -> tuple[Array, Array]:
     """Return factors (L, L·n̄, s/2), [r, 3], and seconds, [r], of one engine's rollouts.
 
-    Args:
-        rollouts: [n, 3], start, end and tokens of each.
-        pauses: [m, 2], start and end of each pause of the engine, in order.
-        within: Rollouts that began earlier or later load the engine, but give no observation.
-        step: Estimate of the seconds of a token.
-        rollout: Estimate of its further seconds for each running rollout.
+    `rollouts`, [n, 3], has start, end and tokens of each; `pauses`, [m, 2], start and end of each
+    pause, in order. Rollouts that began outside of `within` load the engine, but give no
+    observation. `step` and `rollout` are estimates of a and b.
     """
     changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
     steps = np.repeat([1.0, -1.0], len(rollouts))

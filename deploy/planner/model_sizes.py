@@ -114,8 +114,7 @@ def longest_sequence(config: RunConfig, path: str) -> int:
 def measure(config: RunConfig, path: str, longest: int) -> Sizes:
     """Measure the models of a recipe, whose policy is in `path`, and their longest microbatch.
 
-    Raises:
-        HeadwayError: A model is not here, or cannot be measured without its data.
+    Raises HeadwayError if a model is not here, or cannot be measured without its data.
     """
     learner, prompts, actors = config.learner, config.prompts, config.actors
     rollouts = prompts.groups_per_batch * prompts.group_size
@@ -162,8 +161,7 @@ def measure(config: RunConfig, path: str, longest: int) -> Sizes:
 def measure_model(model_path: str, batch: Microbatch) -> ModelSizes:
     """Measure a model, of which only the configuration is read, and a microbatch through it.
 
-    Raises:
-        InputError: The model cannot be built or computed without data.
+    Raises InputError if the model cannot be built or computed without data.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 

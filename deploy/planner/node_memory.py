@@ -189,9 +189,9 @@ def on_one_gpu(processes: tuple[Process, ...]) -> Iterator[list[Process]]:
 
     The learner's GPU has as many engines as its rest holds; others share GPUs of their own.
     """
-    sharing = [process for process in processes if process.share]
-    learners = [process for process in sharing if process.role is Role.LEARNER]
-    for actor in (process for process in sharing if process.role is Role.ACTOR):
+    sharing = {process.role: process for process in processes if process.share}
+    learners = [sharing[Role.LEARNER]] if Role.LEARNER in sharing else []
+    if actor := sharing.get(Role.ACTOR):
         left = actor.count
         for others in [learners, []] if learners else [[]]:
             free = 1 - sum(process.gpus for process in others)

@@ -58,10 +58,9 @@ class PlanInputs:
 
 
 def parse_bounds(text: str) -> list[int]:
-    """Read values of `queues.max_staleness` from a list such as "0,1,2", in order.
+    """Return values of `queues.max_staleness` from a list such as "0,1,2", in order.
 
-    Raises:
-        InputError: The text is not such a list.
+    Raises InputError for any other text.
     """
     if not re.fullmatch(r"\d{1,3}(,\d{1,3})*", text):
         raise InputError(f"--bounds {text!r}: give whole numbers up to 999, as 0,1,2")
@@ -79,9 +78,7 @@ def plan(
     """Predict a recipe, as a document that JSON can hold.
 
     Rates are measured in `run`, or given where it is None; without `devices`, the recipe's count.
-
-    Raises:
-        InputError: Something is missing, contradicts itself, or cannot be simulated.
+    Raises InputError if something is missing, contradicts itself, or cannot be simulated.
     """
     own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
     devices = own if devices is None else devices

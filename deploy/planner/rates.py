@@ -42,8 +42,7 @@ class EngineRates(_Seconds):
     def of_throughput(cls, *, one: float, full: float, slots: int) -> Self:
         """Derive the rates of an engine from its tokens/s with one rollout, and with all slots.
 
-        Raises:
-            InputError: `full` is below `one`, or above `slots` times `one`.
+        Raises InputError if `full` is below `one`, or above `slots` times `one`.
         """
         if not (0 < one <= full <= one * slots * (1 + 1e-9)):
             raise InputError(
@@ -128,12 +127,11 @@ class Rates:
 
 
 def lognormal_lengths(
-    mean: float, variation: float, *, group_size: int, seed: int, groups: int = SAMPLED_GROUPS
+    mean: float, variation: float, *, group_size: int, seed: int
 ) -> tuple[tuple[int, ...], ...]:
     """Draw lengths in tokens from a lognormal distribution; `variation` is deviation over mean.
 
-    Raises:
-        InputError: The mean is below 1 or the variation below 0.
+    Raises InputError if the mean is below 1 or the variation below 0.
     """
     if not (1 <= mean < math.inf and 0 <= variation < math.inf):
         raise InputError(
@@ -145,5 +143,5 @@ def lognormal_lengths(
     chance = random.Random(seed)
     return tuple(
         tuple(max(1, round(chance.lognormvariate(middle, sigma))) for _ in range(group_size))
-        for _ in range(groups)
+        for _ in range(SAMPLED_GROUPS)
     )

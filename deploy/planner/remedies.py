@@ -85,12 +85,9 @@ def refuse(
     capacity: Capacity,
     longest: int,
 ) -> None:
-    """Refuse a run that cannot fit, naming settings with which it does.
+    """Refuse a run that cannot fit by an InputError that names settings with which it does.
 
     For what lacks first, each setting is tried alone; if none is enough, the best one is kept.
-
-    Raises:
-        InputError: It cannot fit.
     """
     if not prediction.lacks:
         return

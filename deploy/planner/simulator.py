@@ -14,10 +14,12 @@ import heapq
 import random
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, count, cycle, islice
+from itertools import count, cycle, islice
+
+import numpy as np
 
 from deploy.planner.rates import EngineRates, Rates
 from deploy.report.summary import WARM_UP
@@ -341,22 +343,16 @@ class Simulation:
             actors_idle=(idle - idle_before) / seconds / setting.engines,
             lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
             lag_square_mean=sum(lag**2 * tokens for lag, tokens in lags.items()) / lags.total(),
-            lag_p95=quantile(lags, 0.95),
+            lag_p95=int(
+                np.quantile([*lags], 0.95, weights=[*lags.values()], method="inverted_cdf")
+            ),
             lag_max=max(lags),
         )
-
-
-def quantile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest value that at least `share` of the counted values do not exceed."""
-    values, least = sorted(counts), share * sum(counts.values())
-    below = accumulate(counts[value] for value in values)
-    return next(value for value, upto in zip(values, below, strict=True) if upto >= least)
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:
     """Simulate one run; the seed varies the learner's steps and chooses tied groups.
 
-    Raises:
-        InputError: The setting cannot be simulated; says why.
+    Raises InputError, which says why, if the setting cannot be simulated.
     """
     return Simulation(setting, rates, seed).run()

@@ -50,9 +50,7 @@ def predict(
 
     Few splits are all tried. Of many, about MOST_SPLITS are tried, the recipe's own among them, and
     then those between the best one and its neighbours, until no split beside the best one is left.
-
-    Raises:
-        InputError: The devices are too few or too many, or the recipe cannot be simulated.
+    Raises InputError if the devices are too few or too many, or the recipe cannot be simulated.
     """
     prospects: dict[int, list[Prospect]] = {}
     untried = some_counts(most_actors(config, devices), config.actors.count)
@@ -68,8 +66,7 @@ def predict(
 def most_actors(config: RunConfig, devices: int) -> int:
     """Return the most engines that leave the learner a device.
 
-    Raises:
-        InputError: There are none, or more than MOST_ACTORS.
+    Raises InputError if there are none, or more than MOST_ACTORS.
     """
     engine_devices = config.actors.tensor_parallel_size
     if devices <= engine_devices:
@@ -141,11 +138,7 @@ def setting_of_run(config: RunConfig, batches: int) -> Setting:
 def predict_split(
     config: RunConfig, rates: Rates, actors: int, ranks: int, bounds: Sequence[int]
 ) -> list[Prospect]:
-    """Predict every bound with one split, from the batches after the window has turned over.
-
-    Raises:
-        InputError: The recipe cannot be simulated.
-    """
+    """Predict every bound with one split, from the batches after the window has turned over."""
     rates = rates.shuffled(longest=config.actors.max_new_tokens, seed=config.seed).on_ranks(ranks)
     samples = config.prompts.groups_per_batch * config.prompts.group_size
     counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))

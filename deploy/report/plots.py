@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deploy.report.summary import resumptions, successful_updates, version_seconds
+from deploy.report.summary import resumptions, sessions, successful_updates, version_seconds
 from deploy.storage.run_record import Record
 from headway.clean_text import printable
 from learner.diagnostics.batch_report import BatchReport, TrainedBatch
@@ -157,21 +157,19 @@ def throughput(batches: Sequence[TrainedBatch]) -> Points:
     The first batch of a session is left out, since its beginning is not known. Means over fewer
     batches, at the beginning of a session, are left out too unless there are no others.
     """
-    points: list[tuple[float, float, int]] = []
+    points: list[tuple[float, float]] = []
+    whole: list[tuple[float, float]] = []
     passed = 0.0
-    recent: list[tuple[int, float]] = []
-    for before, batch in pairwise(batches):
-        if before.times.session_started_at != batch.times.session_started_at:
-            recent = []
-            continue
-        took = batch.times.step_finished_at - before.times.step_finished_at
-        passed += took
-        recent = [*recent, (batch.report.rollouts_trained, took)][-WINDOW:]
-        window = sum(duration for _, duration in recent)
-        if window > 0:
-            points.append((passed, sum(rollouts for rollouts, _ in recent) / window, len(recent)))
-    whole = [point for point in points if point[2] == WINDOW] or points
-    return [(seconds, rate) for seconds, rate, _ in whole]
+    for session in sessions(batches):
+        ends = [batch.times.step_finished_at for batch in session]
+        took = [end - before for before, end in pairwise(ends)]
+        rollouts = smooth([batch.report.rollouts_trained for batch in session[1:]])
+        for index, (seconds, mean) in enumerate(zip(took, smooth(took), strict=True)):
+            passed += seconds
+            if mean > 0:
+                points.append((passed, rollouts[index] / mean))
+                whole += points[-1:] if index >= WINDOW - 1 else []
+    return whole or points
 
 
 def waiting(batches: Sequence[TrainedBatch]) -> Points:

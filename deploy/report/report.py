@@ -39,14 +39,10 @@ TEMPLATE = "page.html"
 
 
 def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path:
-    """Draw the page of a run, or a page that compares it with others.
+    """Draw `report.html` in the folder of a run, or `compare.html` with others; return its path.
 
-    Returns:
-        The page in the folder of the run: `report.html`, or `compare.html`.
-
-    Raises:
-        InputError: A run has trained no batch yet, or there are more than MOST.
-        HeadwayError: A ledger or a journal cannot be read.
+    Raises InputError if a run has trained no batch yet, or there are more than MOST, and
+    HeadwayError if a ledger or a journal cannot be read.
     """
     directories = [directory, *others]
     if len(directories) > MOST:
@@ -67,28 +63,26 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
 
 
 def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
-    record = read_record(directory) if directory.ledger.exists() else None
-    if record is None or not record.batches:
+    """Read what the page shows of a run; figures come from its batches if no summary is written."""
+    if not (directory.ledger.exists() and (batches := read_batches(directory))):
         raise InputError(
             f"{directory.path} has trained no batch yet: none is in metrics.jsonl, and there is "
             "nothing to draw"
         )
+    config, sessions, status = directory.config(), read_sessions(directory), directory.status()
+    record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
+    record.batches = batches
+    record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
+    summary = directory.summary(*FIGURES)
+    if summary:
+        record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
+    else:
+        summary = summarise(record, status=status, now=clock.now()) | {"seconds": None}
     with open_ledger(directory.path) as database:
         bias = report_bias(database)
-    recipe, sessions = directory.config().settings(), read_sessions(directory)
-    shown = _figures(record, directory)
-    return PlottedRun(label, record, bias, colour, shown, recipe, notes(record, sessions))
-
-
-def read_record(directory: RunDirectory) -> Record:
-    """Read the part of a run's record that its page shows."""
-    config = directory.config()
-    record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
-    record.batches = read_batches(directory)
-    record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-    if summary := directory.summary("heldout", "heldout_sampled"):
-        record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
-    return record
+    shown = {"status": status, **figures(summary)}
+    noted = notes(record, sessions)
+    return PlottedRun(label, record, bias, colour, shown, config.settings(), noted)
 
 
 def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
@@ -114,15 +108,6 @@ def notes(record: Record, sessions: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{machine['memory_gib']:g} GiB, {', '.join(machine['gpus']) or 'no GPU'}"
         )
     return notes
-
-
-def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
-    """Return the figures of the written summary, or of the batches where there is none yet."""
-    status = directory.status()
-    summary = directory.summary(*FIGURES)
-    if not summary:
-        summary = summarise(record, status=status, now=clock.now()) | {"seconds": None}
-    return {"status": status, **figures(summary)}
 
 
 def _labels(directories: Sequence[RunDirectory]) -> list[str]:

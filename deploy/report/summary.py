@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -97,8 +97,7 @@ def _learner_rates(batches: Sequence[TrainedBatch]) -> tuple[float | None, float
     """
     seconds = waits = 0.0
     rollouts = 0
-    for _, group in groupby(batches, key=lambda batch: batch.times.session_started_at):
-        first, *others = group
+    for first, *others in sessions(batches):
         if others:
             seconds += others[-1].times.step_finished_at - first.times.step_finished_at
         waits += sum(batch.times.wait_seconds for batch in others)
@@ -178,10 +177,12 @@ def version_seconds(batches: Sequence[TrainedBatch]) -> dict[int, float]:
     return seconds
 
 
+def sessions(batches: Sequence[TrainedBatch]) -> list[list[TrainedBatch]]:
+    """Return the batches of each session, in order."""
+    groups = groupby(batches, key=lambda batch: batch.times.session_started_at)
+    return [list(session) for _, session in groups]
+
+
 def resumptions(batches: Sequence[TrainedBatch]) -> list[int]:
     """Return the versions from which a later session trained on."""
-    return [
-        batch.version
-        for before, batch in pairwise(batches)
-        if before.times.session_started_at != batch.times.session_started_at
-    ]
+    return [session[0].version for session in sessions(batches)[1:]]

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from deploy.report.plots import new_figure
-from deploy.report.summary import WARM_UP
+from deploy.report.summary import WARM_UP, sessions
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
@@ -81,8 +81,7 @@ class Timeline:
 def read_timeline(directory: RunDirectory, record: Record) -> Timeline:
     """Read the timeline of the first STEPS batches after the warm-up, of at least one batch.
 
-    Raises:
-        HeadwayError: The ledger or the journal cannot be read.
+    Raises HeadwayError if the ledger or the journal cannot be read.
     """
     shown = window(record.batches, STEPS)
     last = shown[-1].version + record.max_staleness + 1
@@ -94,11 +93,7 @@ def read_timeline(directory: RunDirectory, record: Record) -> Timeline:
 def window(batches: Sequence[TrainedBatch], count: int) -> Sequence[TrainedBatch]:
     """Choose up to `count` consecutive batches of one session, after the warm-up if possible."""
     start = max(0, min(WARM_UP, len(batches) - count))
-    shown = list(batches[start : start + count])
-    for index, batch in enumerate(shown):
-        if batch.times.session_started_at != shown[0].times.session_started_at:
-            return shown[:index]
-    return shown
+    return next(iter(sessions(batches[start : start + count])), [])
 
 
 def build(

@@ -22,15 +22,14 @@ from deploy.observability.waits import Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
 from headway.errors import InputError
-from weight_sync.announcements import WeightUpdateReport
+from tests.deploy.run_rows import weight_update
+from tests.waiting import reached, until
 
 MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
 FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
 
 
-FAILED = WeightUpdateReport(
-    engine_id="engine-0", version=2, published_at=11.0, bytes=0, error="LoadFailed: no"
-)
+FAILED = weight_update(2, 11.0, staged=None, started=None, finished=None, error="LoadFailed: no")
 
 
 def empty_record():
@@ -45,15 +44,11 @@ def others():
 @pytest.fixture
 def exporter(tmp_path, others):
     record = empty_record()
-    times = {"staged_at": 10.5, "swap_started_at": 10.75, "swap_finished_at": 12.0}
-    spent = {"prepare": 0.125, "pause": 0.25, "load": 0.5, "resume": 0.25}
-    seconds = {f"{phase}_seconds": value for phase, value in spent.items()}
-    record.swaps.append(
-        WeightUpdateReport(
-            engine_id="engine-0", version=1, published_at=10.0, bytes=100, **times, **seconds
-        )
-    )
-    record.swaps.append(FAILED)
+    done = weight_update(
+        1, 10.0, staged=0.5, started=0.75, finished=2.0, bytes=100,
+        prepare_seconds=0.125, pause_seconds=0.25, load_seconds=0.5, resume_seconds=0.25,
+    )  # fmt: skip
+    record.swaps += [done, FAILED]
     pinned = ("actors.count=2", 'actors.cores=["0", "0"]', "heldout.pinned=true")
     made = Exporter(
         load_recipe("demo", ["name=mine", *pinned]),
@@ -150,10 +145,9 @@ def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, m
     metrics = RunMetrics(record, tmp_path, list, disk_seconds=0.05)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: hung.wait(30) and usage(path))
     for _ in range(2):
-        assert DISK not in {each.name for each in metrics.collect()}
+        assert DISK not in {family.name for family in metrics.collect()}
     hung.set()
-    metrics._asking.join(10)
-    assert DISK in {each.name for each in metrics.collect()}
+    until(lambda: DISK in {family.name for family in metrics.collect()})
 
 
 def test_waits_that_last_too_long_are_told_with_their_owner(exporter):
@@ -169,9 +163,7 @@ def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is
 
     async def processes(count):
         following = asyncio.create_task(exporter.follow())
-        async with asyncio.timeout(10):
-            while not file.exists() or len(json.loads(file.read_text())) != count:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await reached(lambda: file.exists() and len(json.loads(file.read_text())) == count)
         following.cancel()
 
     asyncio.run(processes(2))

@@ -167,14 +167,6 @@ def _rules(prometheus):
     return prometheus.ask("rules")["groups"][0]["rules"]
 
 
-def test_top_shows_the_run_by_its_name(prometheus, headway):
-    shown = headway("top", "watched", "--once")
-    assert shown.returncode == 0, shown.stderr
-    assert "watched  version" in shown.stdout
-    assert "actor-0" in shown.stdout
-    assert "does not answer" not in shown.stdout
-
-
 def test_a_run_that_has_ended_is_no_process_down(watched):
     """The last test here: Prometheus still has its targets, and none answers."""
     process, prometheus = watched

@@ -112,8 +112,6 @@ def test_a_replay_from_the_initial_weights_ends_with_1_at_the_first_difference(h
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_batches_that_cannot_be_replayed_are_refused(headway, copied_run):
-    untrained = headway.call("replay", "copied", "--steps", "4:7")
-    assert (untrained.returncode, "trained are 0 to 5" in untrained.stderr) == (2, True)
     for segment in (copied_run / "journal").iterdir():
         segment.unlink()
     unreadable = headway.call("replay", "copied", "--steps", "4:6")

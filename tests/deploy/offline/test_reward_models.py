@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from itertools import islice
 
 import psutil
@@ -14,6 +13,7 @@ from deploy.config.loader import load_recipe
 from deploy.offline.reward_models import PreferencePairs
 from deploy.preflight.models import reward_model_origin, reward_model_paths
 from headway.errors import InputError
+from tests.waiting import until
 
 SECTION = (
     "reward_model.pairs=lettered_chain_sum",
@@ -143,11 +143,7 @@ def test_an_interrupt_leaves_nothing_half_written(headway, made):
         "reward-model", *settings, "reward_model.steps=100000", "reward_model.name=stopped"
     )
     partial = headway.folder / "runs" / ".stopped-rm.partial"
-    deadline = time.monotonic() + 120
-    while not partial.exists():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: partial.exists() or process.poll() is not None, seconds=120)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 130, output

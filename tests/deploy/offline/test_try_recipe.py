@@ -30,21 +30,13 @@ def test_an_adapter_to_begin_with_is_refused():
 
 def test_an_episode_is_printed_with_everything_that_it_consists_of():
     rollout = Rollout(
-        sample_index=0,
-        token_ids=[1, 2, 3, 4, 5, 6],
-        prompt_length=2,
+        sample_index=0, token_ids=[1, 2, 3, 4, 5, 6], prompt_length=2,
         loss_mask=[False, False, True, True, False, True],
-        behavior_logprobs=[0.0, 0.0, -0.5, -0.25, 0.0, -1.0],
-        versions=[-1, -1, 0, 0, -1, 0],
-        reward=1.5,
-        reward_parts={"exact_match": 1.0, "tags": 1.0},
-        finish_reason=FinishReason.STOP,
-        turns=2,
-        environment="tools",
-        engine_id="engine-0",
-        created_at=NOW,
+        behavior_logprobs=[0.0, 0.0, -0.5, -0.25, 0.0, -1.0], versions=[-1, -1, 0, 0, -1, 0],
+        reward=1.5, reward_parts={"exact_match": 1.0, "tags": 1.0}, turns=2, environment="tools",
+        finish_reason=FinishReason.STOP, engine_id="engine-0", created_at=NOW,
         finished_at=NOW + timedelta(seconds=1.25),
-    )
+    )  # fmt: skip
     assert describe(PROMPT, rollout, Letters(), {"tags": 0.5}).splitlines()[1:] == [
         "answer '7'",
         "[0:2] given, does not train",
@@ -86,24 +78,17 @@ def classifier(tmp_path, tiny_model):
 
 
 @pytest.mark.deepspeed
-def test_reward_models_score_what_is_tried(headway, classifier):
+def test_prompts_are_played_and_scored_by_all_rewards_and_nothing_is_written(headway, classifier):
     settings = (
-        "name=judged", "actors.reward=['reward_model']", "actors.reward_model.standardise=false",
-        f"actors.reward_model.paths=['{classifier}']",
+        "name=tried", "actors.reward=['last_answer', 'tags', 'reward_model']",
+        "actors.reward_model.standardise=false", f"actors.reward_model.paths=['{classifier}']",
     )  # fmt: skip
-    result = headway.call(*headway.arguments("try", *settings)[1:], "--prompts", "2")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("  reward_model ") == 2
-
-
-@pytest.mark.deepspeed
-def test_the_prompts_of_a_recipe_are_played_and_nothing_is_written(headway):
-    settings = ("name=tried", "actors.reward=['last_answer', 'tags']")
     runs = {path.name for path in (headway.folder / "runs").iterdir()}
     result = headway.call(*headway.arguments("try", *settings)[1:], "--prompts", "2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("sampled, trains") == 2
-    assert result.stdout.count("  last_answer ") == result.stdout.count("  tags ") == 2
+    for reward in ("last_answer", "tags", "reward_model"):
+        assert result.stdout.count(f"  {reward} ") == 2
     assert {path.name for path in (headway.folder / "runs").iterdir()} == runs
 
 

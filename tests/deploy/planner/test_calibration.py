@@ -132,15 +132,18 @@ def test_a_learner_s_rates_are_found_again():
     assert learner["variation"] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_updates_that_failed_or_seeded_an_engine_are_left_out():
-    failed = replace(swap(3, 7.0), error="no", staged_at=None, swap_finished_at=None)
+def test_updates_that_failed_seeded_an_engine_or_are_of_other_batches_are_left_out():
+    batches = rows(12)
+    begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]
     swaps = [
-        swap(1, 5.0),
-        swap(2, 6.0, pause=0.15, prepare_seconds=0.01),
-        swap(0, 0.1, pause=9.0, seeding=True),
-        failed,
+        swap(1, begin + 0.1),
+        swap(2, begin + 0.2, pause=0.15, prepare_seconds=0.01),
+        swap(0, begin + 0.3, pause=9.0, seeding=True),
+        replace(swap(3, begin + 0.4), error="no", staged_at=None, swap_finished_at=None),
+        swap(5, begin - 0.1, pause=9.0),
+        swap(12, end + 0.1, pause=9.0),
     ]
-    update = measure(rows(12), swaps).rates.update
+    update = measure(batches, swaps).rates.update
     assert update.staging_seconds == pytest.approx(0.025)
     assert update.pause_seconds == pytest.approx(0.1)
 
@@ -154,13 +157,6 @@ def test_lengths_are_of_the_groups_of_the_batches_after_the_first_ones():
     )
     assert list(measure(batches, groups=groups).rates.lengths) == mine
     assert all((before, mine, after))
-
-
-def test_updates_before_and_after_the_measured_batches_are_left_out():
-    batches = rows(12)
-    begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]
-    swaps = [swap(5, begin - 0.1, pause=0.15), swap(6, begin + 0.1), swap(12, end + 0.1, pause=9.0)]
-    assert measure(batches, swaps).rates.update.pause_seconds == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("staleness", [0, 3])

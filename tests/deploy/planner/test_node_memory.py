@@ -38,8 +38,6 @@ SERVED = EngineSizes(
     cpu_cache=GIB,
 )  # fmt: skip
 SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
-STEPPED = {"gradients", "optimizer", "master weights"}
-"""Parts of the memory of a rank that an offloaded optimizer takes along."""
 
 
 def shipped(name, model, *overrides):
@@ -89,25 +87,6 @@ def recipe(*overrides):
     return load_recipe("gsm8k_qwen_8gpu", ["learner.ranks=2", *overrides])
 
 
-def learner(*overrides, sizes=SIZES):
-    """Return the predicted ranks of a recipe."""
-    return predict(recipe(*overrides), sizes, Capacity()).processes[0]
-
-
-@pytest.mark.parametrize(
-    ("stage", "bytes_a_weight"), [(1, 2 + 4 + (4 + 8) / 2), (2, 2 + 16 / 2), (3, 18 / 2)]
-)
-def test_a_rank_holds_its_share_of_the_states_by_stage(stage, bytes_a_weight):
-    parts = learner(f"learner.zero_stage={stage}").device
-    assert sum(parts[name] for name in ("weights", *STEPPED)) == bytes_a_weight * BILLION
-
-
-def test_an_offloaded_optimizer_moves_to_the_host():
-    rank = learner("learner.offload_optimizer=true")
-    assert not STEPPED & rank.device.keys()
-    assert rank.host.keys() >= STEPPED
-
-
 GIB_PASSING = 1.1 * 5 * GIB
 """Activations and head of `MODEL`, and a tenth for fragments."""
 
@@ -135,6 +114,8 @@ GIB_PASSING = 1.1 * 5 * GIB
         # A critic of the same size has states of its own; the two pass one after the other.
         ((), 1, 2 * (2 + 2 + 2 + 4) + 1.1 * 0.8, 2),
         (("learner.offload_optimizer=true",), 1, 2 * 2 + 1.1 * 0.8, 2 * ((4 + 4 + 8) / 2 + 4 / 2)),
+        # A reference has its weights.
+        (("learner.kl.coefficient=0.1",), 0, 2 + 2 + 2 + 2 + 4 + 1.1 * 0.8, 2),
         # Deltas are made on the host.
         (("weight_sync.codec=delta",), 0, 2 + 2 + 2 + 4 + 1.1 * 0.8, 2),
     ],
@@ -164,14 +145,6 @@ def test_a_node_has_each_of_its_ranks_and_engines_and_the_first_ranks_copies():
     assert total(node.parts) == learner + engines + DRIVER_BASE + 2 * 2 * BILLION
 
 
-def test_a_reference_and_a_critic_add_their_weights():
-    plain = learner().device
-    assert learner("learner.kl.coefficient=0.1").device["reference"] == 2 * BILLION
-    both = learner(sizes=replace(SIZES, critic=MODEL)).device
-    assert both["optimizer"] == 2 * plain["optimizer"]
-    assert both["activations"] == plain["activations"]
-
-
 def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no_reference():
     factors = BILLION // 100
     sizes = replace(SIZES, policy=replace(MODEL, trained=factors, largest_adapted=1000))
@@ -190,8 +163,8 @@ def test_an_adapter_takes_states_versions_and_checkpoints_of_its_own_size_and_no
     critic = recipe("learner.advantage=gae", "learner.loss=ppo", "learner.critic.lora.rank=8")
     both = replace(SIZES, critic=sizes.policy)
     assert predict(critic, both, Capacity()).checkpoints == saves * 14 * (BILLION + factors)
-    own = learner("learner.lora.rank=8", "learner.kl.reference=other/model", sizes=sizes)
-    assert own.device["reference"] == 2 * BILLION
+    own = recipe("learner.lora.rank=8", "learner.kl.reference=other/model")
+    assert predict(own, sizes, Capacity()).processes[0].device["reference"] == 2 * BILLION
 
 
 @pytest.mark.parametrize(

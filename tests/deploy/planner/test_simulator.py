@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
-from deploy.planner.simulator import Setting, SimulatedEngine, quantile, simulate
+from deploy.planner.simulator import Setting, SimulatedEngine, simulate
 from headway.errors import InputError
 from queues.config import QueuesConfig, RunSpec
 
@@ -182,8 +182,3 @@ def test_drawn_lengths_have_the_mean_and_the_variation_that_were_asked_for():
     drawn = rates(lengths=lognormal_lengths(200, 0.8, group_size=8, seed=1)).to_dict()["lengths"]
     assert drawn["mean"] == pytest.approx(200, rel=0.03)
     assert drawn["variation"] == pytest.approx(0.8, rel=0.1)
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.5, 1), (0.51, 2), (0.9, 2), (0.91, 7), (1.0, 7)])
-def test_a_quantile_is_the_smallest_value_that_the_share_does_not_exceed(share, value):
-    assert quantile({7: 1, 1: 5, 2: 4}, share) == value

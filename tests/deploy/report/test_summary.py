@@ -1,7 +1,5 @@
 """Figures of a run from hand-made rows."""
 
-from dataclasses import replace
-
 import pytest
 
 from deploy.config.evaluation_schedule import PlannedEvaluation
@@ -96,17 +94,23 @@ def test_the_time_between_two_sessions_does_not_count():
     assert summary["idle_fraction"]["learner"] == pytest.approx((1 + 1) / (6 + 4))
 
 
+def add_score(known, version, *, size, samples=1, **result):
+    """Add the score of a version to a record; several samples are not greedy."""
+    kind = "greedy" if samples == 1 else "sampled"
+    planned = PlannedEvaluation(
+        version=version, kind=kind, temperature=0.0, size=size, samples=samples
+    )
+    versions = {"lowest_version": version, "highest_version": version}
+    evaluation = Evaluation(count=size * samples, **{"best": None, **versions, **result})
+    known.add_score(planned, evaluation, now=20.0)
+
+
 def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     known = record()
     for version, score, best in ((0, 0.25, 0.5), (3, 0.5, 0.75)):
-        result = Evaluation(
-            count=40, failed=0, score=score, best=best, incomplete=1, lowest_version=version,
-            highest_version=version,
-        )  # fmt: skip
-        planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=10)
-        known.add_score(planned, replace(result, count=10), now=20.0)
-        sampled = replace(planned, kind="sampled", samples=4)
-        known.add_score(sampled, result, now=20.0)
+        result = {"failed": 0, "score": score, "best": best, "incomplete": 1}
+        add_score(known, version, size=10, **result)
+        add_score(known, version, size=10, samples=4, **result)
     summary = summed(known)
     assert [row["size"] for row in summary["heldout"]] == [10, 10]
     assert "pass_at_k" not in summary["heldout"][0]
@@ -122,12 +126,7 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
 def test_a_score_stands_with_the_rollouts_that_it_leaves_out():
     known = record()
     for version, failed, score in ((0, 20, None), (3, 18, 1.0)):
-        planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=20)
-        result = Evaluation(
-            count=20, failed=failed, score=score, best=None, incomplete=failed,
-            lowest_version=version, highest_version=version,
-        )  # fmt: skip
-        known.add_score(planned, result, now=20.0)
+        add_score(known, version, size=20, failed=failed, score=score, incomplete=failed)
     known.accounting = {"balanced": True, "failed": {}, "heldout_failed": {"reward": 38}}
     summary = summed(known)
     assert [(row["scored"], row["failed"]) for row in summary["heldout"]] == [(0, 20), (2, 18)]
