@@ -5,14 +5,17 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 PLACES = f"{ROOT / '.prometheus' / 'usr' / 'bin'}:{os.environ['PATH']}"
@@ -60,20 +63,10 @@ class Server:
             return json.load(said)["data"]
 
     def query(self, expression):
-        return self.ask("query", query=expression)["result"]
-
-
-def wait_for(what, deadline=180):
-    """Ask until the answer is true, and return it."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        try:
-            if answer := what():
-                return answer
-        except (urllib.error.URLError, ConnectionError):
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"not within {deadline} s")
+        """Return what an expression matches; nothing while the server does not answer."""
+        with suppress(urllib.error.URLError, ConnectionError):
+            return self.ask("query", query=expression)["result"]
+        return []
 
 
 def found(file):
@@ -82,20 +75,22 @@ def found(file):
 
 @pytest.fixture(scope="module")
 def watched(headway, tmp_path_factory):
-    """Of a run that has trained some batches, and goes on."""
+    """Provide a run that goes on after some batches, and a Prometheus that watches it."""
     settings = ("name=watched", "sft.name=small", "steps=3000", "heldout.every=1000")
     process = headway.start("run", *settings)
     folder = tmp_path_factory.mktemp("prometheus")
     file = headway.folder / "runs" / "watched" / "targets.json"
     server = None
     try:
-        wait_for(lambda: process.poll() is not None or len(found(file)) == 5)
+        until(lambda: process.poll() is not None or len(found(file)) == 5, 180)
         assert process.poll() is None, process.communicate()[0]
         [driver] = found(file)[0]["targets"]
         server = Server(folder, f"http://{driver}/targets")
-        wait_for(lambda: server.query("headway_version > 10"))
-        wait_for(lambda: server.query("headway_heldout_score"))
-        wait_for(lambda: server.query("rate(headway_tokens_trained_total[10s])"))
+        for expression in (
+            "headway_version > 10", "headway_heldout_score",
+            "rate(headway_tokens_trained_total[10s])",
+        ):  # fmt: skip
+            until(partial(server.query, expression), 180)
         yield process, server
     finally:
         process.terminate()
@@ -137,7 +132,7 @@ def test_every_process_of_the_run_is_found_and_answers(prometheus):
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_every_expression_of_the_dashboard_matches(prometheus, expression):
     asked = expression.replace("$run", "watched").replace("$__rate_interval", "10s")
-    assert wait_for(lambda: prometheus.query(asked), deadline=20)
+    until(lambda: prometheus.query(asked), 20)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
@@ -158,7 +153,7 @@ def test_every_alert_speaks_of_metrics_that_are_there(prometheus, rule):
 
 
 def test_a_healthy_run_fires_no_alert_but_for_its_disk(prometheus):
-    wait_for(lambda: {rule["health"] for rule in _rules(prometheus)} == {"ok"}, deadline=30)
+    until(lambda: {rule["health"] for rule in _rules(prometheus)} == {"ok"}, 30)
     firing = {rule["name"] for rule in _rules(prometheus) if rule["state"] == "firing"}
     assert firing <= {"HeadwayDiskFull"}
 
@@ -173,6 +168,7 @@ def test_a_run_that_has_ended_is_no_process_down(watched):
     [rule] = [rule for rule in RULES if rule["alert"] == "HeadwayProcessDown"]
     process.terminate()
     process.wait(60)
-    wait_for(lambda: not prometheus.query('up{run="watched"} == 1'), deadline=60)
-    assert prometheus.query('up{run="watched"} == 0')
+    answers = partial(prometheus.query, 'up{run="watched"} == 1')
+    silent = partial(prometheus.query, 'up{run="watched"} == 0')
+    until(lambda: silent() and not answers())
     assert prometheus.query(rule["expr"]) == []

@@ -74,13 +74,9 @@ def test_rates_are_what_was_gained_between_two_moments():
     assert interval.rate_of_groups("queued") == 1.5
     assert interval.rate_of_groups("queued", "leased", "ready", "dropped", "failed") == 1.0
     assert interval.rate(TOKENS) is None
-
-
-def test_the_first_moment_has_no_rates_yet():
-    only = Interval(moment(100.0, broker=scrape(version=4), actor_0=actor(50)))
-    assert only.now.value("headway_version") == 4
-    assert only.rate("headway_version") is None
-    assert only.rate(TOKENS, "actor-0") is None
+    only = Interval(interval.now)
+    assert only.now.value("headway_version") == 6
+    assert only.rate("headway_version") is None, "the first moment has no rates yet"
 
 
 def test_an_actor_that_was_restarted_counts_from_0():
@@ -267,11 +263,6 @@ def test_a_run_is_found_by_its_folder_and_by_its_address(exporter, tmp_path, by)
     assert troubles(now) == ["broker does not answer"]
 
 
-def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path, console):
-    show(exporter.address, tmp_path, interval=0.01, once=True, console=console)
-    assert "mine  version 7" in console.file.getvalue()
-
-
 def test_a_run_without_metrics_says_where_its_figures_are(ended):
     with pytest.raises(InputError, match=r"its status is done.*headway report"):
         RunClient(str(ended), ended)
@@ -351,13 +342,6 @@ def http(text):
 def targets(address):
     labels = {"run": "mine", "process": "driver", "role": "driver"}
     return http(json.dumps([{"targets": [address], "labels": labels}]))
-
-
-def test_an_address_of_something_else_says_so(answering, tmp_path):
-    address, answers = answering
-    answers.append(b"SSH-2.0-OpenSSH_9.2\r\n")
-    with pytest.raises(InputError, match=r"nothing answers at .*Server disconnected"):
-        RunClient(address, tmp_path).look()
 
 
 @pytest.mark.parametrize(

@@ -196,19 +196,15 @@ def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_b
 ):
     begun, events = [], []
 
-    class Run:
-        def define_metric(self, name, **how):
-            events.append((name, how))
-
-        def log(self, figures, step=None):
-            events.append((figures, step))
-
-        def finish(self):
-            events.append("closed")
+    run = SimpleNamespace(
+        define_metric=lambda name, **how: events.append((name, how)),
+        log=lambda figures, step=None: events.append((figures, step)),
+        finish=lambda: events.append("closed"),
+    )
 
     def init(**arguments):
         begun.append((arguments["id"], arguments["resume"]))
-        return Run()
+        return run
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Html=str))
     for _ in range(2):

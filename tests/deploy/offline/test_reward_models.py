@@ -13,6 +13,7 @@ from deploy.config.loader import load_recipe
 from deploy.offline.reward_models import PreferencePairs
 from deploy.preflight.models import reward_model_origin, reward_model_paths
 from headway.errors import InputError
+from tests.deploy.conftest import FinishedRun
 from tests.waiting import until
 
 SECTION = (
@@ -151,48 +152,29 @@ def test_an_interrupt_leaves_nothing_half_written(headway, made):
     assert not list(partial.parent.glob("*stopped*"))
 
 
-@pytest.fixture(scope="module")
-def judged(headway, made):
-    """Run a recipe to its end whose reward models' process is killed in the middle."""
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_a_run_outlives_the_process_of_its_reward_models(headway, made):
     process = headway.start(
-        "run",
-        *SECTION,
-        "name=judged",
-        "sft.name=small",
-        "reward_model.name=small",
-        JUDGED,
-        "actors.heldout_reward=['last_answer']",
-        "steps=40",
-        "heldout.every=40",
-    )
-    folder = headway.folder / "runs" / "judged"
+        "run", *SECTION, JUDGED, "name=judged", "sft.name=small", "reward_model.name=small",
+        "actors.heldout_reward=['last_answer']", "steps=40", "heldout.every=40",
+    )  # fmt: skip
     headway.wait_for_batches("judged", 5, process)
     below = psutil.Process(process.pid).children(recursive=True)
     (judge,) = [p for p in below if p.name().startswith("ray::RewardModel")]
     judge.kill()
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    return folder, output
-
-
-@pytest.mark.ray
-@pytest.mark.deepspeed
-@pytest.mark.slow
-def test_a_run_outlives_the_process_of_its_reward_models(headway, judged):
-    import pyarrow.parquet
-
-    folder, output = judged
     assert "reward-model is restarted (1 of 5 in a row)" in output
-    (row,) = [json.loads(line) for line in (folder / "restarts.jsonl").read_text().splitlines()]
-    assert row["actor"] == "reward-model"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["restarts"].pop("reward_models") == 1
-    assert not any(summary["restarts"].values())
-    accounts = json.loads(headway("inspect", "judged", "--json").stdout)
+    run = FinishedRun(headway.run_folder("judged"), output)
+    assert [row["actor"] for row in run.rows("restarts.jsonl")] == ["reward-model"]
+    restarts = run.summary["restarts"]
+    assert restarts.pop("reward_models") == 1
+    assert not any(restarts.values())
+    accounts = headway.accounting("judged")
     assert accounts["balanced"]
     assert accounts["failed"] == {}
-    assert headway("inspect", "judged", "--parquet", "judged.parquet").returncode == 0
-    rows = pyarrow.parquet.read_table(headway.folder / "judged.parquet").to_pylist()
-    trained = [row for row in rows if row["state"] == "trained"]
+    trained = [row for row in headway.rollouts("judged") if row["state"] == "trained"]
     assert {name for row in trained for name, _ in row["reward_parts"]} == {"reward_model"}
     assert len({round(row["reward"], 3) for row in trained}) > 10
