@@ -68,13 +68,14 @@ class RunClient:
     """
 
     def __init__(self, run: str, runs_dir: Path) -> None:
-        self._directory: RunDirectory | None = None
+        self.directory: RunDirectory | None = None
+        """The run's folder; None if only its address is known."""
         host, colon, port = run.removeprefix("http://").partition("/")[0].rpartition(":")
         if colon and port.isdigit():
             self._address = f"{host}:{port}"
         else:
-            self._directory = RunDirectory.open(run, runs_dir)
-            self._address = _address_of(self._directory)
+            self.directory = RunDirectory.open(run, runs_dir)
+            self._address = _address_of(self.directory)
         self._moments: deque[Moment] = deque()
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -93,14 +94,10 @@ class RunClient:
     def check_ended(self) -> None:
         """Raise RunEnded as soon as the run's command ends, if that is within EDGE_SECONDS."""
         deadline = time.monotonic() + EDGE_SECONDS
-        while self._directory is not None and time.monotonic() < deadline:
-            if self._directory.lock.rests():
-                raise RunEnded(self._directory)
+        while self.directory is not None and time.monotonic() < deadline:
+            if self.directory.lock.rests():
+                raise RunEnded(self.directory)
             time.sleep(POLL_SECONDS)
-
-    def events(self) -> list[Event]:
-        """Return the newest events of the run; none if only its address is known."""
-        return events(self._directory) if self._directory else []
 
     async def _moment(self) -> Moment:
         url = f"http://{self._address}/targets"
@@ -165,7 +162,8 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
     def look() -> RenderableType:
         interval = client.look()
         try:
-            return screen(interval, client.events(), width=console.width)
+            happened = events(client.directory) if client.directory else []
+            return screen(interval, happened, width=console.width)
         except (ValueError, OverflowError, KeyError, TypeError) as error:
             raise InputError(f"{run} shows metrics that no run has: {error!r}") from None
 

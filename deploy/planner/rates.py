@@ -17,7 +17,6 @@ class _Seconds:
     """Base of records whose fields are all finite and at least 0."""
 
     def __post_init__(self) -> None:
-        """Refuse negative and infinite values."""
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if not (0 <= value < math.inf):

@@ -103,17 +103,18 @@ def best(prospects: Sequence[Prospect]) -> Prospect:
     return min(as_good, key=lambda p: (p.max_staleness, -p.outcome.samples_per_second))
 
 
-def setting_of(
-    config: RunConfig, *, staleness: int, actors: int, steps: int, beyond: int = 0
-) -> Setting:
-    """Return the setting of a recipe with another bound, other actors and other steps."""
+def setting_of(config: RunConfig, *, staleness: int, actors: int, last: int) -> Setting:
+    """Return the setting of a recipe with a bound and actors, in which `last` batches are trained.
+
+    All of them end while groups are still leased.
+    """
     window = {"max_staleness": staleness, "window": config.window(actors)}
     return Setting(
         queues=config.queues.model_copy(update=window),
         spec=RunSpec(
             groups_per_batch=config.prompts.groups_per_batch,
             group_size=config.prompts.group_size,
-            steps=steps,
+            steps=last + staleness + 1,
             greedy_baseline=config.actors.greedy_baseline,
         ),
         engines=actors,
@@ -123,16 +124,14 @@ def setting_of(
             if config.weight_sync.staged
             else 1  # the learner brings a version to one engine after the other
         ),
-        beyond=beyond,
+        beyond=staleness + 1,
     )
 
 
 def setting_of_run(config: RunConfig, batches: int) -> Setting:
-    """Return the setting of a recipe as it is, with `batches` ending while groups are leased."""
-    bound, beyond = config.queues.max_staleness, config.queues.max_staleness + 1
-    return setting_of(
-        config, staleness=bound, actors=config.actors.count, steps=batches + beyond, beyond=beyond
-    )
+    """Return the setting of a recipe as it is, in which so many batches are trained."""
+    bound, actors = config.queues.max_staleness, config.actors.count
+    return setting_of(config, staleness=bound, actors=actors, last=batches)
 
 
 def predict_split(
@@ -144,14 +143,13 @@ def predict_split(
     counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
     # the actors' time for a batch, with a learner that takes none and no bound
     most = WARM_UP + counted
-    alone = setting_of(config, staleness=2 * most, actors=actors, steps=2 * most, beyond=most)
+    alone = setting_of(config, staleness=2 * most, actors=actors, last=most)
     alone = replace(alone, queues=alone.queues.model_copy(update={"window": None}))
     actors_alone = simulate(alone, replace(rates, learner=LearnerRates())).samples_per_second
     prospects = []
     for staleness in bounds:
-        warm_up, beyond = WARM_UP + min(staleness, MOST_STEPS), staleness + 1
-        steps = warm_up + counted + beyond
-        setting = setting_of(config, staleness=staleness, actors=actors, steps=steps, beyond=beyond)
+        warm_up = WARM_UP + min(staleness, MOST_STEPS)
+        setting = setting_of(config, staleness=staleness, actors=actors, last=warm_up + counted)
         setting = replace(setting, warm_up=warm_up)
         outcome = simulate(setting, rates, seed=config.seed)
         if outcome.learner_idle < BUSY:

@@ -112,7 +112,7 @@ def test_too_few_devices_and_more_engines_than_a_plan_simulates_are_refused(
 
 def test_a_setting_is_that_of_the_run():
     config = recipe("queues.patience_seconds=0.7", "weight_sync.update_fraction=0.5")
-    setting = setting_of(config, staleness=3, actors=4, steps=30)
+    setting = setting_of(config, staleness=3, actors=4, last=30)
     assert setting.queues.window == 4 + 4 * (32 // 4) + 1, "one window for all engines"
     assert (setting.queues.max_staleness, setting.spec.groups_per_batch) == (3, 4)
     assert (setting.engines, setting.slots, setting.spec.group_size) == (4, 32, 4)
