@@ -3,7 +3,7 @@
 Every function raises InputError for what is missing or cannot be used, and names what is allowed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.sessions import read_sessions
 from headway.errors import HeadwayError, InputError
 from headway.output_limits import limited_output
+from learner.config.learner import LearnerConfig
 from queues.policy.prompt_retirement import split
 
 
@@ -85,57 +86,39 @@ def check_objective(config: RunConfig) -> None:
     check_against_objective(config, traits)
 
 
-def _check_engine(config: RunConfig, inputs: Inputs, _: RunDirectory | None) -> None:
-    check_workers(config, inputs.model_path)
-    if config.actors.engine == "vllm":
-        check_sampling(inputs.model_path)
-
-
-def _check_scores(config: RunConfig, inputs: Inputs, _: RunDirectory | None) -> None:
+def _check_fit(config: RunConfig, inputs: Inputs) -> None:
+    """Compare engine, prompts, objective and reward models with the model."""
+    actors, path = config.actors, inputs.model_path
+    check_workers(config, path)
+    if actors.engine == "vllm":
+        check_sampling(path)
     check_prompts(config, inputs.prompts)
     check_objective(config)
-    check_fit(inputs.model_path, config.actors, inputs.prompts.sample)
+    check_fit(path, actors, inputs.prompts.sample)
+    for judge in inputs.reward_models:
+        longest = actors.max_model_len or context_length(path)
+        check_reward_model(judge, actors, longest, map(opening, inputs.prompts.sample))
 
 
-def _check_reward_models(config: RunConfig, inputs: Inputs, _: RunDirectory | None) -> None:
-    actors = config.actors
-    for path in inputs.reward_models:
-        longest = actors.max_model_len or context_length(inputs.model_path)
-        check_reward_model(path, actors, longest, map(opening, inputs.prompts.sample))
-
-
-def _check_new(config: RunConfig, inputs: Inputs, resumed: RunDirectory | None) -> None:
+def _check_adapters(learner: LearnerConfig, path: str) -> None:
     """Compare the adapters of a run that begins with their models."""
-    if resumed is not None:
-        return
-    learner, path = config.learner, inputs.model_path
     check_adapter(learner.lora, path, section="learner.lora")
     if (critic := learner.critic) is not None:
         own = find_model(critic.path, setting="learner.critic.path") if critic.path else path
         check_adapter(critic.lora, own, section="learner.critic.lora")
 
 
-def _check_resumed(config: RunConfig, inputs: Inputs, resumed: RunDirectory | None) -> None:
+def _check_models(models: Mapping[str, str], resumed: RunDirectory) -> None:
     """Refuse to resume a run whose model folders have other content than in its last session."""
-    sessions = read_sessions(resumed) if resumed is not None else []
+    sessions = read_sessions(resumed)
     before = sessions[-1].get("models", {}) if sessions else {}
-    for name, fingerprint in inputs.models.items():
+    for name, fingerprint in models.items():
         if before.get(name, fingerprint) != fingerprint:
             raise InputError(
-                f"the {name} of {config.name} is not that of its last session ({before[name]} "
-                f"before, {fingerprint} now), and scores and KL would not be comparable; put it "
-                "back, or start a run of its own"
+                f"the {name} of {resumed.path.name} is not that of its last session "
+                f"({before[name]} before, {fingerprint} now), and scores and KL would not be "
+                "comparable; put it back, or start a run of its own"
             )
-
-
-CHECKS: tuple[Callable[[RunConfig, Inputs, RunDirectory | None], None], ...] = (
-    _check_engine,
-    _check_scores,
-    _check_reward_models,
-    _check_new,
-    _check_resumed,
-)
-"""Checks of a recipe, its inputs and the run that goes on, if one does, in their order."""
 
 
 @contextmanager
@@ -162,8 +145,11 @@ def load_inputs(
     folders = check_run_folders(config)
     check_machine(config)
     inputs = _load(config, resumed)
-    for check in CHECKS:
-        check(config, inputs, resumed)
+    _check_fit(config, inputs)
+    if resumed is None:
+        _check_adapters(config.learner, inputs.model_path)
+    else:
+        _check_models(inputs.models, resumed)
     if needs_space and Path(inputs.model_path).is_dir():
         checkpoints = None if resumed is None else resumed.checkpoints
         check_free_space(config, weight_shapes(inputs.model_path), folders, resumed=checkpoints)
