@@ -25,7 +25,7 @@ from typing import Literal
 
 from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.run_context import RunContext
-from learner.diagnostics.batch_report import BatchReport, EngineFigures, TrainedBatch
+from learner.diagnostics.batch_report import EngineFigures, TrainedBatch
 
 Response = Literal["alert", "resend", "restart"]
 
@@ -156,11 +156,12 @@ class DriftWatch:
 
     def observe(self, batches: Iterable[TrainedBatch]) -> list[Finding]:
         """Print and return the findings of the next batches; `follow` responds to them."""
-        findings = [
-            finding
-            for batch in batches
-            for finding in self._detector.observe(batch.version, self._present(batch.report))
-        ]
+        known, findings = {actor.engine_id for actor in self._actors}, []
+        for batch in batches:  # its engines may be of earlier sessions with more actors
+            figures = {
+                name: it for name, it in (batch.report.engines or {}).items() if name in known
+            }
+            findings += self._detector.observe(batch.version, figures)
         self._context.record.drifting = dict(self._detector.named)
         for finding in findings:
             self._context.console.say(
@@ -171,11 +172,6 @@ class DriftWatch:
             if finding.response != "alert":
                 self._findings.put_nowait(finding)
         return findings
-
-    def _present(self, report: BatchReport) -> dict[str, EngineFigures]:
-        """Return the figures of engines, without those of earlier sessions with more actors."""
-        known = {actor.engine_id for actor in self._actors}
-        return {name: it for name, it in (report.engines or {}).items() if name in known}
 
     async def follow(self) -> None:
         """Respond to findings until cancelled, to one after the other."""

@@ -61,10 +61,9 @@ async def initial(
 
 async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
     """Wait for one evaluation and return it; the watchdog ends a run in which nothing moves."""
-    while True:
-        evaluation = await feed.evaluation(planned.name, timeout=OUTCOME_SECONDS)
-        if evaluation is not None:
-            return evaluation
+    while (result := await feed.evaluation(planned.name, timeout=OUTCOME_SECONDS)) is None:
+        pass
+    return result
 
 
 async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers) -> None:

@@ -32,7 +32,6 @@ class LearnerSupervisor(Supervisor):
     """The ranks of a learner through all of their restarts.
 
     `create` makes their processes in Ray, or returns None while there is no node for all of them.
-    They serve metrics by `access`, or none if it is None.
     """
 
     def __init__(

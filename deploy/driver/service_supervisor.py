@@ -20,10 +20,7 @@ from weight_sync.errors import BroadcasterDied
 
 
 class ServiceSupervisor(Supervisor):
-    """A service through all of its restarts; `on_restart` is awaited whenever it works again.
-
-    It serves metrics by `access`, or none if it is None.
-    """
+    """A service through all of its restarts; `on_restart` is awaited whenever it works again."""
 
     def __init__(
         self,

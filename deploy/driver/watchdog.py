@@ -87,7 +87,7 @@ class Watchdog:
         self._locations: dict[str, ProcessLocation] = {}
         self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
         """The handle and the last request to each process, by name."""
-        self._silent: Sequence[str] = ()
+        self._silent: list[str] = []
         self._announced: set[tuple[str, str]] = set()
         self._reports: set[asyncio.Task[None]] = set()
         self.overdue: Sequence[Wait] = ()
@@ -224,13 +224,12 @@ class Watchdog:
         requests = {name: self._asked[name][1] for name in handles}
         if requests:
             await asyncio.wait(requests.values(), timeout=self._probes.answer_seconds)
+        self._silent = []
         for name, request in requests.items():
-            if request.done() and request.exception() is None:
+            if not request.done() and role_of(name) is not Role.BROKER:  # asked for its status
+                self._silent.append(name)
+            elif request.done() and request.exception() is None:
                 self._locations[name] = request.result()
-        silent = (name for name, task in requests.items() if not task.done())
-        self._silent = [
-            name for name in silent if role_of(name) is not Role.BROKER
-        ]  # asked for its status
 
     async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
@@ -253,10 +252,8 @@ class Watchdog:
         """Write and show overdue waits with stacks; then restart a learner that hangs still."""
         epoch = self._learner_epoch
         names = concerned(late, list(self._locations))
-        calls = [partial(self._probes.dump, self._locations[name]) for name in names]
-        pending = [run_in_daemon_thread(call) for call in calls]
-        answers = await asyncio.gather(*pending, return_exceptions=True)
-        dumps = dict(zip(names, map(_dump_of, answers), strict=True))
+        pending = [run_in_daemon_thread(partial(self._dump, name)) for name in names]
+        dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
         states = [f"{name}: {dumped.states}" for name, dumped in dumps.items()]
         limit = self._probes.report_seconds
         writing = run_in_daemon_thread(lambda: self._write_report(late, dumps, at))
@@ -273,6 +270,12 @@ class Watchdog:
             wait = hangs[0]
             reason = f"{wait.who} waited {wait.seconds:.0f} s on {wait.on}"
             self._processes.learner.restart_ranks(epoch, reason, wait.seconds)
+
+    def _dump(self, name: str) -> ProcessDump:
+        try:
+            return self._probes.dump(self._locations[name])
+        except Exception as error:  # noqa: BLE001  (what hangs is restarted all the same)
+            return ProcessDump(f"its stacks could not be taken ({error!r})", "")
 
     def _write_report(
         self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float
@@ -306,13 +309,6 @@ class Watchdog:
 
 def _of_learner(waits: Sequence[Wait]) -> list[Wait]:
     return [wait for wait in waits if role_of(wait.on) is Role.LEARNER]
-
-
-def _dump_of(answer: ProcessDump | BaseException) -> ProcessDump:
-    """Return the stacks of a process, or that they could not be taken."""
-    if isinstance(answer, BaseException):
-        return ProcessDump(f"its stacks could not be taken ({answer!r})", "")
-    return answer
 
 
 def writing_ends(checkpoints: Path) -> float:
