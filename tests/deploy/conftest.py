@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -19,6 +18,7 @@ from deploy.cli import main
 from deploy.runtime import session_process
 from deploy.runtime.signals import interrupts
 from deploy.storage.run_directory import RunDirectory
+from tests.waiting import until
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 HEADWAY = Path(sys.executable).parent / "headway"
@@ -109,11 +109,8 @@ class Headway:
 
     def wait_for_batches(self, name, count, process, seconds=300):
         """Wait until a run has trained so many batches."""
-        deadline = time.monotonic() + seconds
-        while len(read_rows(self.run_folder(name) / "metrics.jsonl")) < count:
-            assert process.poll() is None, process.stdout.read()
-            assert time.monotonic() < deadline, f"{count} batches were not trained in time"
-            time.sleep(0.05)
+        metrics = self.run_folder(name) / "metrics.jsonl"
+        until(lambda: len(read_rows(metrics)) >= count, seconds, process=process)
 
     def accounting(self, name):
         result = self.call("inspect", name, "--json")

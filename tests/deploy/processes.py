@@ -1,6 +1,5 @@
 """What the processes of a run hold, seen from outside."""
 
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import psutil
 
 from deploy.cluster.cleanup import AGENTS, SHARED_MEMORY, mapped_files
 from tests.deploy.conftest import MARK
+from tests.waiting import until
 
 
 def started_for(folder):
@@ -54,10 +54,9 @@ def open_shared_memory(folder):
 
 def wait_for_end(headway, seconds):
     """Wait until no process of the runs lives and no shared memory of theirs is held."""
-    deadline = time.monotonic() + seconds
-    while remains := [*open_shared_memory(headway.folder), *processes_of(headway.folder)]:
-        assert time.monotonic() < deadline, remains
-        time.sleep(0.1)
+    folder = headway.folder
+    until(lambda: not (open_shared_memory(folder) or processes_of(folder)), seconds,
+          output=lambda: str(processes_of(folder)))  # fmt: skip
 
 
 def leaked_shared_memory(before):

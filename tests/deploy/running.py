@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from learner.diagnostics.trained_log import VARIABLE
 from tests.deploy.conftest import HEADWAY, RECIPE, FinishedRun, read_rows
 from tests.deploy.processes import titled
+from tests.waiting import until
 
 WAIT_SECONDS = 300.0
 ACTOR, RANK, BROKER = "ray::RolloutActor", "ray::RankActor", "ray::BrokerActor"
@@ -17,17 +18,6 @@ BROADCASTER, ENGINE = "ray::Broadcaster", "VLLM::EngineCore"
 ENDLESS = ("steps=100000", "heldout.every=100000", "learner.checkpoint_every=100000")
 """Settings of a run that is stopped before it ends."""
 ROLES = ("actors", "reward_models", "learner", "broker", "broadcaster", "driver")
-
-
-def until(happened, process, seconds=WAIT_SECONDS, output=None):
-    """Wait until `happened` returns something true, and return it; the process has to live."""
-    printed = output or (lambda: process.stdout and process.stdout.read())
-    deadline = time.monotonic() + seconds
-    while not (answer := happened()):
-        assert process.poll() is None, printed()
-        assert time.monotonic() < deadline, output and output()[-3000:]
-        time.sleep(0.05)
-    return answer
 
 
 def restarts(**counts):
@@ -80,10 +70,6 @@ class Running:
     def output(self):
         return self.file.read_text()
 
-    def words(self):
-        """Return the output without its line breaks."""
-        return " ".join(self.output().split())
-
     def rows(self, name):
         return read_rows(self.folder / name)
 
@@ -97,7 +83,7 @@ class Running:
 
     def until(self, happened, seconds=WAIT_SECONDS):
         """Wait until `happened` returns something true, and return it; the run has to live."""
-        return until(happened, self.process, seconds, self.output)
+        return until(happened, seconds, process=self.process, output=self.output)
 
     def trains(self, batches):
         """Wait until so many batches are trained."""

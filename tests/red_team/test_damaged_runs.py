@@ -14,8 +14,8 @@ from queues.readers.accounting import read_batches
 from queues.readers.checkpoints import committed_checkpoints, newest_checkpoint
 from queues.readers.open_run import open_ledger
 from tests.deploy.processes import wait_for_end
-from tests.deploy.running import until
 from tests.red_team.damage import files_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 STEPS = 24
@@ -32,8 +32,9 @@ def killed(headway):
     )  # fmt: skip
     headway.wait_for_batches("base", 8, process)
     folder = headway.run_folder("base")
-    until(lambda: all((folder / name).exists() for name in DERIVED), process)
-    until(lambda: len(read_batches(folder)) % 3 == 1, process)  # the first after a checkpoint
+    until(lambda: all((folder / name).exists() for name in DERIVED), process=process)
+    first_after_checkpoint = lambda: len(read_batches(folder)) % 3 == 1  # noqa: E731
+    until(first_after_checkpoint, process=process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=180)
     wait_for_end(headway, seconds=180)

@@ -8,7 +8,6 @@ import importlib
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.deploy.broken import HELD, Case, sets, tokenizer
 from tests.deploy.broken_inputs import INPUTS
 from tests.deploy.broken_runs import REWARD_RAISES, SLOW_RUNS, TOO_FEW_RESOURCES
 from tests.deploy.conftest import ENVIRONMENT, HEADWAY, Headway, call_main
+from tests.waiting import until
 
 BROKEN_RECIPE = sets(
     "unknown key", "learner.lerning_rate=1", "learner.lerning_rate", "'learning_rate'"
@@ -147,11 +147,8 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_space_is_freed(
             [HEADWAY, *arguments], cwd=tmp_path, env=ENVIRONMENT, stdout=file, stderr=file
         )
     try:
-        deadline = time.monotonic() + 300
-        while f"paused: no space is left on the disk of {small_disk}" not in output.read_text():
-            assert process.poll() is None, output.read_text()
-            assert time.monotonic() < deadline, output.read_text()
-            time.sleep(0.1)
+        paused = f"paused: no space is left on the disk of {small_disk}"
+        until(lambda: paused in output.read_text(), 300, process=process, output=output.read_text)
         subprocess.run(["mount", "-o", "remount,size=256m", small_disk], check=True)
         assert process.wait(300) == 0, output.read_text()
     finally:

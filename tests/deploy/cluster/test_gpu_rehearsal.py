@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 
 from learner.model.tiny_tokenizer import tiny_tokenizer
 from tests.deploy.conftest import REWARD, Headway, read_rows
-from tests.deploy.running import ENGINE, until
+from tests.deploy.running import ENGINE, WAIT_SECONDS
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.deepspeed,
@@ -100,7 +101,7 @@ def test_the_recipe_trains_is_interrupted_and_resumes(user):
 
 def test_a_run_goes_on_with_one_engine_fewer(user):
     process = start(user, "fewer", steps=2, **{"actors.min_count": 3, "deploy.max_restarts": 0})
-    until(first_engine, process).kill()
+    until(first_engine, WAIT_SECONDS, process=process).kill()
     output = ended(process)
     assert process.returncode == 0, output
     assert "given up" in output

@@ -18,7 +18,8 @@ from deploy.config.loader import load_recipe, read_recipe
 from headway.errors import InputError
 from queues.readers.checkpoints import newest_checkpoint
 from tests.deploy.conftest import read_rows
-from tests.deploy.running import until
+from tests.deploy.running import WAIT_SECONDS
+from tests.waiting import until
 
 RECIPE = Path(__file__).parents[1] / "recipe.toml"
 ON_CLUSTER = [
@@ -132,6 +133,9 @@ class Cluster:
                 env={**environment, "PATH": path, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"},
             )  # fmt: skip
 
+    def until(self, condition):
+        until(condition, WAIT_SECONDS, process=self.process, output=self.log.read_text)
+
     def end(self):
         below = psutil.Process(self.process.pid).children(recursive=True)
         self.process.terminate()
@@ -152,7 +156,7 @@ def cluster(headway, tmp_path_factory):
     folder.mkdir()
     made = Cluster(folder, headway.environment)
     try:
-        until(lambda: "runtime started" in made.log.read_text(), made.process)
+        made.until(lambda: "runtime started" in made.log.read_text())
         (headway.folder / "mine.py").write_text(
             "from helper import value\n"
             "def score(prompt, completion, answer, metadata): return value(completion)\n"
@@ -212,12 +216,12 @@ class TestOnACluster:
         job = job_of(first.stdout)
         terminal = headway.start_plain("attach", job, "--address", cluster.address)
         metrics = folder / "metrics.jsonl"
-        until(lambda: len(read_rows(metrics)) > 4, cluster.process)
+        cluster.until(lambda: len(read_rows(metrics)) > 4)
         os.killpg(terminal.pid, signal.SIGKILL)
         terminal.wait(30)
         terminal.stdout.close()
         before = len(read_rows(metrics))
-        until(lambda: len(read_rows(metrics)) > before + 4, cluster.process)
+        cluster.until(lambda: len(read_rows(metrics)) > before + 4)
         targets = json.loads((folder / "targets.json").read_text())
         [driver] = [target for target in targets if target["labels"]["process"] == "driver"]
         seen = headway("top", driver["targets"][0], "--once")

@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 PROGRAM = """
-import subprocess, time
+import subprocess
 import psutil
 from deploy.cluster.orphans import reaping_orphans
+from tests.waiting import until
 
 def zombies():
     return [c for c in psutil.Process().children() if c.status() == psutil.STATUS_ZOMBIE]
@@ -14,21 +15,15 @@ def zombies():
 def orphan(seconds):
     subprocess.run(["sh", "-c", f"sleep {seconds} & exit"], check=True)
 
-def wait(for_what):
-    deadline = time.monotonic() + 60
-    while not for_what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
 with reaping_orphans(interval=0.05):
     own = subprocess.Popen(["sh", "-c", "exit 7"])
     assert own.wait() == 7
     orphan(0.1)
-    wait(lambda: psutil.Process().children())
-    wait(lambda: not psutil.Process().children())
+    until(lambda: psutil.Process().children())
+    until(lambda: not psutil.Process().children())
 with reaping_orphans(interval=3600):
     orphan(0)
-    wait(zombies)
+    until(zombies)
 assert zombies() == []
 """
 

@@ -42,13 +42,6 @@ def output(context):
     return context.console.console.file.getvalue()
 
 
-async def until(happened):
-    """Wait for a condition; fail at a deadline."""
-    async with asyncio.timeout(20):
-        while not happened():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 class SupervisorStage:
     """The context and the clock of a `supervisor` whose processes live `lives`."""
 

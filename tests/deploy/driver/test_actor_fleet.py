@@ -21,9 +21,11 @@ from headway.errors import InputError
 from headway.roles import Role
 from queues.errors import QueueClosed
 from tests.deploy.conftest import RECIPE
-from tests.deploy.driver.contexts import make_context, output, until
+from tests.deploy.driver.contexts import make_context, output
+from tests.waiting import reached
 
 REQUESTS = scaling.requests
+SHARED = "deploy.ray_address=auto"
 
 
 class Supervisor:
@@ -161,7 +163,7 @@ class Stage:
     async def look(self, times=3):
         """Wait until the fleet has looked so often, from beginning to end."""
         due = self.looks + times + 1
-        await until(lambda: self.looks >= due)
+        await reached(lambda: self.looks >= due)
 
     async def scale(self, actors):
         return await asyncio.to_thread(scaling.ask, self.directory, actors)
@@ -178,14 +180,14 @@ def stage(tmp_path, monkeypatch):
 async def test_a_run_that_begins_without_resources_for_all_actors_takes_them_when_they_are_free(
     stage,
 ):
-    played = stage(0, "actors.count=3", "deploy.ray_address=auto", reserved=1)
+    played = stage(0, "actors.count=3", SHARED, reserved=1)
     assert played.numbers() == [0]
     async with played.play():
         await played.look()
         assert "2 actor(s) wait for free resources" in output(played.context)
         assert played.queues[1].sizes[-1] == 1
         played.nodes.free = 2
-        await until(lambda: played.numbers() == [0, 1, 2])
+        await reached(lambda: played.numbers() == [0, 1, 2])
         await played.look()
         assert played.queues[1].sizes[-1] == 3
 
@@ -199,12 +201,12 @@ async def test_actors_join_and_leave_as_asked_and_the_recipe_keeps_their_number(
         assert all(actor.joins for actor in played.fleet.actors[1:])
         assert played.recorded().count == 3
         await played.scale(1)
-        await until(lambda: played.nodes.held == {0})
+        await reached(lambda: played.nodes.held == {0})
         assert played.numbers() == [0]
         assert played.fleet.actors[2].seconds == actor_fleet.PATIENT_SECONDS
         await played.scale(2)
         assert (played.numbers(), len(played.fleet.actors)) == ([0, 1], 3)
-        await until(lambda: played.queues[1].sizes[-1] == 2)
+        await reached(lambda: played.queues[1].sizes[-1] == 2)
         assert not running.done()
     assert played.recorded().count == 2
     broker, broadcaster = played.queues
@@ -243,69 +245,67 @@ async def test_the_actor_that_only_evaluates_stays(stage):
     async with played.play():
         await played.scale(4)
         await played.scale(2)
-        await until(lambda: played.numbers() == [0, 1])
+        await reached(lambda: played.numbers() == [0, 1])
 
 
 async def test_the_actor_that_only_evaluates_joins_again_before_all_others(stage):
-    played = stage(
-        0, "heldout.pinned=true", "actors.count=2", "actors.max_count=3", "deploy.ray_address=auto"
-    )
+    played = stage(0, "heldout.pinned=true", "actors.count=2", "actors.max_count=3", SHARED)
     async with played.play():
         resident = played.fleet.actors[0]
         resident.hands_over = asyncio.Event()
         played.nodes.lost, played.nodes.free = {0, 1}, 1
-        await until(lambda: played.numbers() == [])
+        await reached(lambda: played.numbers() == [])
         await played.look()
         assert played.numbers() == [], "it has not left yet"
         resident.hands_over.set()
-        await until(lambda: played.numbers() == [0])
+        await reached(lambda: played.numbers() == [0])
         played.nodes.free = 2
-        await until(lambda: played.numbers() == [0, 1, 2])
+        await reached(lambda: played.numbers() == [0, 1, 2])
 
 
 @pytest.mark.parametrize("asked", [4, 2])
 async def test_the_actor_that_only_evaluates_comes_back_whatever_number_is_asked_for(stage, asked):
-    played = stage(0, "heldout.pinned=true", "actors.count=3", "deploy.ray_address=auto")
+    played = stage(0, "heldout.pinned=true", "actors.count=3", SHARED)
     async with played.play():
         resident = played.fleet.actors[0]
         resident.hands_over = asyncio.Event()
         played.nodes.lost = {0}
-        await until(lambda: played.numbers() == [1, 2])
+        await reached(lambda: played.numbers() == [1, 2])
         played.nodes.free = 9
         await played.scale(asked)
         await played.look()
         assert 0 not in played.numbers()
         resident.hands_over.set()
-        await until(lambda: 0 in played.numbers())
+        await reached(lambda: 0 in played.numbers())
         await played.look()
         assert len(played.numbers()) == asked
 
 
 async def test_nobody_joins_while_the_learner_may_need_what_is_free(stage):
-    played = stage(0, "actors.count=2", "deploy.ray_address=auto")
+    played = stage(0, "actors.count=2", SHARED)
     async with played.play():
         played.learner_starts, played.nodes.lost, played.nodes.free = True, {1}, 1
-        await until(lambda: played.numbers() == [0])
+        await reached(lambda: played.numbers() == [0])
         await played.look()
         assert (played.numbers(), played.fleet.lacking) == ([0], 1)
         with pytest.raises(InputError, match="the learner is being restarted"):
             await played.scale(3)
         played.learner_starts = False
-        await until(lambda: played.numbers() == [0, 1])
+        await reached(lambda: played.numbers() == [0, 1])
 
 
 async def test_actors_give_back_what_others_need_and_join_again(stage):
-    played = stage(2, "actors.count=2", "actors.max_count=4", "deploy.ray_address=auto")
+    played = stage(2, "actors.count=2", "actors.max_count=4", SHARED)
     async with played.play():
-        await until(lambda: played.numbers() == [0, 1, 2, 3])
+        await reached(lambda: played.numbers() == [0, 1, 2, 3])
         played.nodes.needed, played.nodes.awaited = 1, {Role.LEARNER}
-        await until(lambda: played.numbers() == [0, 1, 2])
+        await reached(lambda: played.numbers() == [0, 1, 2])
         await played.look()
         assert played.numbers() == [0, 1, 2], "the others get time to take it"
         with pytest.raises(InputError, match="or reward models are, and may need the resources"):
             await played.scale(5)
         played.nodes.awaited = set()
-        await until(lambda: played.numbers() == [0, 1, 2, 3])
+        await reached(lambda: played.numbers() == [0, 1, 2, 3])
     assert played.nodes.asked == [3, 2], "the last ones first"
 
 
@@ -321,45 +321,45 @@ async def test_as_many_actors_as_the_run_needs_give_nothing_back(
     stage, monkeypatch, settings, left
 ):
     monkeypatch.setattr(actor_fleet, "GIVE_SECONDS", 0.0)
-    settings = ("actors.count=2", "actors.max_count=4", "deploy.ray_address=auto", *settings)
+    settings = ("actors.count=2", "actors.max_count=4", SHARED, *settings)
     played = stage(2, *settings)
     async with played.play():
-        await until(lambda: played.numbers() == [0, 1, 2, 3])
+        await reached(lambda: played.numbers() == [0, 1, 2, 3])
         played.nodes.needed, played.nodes.awaited = 4, {Role.LEARNER}
-        await until(lambda: played.numbers() == left)
+        await reached(lambda: played.numbers() == left)
         await played.look()
         assert played.numbers() == left
 
 
 async def test_actors_leave_nodes_that_go_and_join_again_where_there_is_room(stage):
-    played = stage(0, "actors.count=2", "deploy.ray_address=auto")
+    played = stage(0, "actors.count=2", SHARED)
     async with played.play() as running:
         played.nodes.lost = {1}
-        await until(lambda: played.numbers() == [0])
+        await reached(lambda: played.numbers() == [0])
         leaving = played.fleet.actors[1]
-        await until(lambda: leaving.seconds == actor_fleet.HURRY_SECONDS)
-        await until(lambda: "1 actor(s) wait for free resources" in output(played.context))
+        await reached(lambda: leaving.seconds == actor_fleet.HURRY_SECONDS)
+        await reached(lambda: "1 actor(s) wait for free resources" in output(played.context))
         played.nodes.free = 1
-        await until(lambda: played.numbers() == [0, 1])
+        await reached(lambda: played.numbers() == [0, 1])
         played.nodes.lost = {0, 1}
-        await until(lambda: played.numbers() == [])
+        await reached(lambda: played.numbers() == [])
         assert not running.done(), "it waits for nodes"
         played.nodes.free = 2
-        await until(lambda: played.numbers() == [0, 1])
+        await reached(lambda: played.numbers() == [0, 1])
     assert output(played.context).count("wait for free resources") <= 4
 
 
 async def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stage):
-    played = stage(0, "actors.max_count=3", "deploy.ray_address=auto")
+    played = stage(0, "actors.max_count=3", SHARED)
     async with played.play():
         played.nodes.free = 1
-        await until(lambda: played.numbers() == [0, 1])
+        await reached(lambda: played.numbers() == [0, 1])
         played.nodes.free = 5
-        await until(lambda: played.numbers() == [0, 1, 2])
+        await reached(lambda: played.numbers() == [0, 1, 2])
         assert {actor.counts() for actor in played.fleet.actors} == {(3, 1)}, "they are not needed"
         played.nodes.lost = {2}
         played.nodes.free = 0
-        await until(lambda: played.numbers() == [0, 1])
+        await reached(lambda: played.numbers() == [0, 1])
         assert "wait for free resources" not in output(played.context)
         await played.scale(1)
         played.nodes.free = 5
@@ -369,13 +369,13 @@ async def test_a_run_takes_actors_as_nodes_join_until_a_number_is_asked_for(stag
 
 
 async def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_asked_for(stage):
-    played = stage(5, "actors.count=3", "actors.min_count=1", "deploy.ray_address=auto")
+    played = stage(5, "actors.count=3", "actors.min_count=1", SHARED)
     actors = played.fleet.actors
 
     async def give_up():
         actors[1].given_up = True
         actors[1].ended.set()
-        await until(lambda: played.numbers() == [0, 2])
+        await reached(lambda: played.numbers() == [0, 2])
         await played.look()
         assert played.numbers() == [0, 2]
 
@@ -387,38 +387,38 @@ async def test_an_actor_that_is_given_up_is_not_missed_before_another_number_is_
         await played.scale(2)
         assert played.numbers() == [0, 2]
         played.nodes.free, played.nodes.lost = 0, {2}
-        await until(lambda: played.numbers() == [0])
+        await reached(lambda: played.numbers() == [0])
         played.nodes.free = 1
-        await until(lambda: len(played.numbers()) == 2)
+        await reached(lambda: len(played.numbers()) == 2)
 
 
 async def test_a_number_above_the_limit_of_growth_ends_the_growth_too(stage):
-    played = stage(9, "actors.max_count=3", "deploy.ray_address=auto")
+    played = stage(9, "actors.max_count=3", SHARED)
     async with played.play():
         assert (await played.scale(5))["refused"] is None
-        await until(lambda: played.numbers() == [0, 1, 2, 3, 4])
+        await reached(lambda: played.numbers() == [0, 1, 2, 3, 4])
 
 
 async def test_a_number_is_free_once_what_it_had_is_given_back(stage):
-    played = stage(0, "actors.count=2", "deploy.ray_address=auto")
+    played = stage(0, "actors.count=2", SHARED)
     async with played.play():
         played.nodes.removes.clear()
         played.nodes.lost = {1}
-        await until(lambda: played.numbers() == [0])
+        await reached(lambda: played.numbers() == [0])
         played.nodes.free = 1
-        await until(lambda: played.numbers() == [0, 2])
+        await reached(lambda: played.numbers() == [0, 2])
         played.nodes.removes.set()
-        await until(lambda: played.nodes.held == {0, 2})
+        await reached(lambda: played.nodes.held == {0, 2})
         played.nodes.free = 1
         await played.scale(3)
         assert (played.numbers(), played.nodes.held) == ([0, 1, 2], {0, 1, 2})
 
 
 async def test_a_run_whose_last_actor_waits_for_a_node_ends_when_it_is_over(stage):
-    played = stage(0, "deploy.ray_address=auto")
+    played = stage(0, SHARED)
     async with played.play() as running:
         played.nodes.lost = {0}
-        await until(lambda: played.numbers() == [])
+        await reached(lambda: played.numbers() == [])
         await played.look()
         assert not running.done()
         played.queues[0].over = True

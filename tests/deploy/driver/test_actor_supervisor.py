@@ -15,7 +15,8 @@ from headway import clock
 from headway.errors import InputError
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import Purpose
-from tests.deploy.driver.contexts import SupervisorStage, output, until
+from tests.deploy.driver.contexts import SupervisorStage, output
+from tests.waiting import reached
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 
 OVER = None
@@ -217,7 +218,7 @@ async def test_an_actor_that_leaves_is_ended_at_any_moment_and_may_come_back(sta
     supervisor = played.supervisor
     if moment != "wait":
         running = asyncio.create_task(supervisor.run())
-        await until(lambda: (moment, 0) in played.events)
+        await reached(lambda: (moment, 0) in played.events)
         await supervisor.leave(0.05)
     else:
 
@@ -360,7 +361,7 @@ async def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_with
     await played.supervisor.stop(0.05)
     assert played.events == [], "there is none yet"
     working = asyncio.create_task(played.supervisor.run())
-    await until(lambda: ("run", 0) in played.events)
+    await reached(lambda: ("run", 0) in played.events)
     await played.supervisor.stop(0.05)
     assert played.events[-1] == ("stop", 0)
     working.cancel()
@@ -373,7 +374,7 @@ async def test_an_actor_that_is_to_be_restarted_is_and_the_reason_is_recorded(st
     await played.supervisor.resend()
     assert played.events == []
     working = asyncio.create_task(played.supervisor.run())
-    await until(lambda: ("run", 0) in played.events)
+    await reached(lambda: ("run", 0) in played.events)
     await played.supervisor.resend()
     played.supervisor.restart("it hangs", 300.0)
     await asyncio.wait_for(working, 10)

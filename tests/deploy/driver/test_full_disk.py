@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from deploy.storage import jsonl
 from tests.deploy.driver.contexts import make_context, output
 
 
-def refuse(*_: Any) -> None:
+def refuse(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

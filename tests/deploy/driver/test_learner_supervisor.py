@@ -15,8 +15,9 @@ from learner.errors import TrainingDiverged
 from learner.ranks.ray_calls import rank_failure
 from learner.ranks.spec import LearnerSpec
 from queues.errors import JournalError
-from tests.deploy.driver.contexts import SupervisorStage, output, until
+from tests.deploy.driver.contexts import SupervisorStage, output
 from tests.deploy.trained import train
+from tests.waiting import reached
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 HANG = "hang"
@@ -219,7 +220,7 @@ def test_ranks_that_hang_are_ended_once_and_the_reason_is_recorded(tmp_path):
         await supervisor.start()
         running = asyncio.create_task(supervisor.run())
         for epoch in (0, 1):
-            await until(lambda epoch=epoch: ("run", epoch) in stage.events)
+            await reached(lambda epoch=epoch: ("run", epoch) in stage.events)
             supervisor.restart_ranks(1 - epoch, "not these")
             supervisor.restart_ranks(epoch, f"epoch {epoch} hangs", 300.0)
         await running
@@ -239,7 +240,7 @@ def test_ranks_that_die_after_the_last_version_are_made_again_and_publish_it(tmp
         await supervisor.start()
         await supervisor.run()
         for watched in (1, 2):
-            await until(lambda watched=watched: stage.events.count(("watch",)) == watched)
+            await reached(lambda watched=watched: stage.events.count(("watch",)) == watched)
             assert supervisor.saved
             if watched == 1:
                 stage.groups[0].killed.set()
@@ -259,7 +260,7 @@ def test_a_rank_that_dies_while_the_run_stops_is_not_made_again(tmp_path):
     async def scenario():
         await stage.supervisor.start()
         running = asyncio.create_task(stage.supervisor.run())
-        await until(lambda: ("run", 0) in stage.events)
+        await reached(lambda: ("run", 0) in stage.events)
         stage.supervisor.stop()
         stage.supervisor.restart_ranks(0, "it hangs")
         await running

@@ -21,7 +21,8 @@ from deploy.driver.watchdog import Probes, Watchdog, concerned, write_durably, w
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
-from tests.deploy.driver.contexts import make_context, output, until
+from tests.deploy.driver.contexts import make_context, output
+from tests.waiting import reached, until
 from weight_sync.announcements import WeightUpdateReport
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
@@ -126,7 +127,7 @@ class Stage:
     async def until(self, condition):
         following = asyncio.create_task(self.watchdog.follow())
         try:
-            await until(lambda: condition() or following.done())
+            await reached(lambda: condition() or following.done())
         finally:
             following.cancel()
             await asyncio.wait({following})
@@ -155,9 +156,9 @@ def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_
 async def test_a_wait_is_said_once_and_its_end_too(tmp_path):
     stage = Stage(tmp_path)
     following = asyncio.create_task(stage.until(stage.shown("waits on learner no more")))
-    await until(stage.shown("broker waits on learner"))
+    await reached(stage.shown("broker waits on learner"))
     looks = stage.looks
-    await until(lambda: stage.looks >= looks + 5)
+    await reached(lambda: stage.looks >= looks + 5)
     stage.answer = status(depth={**STATUS.depth, "taken": 0})
     await following
     assert stage.output().count("broker waits on learner for batch 1") == 1
@@ -200,7 +201,7 @@ def test_a_wait_is_shown_before_its_stacks_are_dumped(tmp_path):
 
     async def play():
         following = asyncio.create_task(stage.until(stage.shown("stacks in")))
-        await until(stage.shown("broker waits on learner for batch 1"))
+        await reached(stage.shown("broker waits on learner for batch 1"))
         assert "stacks" not in stage.output()
         release.set()
         await following
@@ -289,7 +290,7 @@ async def test_nothing_has_to_move_while_a_disk_is_full_or_the_learner_loads(tmp
         stage.answer = status(paused=reason)
     following = asyncio.create_task(stage.until(lambda: False))
     began = time.monotonic()
-    await until(lambda: time.monotonic() > began + 0.5)  # longer than a stall
+    await reached(lambda: time.monotonic() > began + 0.5)  # longer than a stall
     assert not following.done()
     assert paused or not stage.watchdog.overdue
     assert stage.shown(f"paused: {reason}")() == paused
@@ -328,9 +329,7 @@ def test_a_stopped_process_is_seen_with_its_state_and_its_stack():
     try:
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 10
-        while psutil.Process(process.pid).status() != "stopped":
-            assert time.monotonic() < deadline
+        until(lambda: psutil.Process(process.pid).status() == "stopped")
         dumped = dump_local(process.pid)
     finally:
         process.kill()

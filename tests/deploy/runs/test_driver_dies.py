@@ -1,7 +1,6 @@
 """A whole run whose command is killed again and again: it goes on by itself, without `resume`."""
 
 import random
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from deploy.cluster.ray_cluster import RAYLET
 from tests.deploy.processes import started_for, wait_for_end
 from tests.deploy.running import WAIT_SECONDS, Running
 from tests.deploy.runtime.test_session_process import links
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(3000)]
 
@@ -35,6 +35,12 @@ def watches(process):
     with suppress(OSError):
         return "anon_inode:[pidfd]" in {*links(Path(f"/proc/{process.pid}/fd"))}
     return False
+
+
+def watched_pair(folder):
+    """Return parent and session, if there are just these and the parent watches."""
+    both = commands(folder)
+    return both if len(both) == 2 and any(map(watches, both)) else None
 
 
 def test_a_run_outlives_the_death_of_its_raylet(headway):
@@ -69,16 +75,8 @@ def test_a_run_outlives_twenty_kills_of_its_command_at_random_moments(headway):
         for _ in range(KILLS):
             time.sleep(draw.uniform(0.5, 25.0))
             # A kill within the second in which the other one is replaced would be that of both.
-            deadline = time.monotonic() + WAIT_SECONDS
-            while len(both := commands(headway.folder)) != 2 or not any(map(watches, both)):
-                assert time.monotonic() < deadline, run.output()
-                time.sleep(0.05)
-            victim = draw.choice(both)
-            victim.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 6 * WAIT_SECONDS
-        while commands(headway.folder):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+            draw.choice(until(lambda: watched_pair(headway.folder), WAIT_SECONDS)).kill()
+        until(lambda: not commands(headway.folder), 6 * WAIT_SECONDS)
     wait_for_end(headway, seconds=60)
     assert {row["actor"] for row in run.rows("restarts.jsonl")} == {"driver"}
     assert run.summary["status"] == "done"

@@ -12,7 +12,7 @@ from learner.diagnostics.trained_log import VARIABLE
 from tests.deploy.conftest import HEADWAY
 from tests.deploy.offline.test_reward_models import JUDGED, SECTION
 from tests.deploy.processes import titled
-from tests.deploy.running import ACTOR, BROKER, ENDLESS, RANK, Running, until
+from tests.deploy.running import ACTOR, BROKER, ENDLESS, RANK, Running
 
 BACKUP_SECONDS = 2.0
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
@@ -190,7 +190,7 @@ def test_actors_follow_the_nodes_of_a_cluster(headway, run_on):
         second = join("second")
         has_actors("first", "second")
         first.terminate()
-        until(lambda: first.poll() is not None, run.process)
+        run.until(lambda: first.poll() is not None)
         del nodes["first"]
         has_actors("second")
         join("third")

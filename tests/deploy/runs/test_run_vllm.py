@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import time
 
 import pytest
 
 from tests.deploy.conftest import HEADWAY, FinishedRun
+from tests.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
 
@@ -22,9 +22,7 @@ def run(headway):
     process = headway.start("run", "name=real", *settings)
     line = next(line for line in process.stdout if "ray status" in line).rstrip()
     assert re.search(r"RAY_AUTH_MODE=token \w+=0 ray status --address 127[.\d]+:\d+$", line)
-    deadline = time.monotonic() + 60  # Ray takes some seconds to have a status
-    while "Total Usage" not in (shown := ray_status(line.partition(": ")[2])):
-        assert time.monotonic() < deadline, shown
+    until(lambda: "Total Usage" in ray_status(line.partition(": ")[2]))  # after some seconds
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     done = FinishedRun(headway.run_folder("real"), output)

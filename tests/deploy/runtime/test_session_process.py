@@ -22,6 +22,7 @@ from deploy.runtime import session_process
 from deploy.runtime.session_process import Message
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
+from tests.waiting import until
 
 SCRIPT = """
 import json, os, pathlib, signal, subprocess, sys, time
@@ -114,14 +115,6 @@ class Command:
         """Return the exit code and what was printed to the standard error."""
         _, errors = self.process.communicate(timeout=30)
         return self.process.returncode, errors
-
-
-def until(happened):
-    deadline = time.monotonic() + 30
-    while not (answer := happened()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return answer
 
 
 @pytest.mark.parametrize(
