@@ -23,6 +23,13 @@ JUDGED = "actors.reward=['reward_model']"
 SCORED, WORLD = "actors.reward=['mine:score']", "actors.environment=mine:World"
 LOSS, ADVANTAGE = "learner.loss=mine:loss", "learner.advantage=mine:mine"
 OWN_LOSS = "policy_loss_function(owns_is=True)"
+LINEAR_ATTENTION = {
+    "num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16,
+    "num_key_value_heads": 1, "num_experts": 2, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "linear_num_value_heads": 2, "linear_num_key_heads": 1, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 
 
 def prompted(name, row, *words):
@@ -34,6 +41,11 @@ def prompted(name, row, *words):
 def coded(name, settings, text, *words):
     """Return a case of a module of the user's."""
     return sets(name, settings, *words, prepare=code(text))
+
+
+def modelled(name, change, *words):
+    """Return a case of a change of the model folder."""
+    return Case(name, list(words), prepare=model(change))
 
 
 def sourced(name, parts, *words):
@@ -57,30 +69,26 @@ INPUTS = [
     sets("no model folder either", "model.path=nothing", "'nothing'", '"organisation/name"'),
     sets("no hub name either", "model.path=no/such-model", "'no/such-model'", "no folder here"),
     sets("model is a file", "model.path=recipe.toml", "is a file"),
-    Case(
-        "no config.json",
-        ["has no config.json"],
-        prepare=model(lambda m: (m / "config.json").unlink() or 1),
-    ),
-    Case(
+    modelled("no config.json", lambda m: (m / "config.json").unlink(), "has no config.json"),
+    modelled(
         "broken config.json",
-        ["config.json cannot be read", "line 1"],
-        prepare=model(lambda m: (m / "config.json").write_text("{,")),
+        lambda m: (m / "config.json").write_text("{,"),
+        "config.json cannot be read",
+        "line 1",
     ),
-    Case(
-        "no weights",
-        ["has no *.safetensors file"],
-        prepare=model(lambda m: (m / "model.safetensors").unlink() or 1),
+    modelled(
+        "no weights", lambda m: (m / "model.safetensors").unlink(), "has no *.safetensors file"
     ),
-    Case(
+    modelled(
         "broken weights",
-        ["model.safetensors cannot be read"],
-        prepare=model(lambda m: (m / "model.safetensors").write_text("version https://git-lfs")),
+        lambda m: (m / "model.safetensors").write_text("version https://git-lfs"),
+        "model.safetensors cannot be read",
     ),
-    Case(
+    modelled(
         "no tokenizer",
-        ["has no tokenizer", "tokenizer.json"],
-        prepare=model(lambda m: [p.unlink() for p in m.glob("tokenizer*")]),
+        lambda m: [p.unlink() for p in m.glob("tokenizer*")],
+        "has no tokenizer",
+        "tokenizer.json",
     ),
     sets(
         "tokens that vLLM never samples",
@@ -109,23 +117,7 @@ INPUTS = [
     Case(
         "linear attention",
         ["qwen3_next", "linear_attention", "plain attention"],
-        prepare=transformers_model(
-            "Qwen3Next",
-            num_hidden_layers=2,
-            intermediate_size=32,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            num_experts=2,
-            num_experts_per_tok=1,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-            linear_num_value_heads=2,
-            linear_num_key_heads=1,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            layer_types=["linear_attention", "full_attention"],
-        ),
+        prepare=transformers_model("Qwen3Next", **LINEAR_ATTENTION),
     ),
     Case(
         "no room in context",

@@ -15,6 +15,11 @@ def table(required=(), **properties):
     }
 
 
+def of(kind, names):
+    """Return keys, given as words, of one kind."""
+    return dict.fromkeys(names.split(), kind)
+
+
 def lists(items, least=1):
     return {"type": "array", "items": items, "minItems": least}
 
@@ -38,15 +43,11 @@ AUTHORIZATION = table(["credentials"], credentials=KEY_OF_SECRET)
 PROBE = table(
     exec=table(["command"], command=lists(TEXT)),
     httpGet=table(["path", "port"], path=TEXT, port=TEXT),
-    initialDelaySeconds=NUMBER,
-    periodSeconds=NUMBER,
-    timeoutSeconds=NUMBER,
-    failureThreshold=NUMBER,
+    **of(NUMBER, "initialDelaySeconds periodSeconds timeoutSeconds failureThreshold"),
 )
 CONTAINER = table(
     ["name", "image", "resources"],
-    name=TEXT,
-    image=TEXT,
+    **of(TEXT, "name image"),
     ports=lists(
         table(
             ["containerPort"],
@@ -59,9 +60,7 @@ CONTAINER = table(
     command=lists(TEXT),
     env=lists(table(["name", "valueFrom"], name=TEXT, valueFrom=table(secretKeyRef=KEY_OF_SECRET))),
     lifecycle=table(preStop=table(["exec"], exec=table(["command"], command=lists(TEXT)))),
-    startupProbe=PROBE,
-    livenessProbe=PROBE,
-    readinessProbe=PROBE,
+    **of(PROBE, "startupProbe livenessProbe readinessProbe"),
     securityContext=table(capabilities=table(add=lists(TEXT))),
 )
 VOLUME = table(
@@ -84,9 +83,8 @@ TEMPLATE = table(
         tolerations=lists(
             table(
                 ["key", "operator"],
-                key=TEXT,
+                **of(TEXT, "key value"),
                 operator={"enum": ["Exists", "Equal"]},
-                value=TEXT,
                 effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
             )
         ),
@@ -109,17 +107,14 @@ SCHEMAS = {
             table(
                 ["groupName", "template", "maxReplicas", "minReplicas"],
                 groupName=TEXT,
-                replicas=NUMBER,
-                minReplicas=NUMBER,
-                maxReplicas=NUMBER,
+                **of(NUMBER, "replicas minReplicas maxReplicas"),
                 **GROUP,
             )
         ),
     ),
     ("ray.io/v1", "RayJob"): table(
         ["entrypoint"],
-        entrypoint=TEXT,
-        runtimeEnvYAML=TEXT,
+        **of(TEXT, "entrypoint runtimeEnvYAML"),
         backoffLimit=NUMBER,
         shutdownAfterJobFinishes=TRUTH,
         clusterSelector=TEXTS,
@@ -149,11 +144,8 @@ SCHEMAS = {
                 rules=lists(
                     table(
                         ["alert", "expr"],
-                        alert=TEXT,
-                        expr=TEXT,
-                        labels=TEXTS,
-                        annotations=TEXTS,
-                        **{"for": TEXT, "keep_firing_for": TEXT},
+                        **of(TEXTS, "labels annotations"),
+                        **of(TEXT, "alert expr for keep_firing_for"),
                     )
                 ),
             )
@@ -182,10 +174,5 @@ KUSTOMIZATION = table(
 def manifest(document):
     """Return the schema of a whole document, by its kind."""
     spec = SCHEMAS[document["apiVersion"], document["kind"]]
-    return table(
-        ["apiVersion", "kind", "metadata", "spec"],
-        apiVersion=TEXT,
-        kind=TEXT,
-        metadata=META,
-        spec=spec,
-    )
+    keys = {**of(TEXT, "apiVersion kind"), "metadata": META, "spec": spec}
+    return table(keys, **keys)

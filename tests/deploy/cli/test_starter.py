@@ -76,17 +76,3 @@ def test_the_task_is_tried_prepared_and_trained(task):
         assert f"go on with: {goes_on}" in result.stdout
     summary = json.loads((task / "runs" / "mine" / "summary.json").read_text())
     assert (summary["status"], summary["version"]) == ("done", 3)
-
-
-@pytest.mark.ray
-@pytest.mark.deepspeed
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_the_policy_learns_the_task(task):
-    for command in ("sft", "run"):
-        result = Headway(task)(command, "my_task.toml")
-        assert result.returncode == 0, result.stdout + result.stderr
-    summary = json.loads((task / "runs" / "mine" / "summary.json").read_text())
-    first, last = summary["heldout"][0], summary["heldout"][-1]
-    assert first["score"] < 0.7
-    assert last["score"] > 0.9

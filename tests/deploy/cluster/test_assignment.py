@@ -7,19 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.placement import NODE_LABEL, Node, ResourceRequest, assign, lacking, to_free
+from deploy.cluster.placement import NODE_LABEL, ResourceRequest, assign, lacking, to_free
 from headway.roles import Role
+from tests.deploy.cluster.test_placement import node as node_of
 
 
 def gpu_nodes(*gpus, pools=()):
     labels = [{"pool": pool} for pool in pools] or [{}] * len(gpus)
     return [
-        Node(
-            node_id=f"n{index}",
-            address=f"n{index}",
-            resources={"CPU": 64.0, "GPU": float(count)},
-            labels={NODE_LABEL: f"n{index}", **own},
-        )
+        node_of(f"n{index}", cpus=64.0, gpus=float(count), labels=own)
         for index, (count, own) in enumerate(zip(gpus, labels, strict=True))
     ]
 

@@ -129,11 +129,6 @@ def test_a_role_goes_where_its_labels_and_resources_are():
     assert (actors.labels, actors.resources["fast"]) == ({"pool": "generate"}, 0.5)
 
 
-def test_shared_memory_is_refused_between_nodes():
-    with pytest.raises(InputError, match='set it to "object_store" or "filesystem"'):
-        load_recipe("demo", ['deploy.placement.actors={labels={"pool"="generate"}}'])
-
-
 def test_a_placement_has_no_other_keys():
     with pytest.raises(InputError, match=r"deploy.placement.actors.label: unknown key"):
         load_recipe("demo", ["deploy.placement.actors={label={a='b'}}"])

@@ -27,6 +27,7 @@ def settings(transport: str, *more: str) -> list[str]:
             settings("ipc", *SHARES, "deploy.placement.actors.labels.a=b"),
             r"deploy\.placement\.actors may put actors and learner on different",
         ),
+        (["deploy.placement.actors.labels.a=b"], r'set it to "object_store" or "filesystem"'),
     ],
 )
 def test_a_direct_transport_is_refused_where_it_cannot_work(overrides, message) -> None:

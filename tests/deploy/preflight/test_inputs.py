@@ -33,6 +33,20 @@ def make_warm_start(config, model=None):
     (config.warm_start / ORIGIN_FILE).write_text(warm_start_origin(config))
 
 
+def opened(tmp_path, model, *overrides):
+    """Return the inputs of the demo with a warm start of a model."""
+    config = recipe(tmp_path, *overrides)
+    make_warm_start(config, model)
+    return load_inputs(config)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return a function that writes a module of the user's, by its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, text: (tmp_path / f"{name}.py").write_text(text)
+
+
 def write_lines(path, texts):
     path.write_text("".join(json.dumps({"prompt": t, "answer": "1"}) + "\n" for t in texts))
 
@@ -105,8 +119,9 @@ def test_a_limit_of_open_files_is_raised_or_named(tmp_path, monkeypatch):
 def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_model):
     write_lines(tmp_path / "train.jsonl", [f"p{i}" for i in range(20)])
     write_lines(tmp_path / "test.jsonl", [f"p{i}" for i in range(0, 20, 4)])
-    config = recipe(
+    inputs = opened(
         tmp_path,
+        tiny_model,
         "prompts.source=files",
         f"prompts.source_options={{path='{tmp_path / 'train.jsonl'}'}}",
         "heldout.source=files",
@@ -114,8 +129,6 @@ def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_mo
         "heldout.size=5",
         "heldout.final_size=5",
     )
-    make_warm_start(config, tiny_model)
-    inputs = load_inputs(config)
     problems = {prompt.text for prompt in inputs.prompts.problems}
     assert problems == {"p0", "p4", "p8", "p12", "p16"}
     drawn = {prompt.text for prompt in inputs.prompts.source.next(60)}
@@ -145,15 +158,12 @@ class Source:
 """
 
 
-def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, monkeypatch):
-    (tmp_path / "own_source.py").write_text(OWN_SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = ["prompts.source=own_source:Source", "prompts.source_options={form='p'}"]
-    config = recipe(tmp_path, *own, "heldout.size=3", "heldout.final_size=4")
-    make_warm_start(config, tiny_model)
+def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, own):
+    own("own_source", OWN_SOURCE)
+    chosen = ["prompts.source=own_source:Source", "prompts.source_options={form='p'}"]
     message = "held-out problems: 'own_source:Source' gives the prompt_id 'p' to 4 of them"
     with pytest.raises(InputError, match=message):
-        load_inputs(config)
+        opened(tmp_path, tiny_model, *chosen, "heldout.size=3", "heldout.final_size=4")
 
 
 @pytest.mark.parametrize(
@@ -161,65 +171,52 @@ def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, monkeypat
     [("own-{}", "0.9", True), ("own-{}", None, False), ("own/0/{}", "0.9", False)],
 )
 def test_prompts_that_may_be_retired_can_be_known_again(
-    tmp_path, tiny_model, monkeypatch, form, cap, refused
+    tmp_path, tiny_model, own, form, cap, refused
 ):
-    (tmp_path / "own_source.py").write_text(OWN_SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = ["prompts.source=own_source:Source", f"prompts.source_options={{form='{form}'}}"]
-    capped = [] if cap is None else [f"prompts.pass_rate_cap={cap}"]
-    config = recipe(tmp_path, *own, *capped)
-    make_warm_start(config, tiny_model)
+    own("own_source", OWN_SOURCE)
+    chosen = ["prompts.source=own_source:Source", f"prompts.source_options={{form='{form}'}}"]
+    chosen += [] if cap is None else [f"prompts.pass_rate_cap={cap}"]
     if not refused:
-        assert len(load_inputs(config).prompts.source.next(3)) == 3
+        assert len(opened(tmp_path, tiny_model, *chosen).prompts.source.next(3)) == 3
         return
     with pytest.raises(ValueError, match="prompt_id 'own-0' must be of the form") as caught:
-        load_inputs(config)
+        opened(tmp_path, tiny_model, *chosen)
     assert caught.value.exit_code == 2
 
 
-def test_a_part_of_a_mixture_that_comes_late_is_compared_with_the_rewards_at_once(
-    tmp_path, tiny_model
+@pytest.mark.parametrize(
+    ("first", "late", "reward", "message"),
+    [
+        (
+            "reasoning_gym:chain_sum",
+            'source="files", options={path="late.jsonl"}',
+            "reasoning_gym",
+            r"prompt '1:late/.* is not one; give another reward",
+        ),
+        (
+            "lettered_chain_sum",
+            'source="broken_source:Source", options={form="late/0/{}"}',
+            "last_answer",
+            "division by zero",
+        ),
+    ],
+    ids=["without what the reward needs", "raises"],
+)
+def test_a_part_of_a_mixture_that_comes_late_is_checked_at_once(
+    tmp_path, tiny_model, own, monkeypatch, first, late, reward, message
 ):
+    monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "late.jsonl", ["1+0="])
+    begin = "    def next(self, count):"
+    own("broken_source", OWN_SOURCE.replace(begin, f"{begin}\n        1 / 0"))
     parts = (
-        '[{source="reasoning_gym:chain_sum", weight=[[0, 1.0], [1000, 0.0]]}, '
-        f'{{source="files", options={{path="{tmp_path}/late.jsonl"}}, '
-        "weight=[[0, 0.0], [1000, 1.0]]}]"
+        f'[{{source="{first}", weight=[[0, 1.0], [1000, 0.0]]}}, '
+        f"{{{late}, weight=[[0, 0.0], [1000, 1.0]]}}]"
     )
-    mixed = [
-        "prompts.source=mixture",
-        f"prompts.source_options={{parts={parts}}}",
-        "heldout.source=lettered_chain_sum",
-    ]
-    refused = recipe(tmp_path, *mixed, "actors.reward=['reasoning_gym']")
-    make_warm_start(refused, tiny_model)
-    with pytest.raises(ValueError, match=r"prompt '1:late/.* is not one; give another reward"):
-        load_inputs(refused)
-
-
-def test_a_part_of_a_mixture_that_comes_late_and_raises_is_refused_at_once(
-    tmp_path, tiny_model, monkeypatch
-):
-    broken = OWN_SOURCE.replace(
-        "    def next(self, count):", "    def next(self, count):\n        1 / 0"
-    )
-    assert broken != OWN_SOURCE
-    (tmp_path / "broken_source.py").write_text(broken)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    parts = (
-        '[{source="lettered_chain_sum", weight=[[0, 1.0], [1000, 0.0]]}, '
-        '{source="broken_source:Source", options={form="late/0/{}"}, '
-        "weight=[[0, 0.0], [1000, 1.0]]}]"
-    )
-    config = recipe(
-        tmp_path,
-        "prompts.source=mixture",
-        f"prompts.source_options={{parts={parts}}}",
-        "heldout.source=lettered_chain_sum",
-    )
-    make_warm_start(config, tiny_model)
-    with pytest.raises(InputError, match="division by zero"):
-        load_inputs(config)
+    mixed = ["prompts.source=mixture", f"prompts.source_options={{parts={parts}}}"]
+    mixed += ["heldout.source=lettered_chain_sum", f"actors.reward=['{reward}']"]
+    with pytest.raises(InputError, match=message):
+        opened(tmp_path, tiny_model, *mixed)
 
 
 def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
@@ -274,27 +271,25 @@ def test_what_a_recipe_names_is_checked_under_its_own_key(setting, named):
     ],
 )
 def test_code_and_files_that_a_recipe_names_are_checked_without_a_model(
-    tmp_path, monkeypatch, settings, words
+    tmp_path, own, monkeypatch, settings, words
 ):
-    (tmp_path / "mine_strict.py").write_text(
-        "def score(prompt, completion, answer, metadata, *, scale=1.0):\n    return scale\n"
-    )
+    signature = "def score(prompt, completion, answer, metadata, *, scale=1.0)"
+    own("mine_strict", f"{signature}:\n    return scale\n")
     (tmp_path / "rows.jsonl").write_text('{"prompt": 5}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=words):
         check_code(load_recipe("demo", settings))
 
 
-def test_a_source_that_raises_is_named_without_a_model(tmp_path, monkeypatch):
-    (tmp_path / "mine_raises.py").write_text(
+def test_a_source_that_raises_is_named_without_a_model(own):
+    own(
+        "mine_raises",
         "class Source:\n"
         "    def __init__(self, **settings): pass\n"
         "    def next(self, count): raise OSError('no rows')\n"
         "    def cursor(self): return ''\n"
-        "    def restore(self, cursor): pass\n"
+        "    def restore(self, cursor): pass\n",
     )
-    monkeypatch.syspath_prepend(tmp_path)
     config = load_recipe("demo", ["prompts.source=mine_raises:Source", "heldout.source=tiny:twice"])
     with pytest.raises(InputError, match=r"prompts.source: next\(16\) raised OSError"):
         check_code(config)
@@ -308,11 +303,8 @@ class Source:
 """
 
 
-def test_a_source_that_would_end_the_command_is_refused_and_prints_little(
-    tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "leaving.py").write_text(LEAVING)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_source_that_would_end_the_command_is_refused_and_prints_little(tmp_path, own, capsys):
+    own("leaving", LEAVING)
     config = recipe(tmp_path, "prompts.source=leaving:Source", "heldout.source=lettered_chain_sum")
     with pytest.raises(InputError, match="SystemExit"):
         check_code(config)

@@ -27,20 +27,6 @@ def test_a_run_whose_actors_are_killed_loses_and_doubles_nothing(headway):
     assert run.summary["tokens_generated"] >= run.summary["tokens_trained"] > 0
 
 
-def test_an_actor_that_dies_too_often_ends_the_run_with_one_message(headway):
-    with Running(headway, "mortal", *ENDLESS, "deploy.max_restarts=0", cores=TWO) as run:
-        run.trains(2)
-        run.first(ACTOR).kill()
-        run.ends(1)
-    words = run.words()
-    assert "Traceback" not in words
-    assert "died 1 times in a row, more than deploy.max_restarts = 0 makes up for" in words
-    assert words.count("its process died") == 1
-    assert run.summary["status"] == "failed"
-    assert run.summary["restarts"] == restarts()
-    assert run.summary["accounting"]["balanced"]
-
-
 def narrowest_binding(process):
     """Return the smallest set of cores that a thread of a process is bound to."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()

@@ -17,12 +17,9 @@ from tests.learner.rollouts import VOCABULARY, PlainEngine, random_groups
 
 STEPS = 20
 SMALL = (
-    "sft.steps=250",
-    "reward_model.steps=40",
-    "heldout.size=50",
-    "heldout.final_size=50",
+    "sft.steps=250", "reward_model.steps=40", "heldout.size=50", "heldout.final_size=50",
     "heldout.every=20",
-)
+)  # fmt: skip
 
 OWN = {
     "rloo": ["reference_kl", "kl_coefficient"],
@@ -34,22 +31,14 @@ OWN = {
 }
 """Figures that only some presets have; each is a number in at least one record."""
 FRACTIONS = {
-    "reinforce": ["truncated"],
-    "rloo": ["truncated"],
-    "remax": ["truncated"],
-    "grpo": ["clip_low", "clip_high"],
-    "dr_grpo": ["clip_low", "clip_high"],
-    "reinforce_pp": ["clip_low", "clip_high"],
-    "dapo": ["clip_low", "clip_high"],
-    "cispo": ["capped"],
-    "scalerl": ["capped"],
-    "gspo": ["clip_low", "clip_high", "truncated"],
-    "sapo": ["damped"],
-    "areal": ["clip_low", "clip_high", "weight_capped"],
-    "ppo_rlhf": ["clip_low", "clip_high", "truncated"],
-    "vapo": ["clip_low", "clip_high"],
-    "online_dpo": ["unpaired", "misordered"],
-    "raft": ["kept"],
+    **dict.fromkeys(("reinforce", "rloo", "remax"), ("truncated",)),
+    **dict.fromkeys(("grpo", "dr_grpo", "reinforce_pp", "dapo", "vapo"), ("clip_low", "clip_high")),
+    **dict.fromkeys(("gspo", "ppo_rlhf"), ("clip_low", "clip_high", "truncated")),
+    **dict.fromkeys(("cispo", "scalerl"), ("capped",)),
+    "sapo": ("damped",),
+    "areal": ("clip_low", "clip_high", "weight_capped"),
+    "online_dpo": ("unpaired", "misordered"),
+    "raft": ("kept",),
 }
 """Fractions of tokens that only some presets have; each is in at least one record."""
 PARTS = {"ppo_rlhf": {"reward_model"}}

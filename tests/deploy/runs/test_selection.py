@@ -1,35 +1,10 @@
-"""Whole runs that leave groups and prompts out of training, from the command line."""
+"""A whole run that leaves prompts out of training, from the command line."""
 
 import json
 
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed]
-
-
-def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_trained(headway):
-    tied = headway.finish(
-        "tied", "steps=2", "queues.filter_tied=true", "queues.max_filtered_batches=1",
-        "actors.scripted_options={median_length = 14, length_sigma = 0.3}",
-        "actors.overlong.buffer=20", "actors.greedy_baseline=true",
-    )  # fmt: skip
-    summary = tied.summary
-    assert (summary["status"], summary["version"]) == ("done", 2)
-    filtered = summary["accounting"]["dropped"]["filtered"]
-    assert filtered == summary["selection"]["groups_filtered"]
-    assert 2 <= filtered <= 2 * 3, "one batch's worth before each take, and after the last"
-    assert summary["selection"]["groups_let_through"] >= summary["accounting"]["trained"] == 4
-    assert summary["accounting"]["balanced"]
-    assert f"{filtered} filtered, " in tied.output
-
-    rows = headway.rollouts("tied")
-    assert sum(row["state"] == "dropped" for row in rows) == 2 * filtered
-    parts = [dict(row["reward_parts"]) for row in rows]
-    assert len({row["reward"] for row in rows}) > 1, "lengths differ, and so does their punishment"
-    assert {part["last_answer"] for part in parts} == {0.0}
-    for row, part in zip(rows, parts, strict=True):
-        assert row["reward"] == part["overlong"]
-        assert -1.0 <= json.loads(row["metadata"])["baseline_reward"] <= 0.0
 
 
 def test_a_run_whose_prompts_are_all_mastered_ends_early_and_well(headway):
