@@ -82,19 +82,12 @@ class Jobs:
 
         with TemporaryDirectory(prefix="headway-submit-") as folder:
             pack(files, recipe, Path(folder))
-            environment = {
-                "working_dir": folder,
-                "env_vars": {
-                    VARIABLE: of_submitter(),
-                    "RAY_JOB_STOP_WAIT_TIME_S": str(
-                        int(config.deploy.checkpoint_seconds) + GRACE_SECONDS
-                    ),
-                },
-            }
+            grace = str(int(config.deploy.checkpoint_seconds) + GRACE_SECONDS)
+            variables = {VARIABLE: of_submitter(), "RAY_JOB_STOP_WAIT_TIME_S": grace}
             submission: dict[str, Any] = {
                 "entrypoint": command,
                 "submission_id": f"{config.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}",
-                "runtime_env": environment,
+                "runtime_env": {"working_dir": folder, "env_vars": variables},
                 "metadata": {
                     "run": config.name,
                     "folder": str(config.deploy.runs_dir / config.name),
@@ -126,13 +119,10 @@ class Jobs:
     def live_job(self, config: RunConfig) -> str | None:
         """Return the job of a recipe's run that has not ended; None if there is none."""
         folder = str(config.deploy.runs_dir / config.name)
-        jobs = self._ask(None, lambda: self._client.list_jobs())
-        ids = (
-            str(job.submission_id)
-            for job in jobs
-            if (job.metadata or {}).get("folder") == folder and job.status.value not in ENDED
-        )
-        return next(ids, None)
+        for job in self._ask(None, lambda: self._client.list_jobs()):
+            if (job.metadata or {}).get("folder") == folder and job.status.value not in ENDED:
+                return str(job.submission_id)
+        return None
 
     def follow(self, job: str, echo: Callable[[str], Any]) -> int:
         """Pass on the log of a job until it ends, and return its exit code.

@@ -102,13 +102,10 @@ def _on_gpus(node: Node, amount: float, most: int) -> int:
     if amount >= 1:
         left = gpus + 1 - len(left_on_cards(node.shares, [part]))
         return min(most, int((left + EPSILON) / amount))
-    count = 0
-    while (
-        count < most
-        and len(left_on_cards([*node.shares, *[amount] * (count + 1)], [part])) <= gpus + 1
-    ):
-        count += 1
-    return count
+    for more in range(1, most + 1):
+        if len(left_on_cards([*node.shares, *[amount] * more], [part])) > gpus + 1:
+            return more - 1
+    return most
 
 
 def _excess(

@@ -56,12 +56,9 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
     address = config.deploy.ray_address
     local = address == "local"
     with ExitStack() as own:
-        options: dict[str, Any] = {}
-        variables = dict(config.deploy.environment)
-        if not local:  # whose processes do not inherit that of this one
-            variables = {NO_GPUS: "1", **variables}
-        if variables:
-            options["runtime_env"] = {"env_vars": variables}
+        # Processes of another cluster do not inherit the environment of this one.
+        variables = {**({} if local else {NO_GPUS: "1"}), **config.deploy.environment}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}} if variables else {}
         if local:
             own.enter_context(reaping_orphans())
             folder = own.enter_context(private_folder())

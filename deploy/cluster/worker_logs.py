@@ -52,12 +52,9 @@ def collect_worker_logs(source: Path, target: Path) -> None:
 def collect_ray_logs(source: Path, target: Path) -> None:
     """Copy what Ray's own processes printed, such as `ray-raylet.out`, which tells of failures."""
     for name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
-        with (
-            _reported(target),
-            suppress(FileNotFoundError),
-            (source / name).open("rb") as printed,
-        ):
-            (target / f"ray-{name}").write_bytes(b"".join(map(_clean, printed)))
+        with _reported(target), suppress(FileNotFoundError):
+            lines = (source / name).read_bytes().splitlines()
+            (target / f"ray-{name}").write_bytes(b"".join(map(_clean, lines)))
 
 
 @contextmanager

@@ -88,7 +88,6 @@ def _computes_in_bfloat16(config: RunConfig, gpus: float) -> bool:
 
 def _steps_on_cpu(config: RunConfig, gpus: float) -> bool:
     """Return True for optimizer steps on this machine's CPU, without named threads or cores."""
-    learner = config.learner
+    learner, here = config.learner, config.deploy.ray_address == "local"
     named = (learner.threads, learner.cores) != (None, None)
-    here = config.deploy.ray_address == "local"
     return gpus > 0 and learner.offload_optimizer and here and not named

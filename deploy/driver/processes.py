@@ -97,7 +97,12 @@ class Processes:
             (self.broker, self.broadcaster),
             access=self._access,
         )
-        self.services = self._supervise_services()
+        supervise = partial(ServiceSupervisor, context, access=self._access)
+        self.services = [
+            supervise(self.broker),
+            supervise(self.broadcaster, on_restart=self.learner.announce_again),
+            *([supervise(self._reward_models)] if self._reward_models else []),
+        ]
         """The processes that hold no part of the policy and are each restarted alone."""
         self.fleet = ActorFleet(
             context,
@@ -146,14 +151,6 @@ class Processes:
     def reward_models_start(self) -> bool:
         """True while the process of the reward models is being made."""
         return any(s.starts for s in self.services if s.name.role is Role.REWARD_MODEL)
-
-    def _supervise_services(self) -> list[ServiceSupervisor]:
-        supervise = partial(ServiceSupervisor, self._context, access=self._access)
-        services = [
-            supervise(self.broker),
-            supervise(self.broadcaster, on_restart=self.learner.announce_again),
-        ]
-        return [*services, *([supervise(self._reward_models)] if self._reward_models else [])]
 
     def _create_learner(self, spec: LearnerSpec) -> LearnerGroup | None:
         """Create the ranks of the learner, those of lost nodes on others; None without room."""

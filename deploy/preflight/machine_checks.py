@@ -76,13 +76,13 @@ def _check_cores(config: RunConfig) -> None:
     if config.deploy.ray_address != "local":
         return
     actors, available = config.actors, os.sched_getaffinity(0)
-    entries = [("actors.cores has", entry) for entry in actors.cores or ()]
-    if config.learner.cores is not None:
-        entries.append(("learner.cores =", config.learner.cores))
-    if actors.asks_reward_models and actors.reward_model.cores:
-        entries.append(("actors.reward_model.cores =", actors.reward_model.cores))
+    entries = [
+        *(("actors.cores has", entry) for entry in actors.cores or ()),
+        ("learner.cores =", config.learner.cores),
+        ("actors.reward_model.cores =", actors.asks_reward_models and actors.reward_model.cores),
+    ]
     for setting, entry in entries:
-        if not available.issuperset(parse_cores(entry)):
+        if entry and not available.issuperset(parse_cores(entry)):
             raise InputError(
                 f"{setting} {entry!r}, but this machine's cores are "
                 f"{', '.join(str(core) for core in sorted(available))}"

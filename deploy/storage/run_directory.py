@@ -1,20 +1,37 @@
-"""Finds, creates, replaces and discards the folders of runs.
+"""The folder of one run, `runs/<name>/`: its paths, its documents, its lock, and its creation.
+
+recipe.toml       the resolved recipe          metrics.jsonl   trained batches
+ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
+journal/          accepted rollouts            restarts.jsonl  restarts of processes
+checkpoints/      v000060/ …, or a link        recoveries.jsonl  their time away
+                                               waits.jsonl     overdue waits
+summary.json      figures of the run           drift.jsonl     engines that drift
+scalings.jsonl    changes of actors            sessions.jsonl  recipe, program, machine
+backup            link to the copy, if any     backup.claim    of a run made from its copy
+logs/             output of every process      report.html     the figures as a page of plots
 
 A new folder is made as `.NAME.partial` and renamed. A run that it replaces is kept as
 `.NAME.replaced` until the new one has trained something or is no longer to be undone.
 """
 
+import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import xxhash
+
+from deploy.config.loader import load_recipe
+from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.runtime.signals import deferred
-from deploy.storage.run_documents import RunDocuments
+from deploy.storage.jsonl import DAMAGED, append_rows, brief, read_rows, rewrite_rows
 from deploy.storage.run_lock import RunLock, RunMissing
-from headway.atomic_file import sync_path
+from headway.atomic_file import atomic_file, sync_path
+from headway.clean_text import without_secrets_in
 from headway.errors import InputError, is_bad_input
 from headway.file_lock import is_at
 from headway.nearest_name import nearest
@@ -22,13 +39,25 @@ from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.storage.backup import is_taken_over
 
+CHECKSUM = "checksum"
+"""Key of `summary.json` with the checksum of the others."""
 
-class RunDirectory(RunDocuments):
+
+class RunDirectory:
     """The folder of one run: its documents, its lock, and its creation."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
         self.lock = RunLock(path)
+        self.path = path
+        self.recipe_file = path / "recipe.toml"
+        self.ledger = path / "ledger.sqlite"
+        """The broker's database, which `queues.readers` reads."""
+        self.checkpoints = path / "checkpoints"
+        self.backup = path / "backup"
+        """A link to the copy on shared storage, if there is one (`queues.storage.backup`)."""
+        self.logs = path / "logs"
+        self.summary_file = path / "summary.json"
+        self.page = path / "report.html"
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunDirectory":
@@ -62,6 +91,60 @@ class RunDirectory(RunDocuments):
     def all(cls, runs_dir: Path) -> list["RunDirectory"]:
         """Return every run in a folder; without it, none."""
         return [cls(file.parent.absolute()) for file in runs_dir.glob("[!.]*/recipe.toml")]
+
+    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
+        """Return the recipe in the folder, perhaps edited since, with the present `runs_dir`."""
+        config = load_recipe(str(self.recipe_file), overrides)
+        return config.updated(deploy={"runs_dir": self.path.parent})
+
+    def store_recipe(self, config: RunConfig) -> None:
+        """Replace the recipe in the folder."""
+        with atomic_file(self.recipe_file, durable=True) as file:
+            file.write(recipe_text(config).encode())
+
+    def summary(self, *keys: str) -> dict[str, Any]:
+        """Return the content of `summary.json`; empty if there is none.
+
+        Raises InputError if it is damaged, or lacks one of the keys.
+        """
+        try:
+            summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
+            recorded = summary.pop(CHECKSUM, None)
+            if recorded not in (None, _checksum(summary)):
+                raise ValueError(f"its {CHECKSUM} is another")
+            for key in keys:
+                _ = summary[key]
+        except FileNotFoundError:
+            return {}
+        except DAMAGED as error:
+            raise InputError(f"{self.summary_file} is damaged: {brief(error)}") from None
+        return summary
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace `summary.json` atomically, with a checksum of its content."""
+        clean = without_secrets_in(summary)
+        content = {**clean, CHECKSUM: _checksum(clean)}
+        with atomic_file(self.summary_file, durable=True) as file:
+            file.write(json.dumps(content, indent=2).encode())
+
+    def rows(self, name: str, parse: Callable[[Any], Any] = lambda row: row) -> list[Any]:
+        """Return the records of a JSON-lines file, without a last line that a crash cut off.
+
+        `parse` makes an object of each. Raises InputError that names another line which is damaged.
+        """
+        rows = read_rows(self.path / name, parse)
+        if rows.damaged:
+            number, problem = next(iter(rows.damaged.items()))
+            raise InputError(f"{self.path / name}, line {number} is damaged: {problem}")
+        return rows.parsed
+
+    def append(self, name: str, rows: Iterable[Any]) -> None:
+        """Append records to a JSON-lines file of the run: all of them, or none if that fails."""
+        append_rows(self.path / name, rows)
+
+    def rewrite(self, name: str, rows: Iterable[Any]) -> None:
+        """Replace the records of a JSON-lines file."""
+        rewrite_rows(self.path / name, rows)
 
     def status(self) -> str:
         """Return the run's status: "running", "done", "failed", "interrupted" or "killed".
@@ -208,3 +291,7 @@ def _delete(folder: Path) -> None:
             for target in [link.resolve() for link in links]:
                 shutil.rmtree(target, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checksum(summary: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(summary).encode())
