@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4107,
     "actors": 9750,
     "learner": 10094,
-    "deploy": 16223,
+    "deploy": 16156,
     "benchmarks": 6899,
     "examples": 208,
 }

@@ -130,20 +130,7 @@ INPUTS = [
     prompted("prompt without answer", {"prompt": "a"}, "last_answer", "has none"),
     prompted("long prompt", {"prompt": "a" * 300, "answer": "1"}, "300 tokens", "from 1 to 255"),
     prompted("foreign character", {"prompt": "a€", "answer": "1"}, "no token for '€'"),
-    sets(
-        "unknown task",
-        ["prompts.source=reasoning_gym:chain_summ", "actors.reward=['reasoning_gym']"],
-        "did you mean 'chain_sum'?",
-    ),
     sets("option of a source", "prompts.source_options={terms=3}", "takes no options"),
-    sets("no module", "actors.reward=['nothing:score']", "cannot import nothing"),
-    coded(
-        "no function",
-        "actors.reward=['mine:scores']",
-        "def score(): pass",
-        "no 'scores'",
-        "did you mean 'score'?",
-    ),
     coded("module exits", SCORED, "import sys; sys.exit(3)", "cannot import mine", "SystemExit"),
     coded(
         "reward arguments",

@@ -27,16 +27,10 @@ def lists(items, least=1):
 TEXT, NUMBER, TRUTH = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
 META = table(["name"], name=TEXT, labels=TEXTS, namespace=TEXT)
-AMOUNTS = {
-    "type": "object",
-    "properties": {
-        "cpu": {"type": "string", "pattern": r"^\d+(m)?$"},
-        "memory": {"type": "string", "pattern": r"^\d+(Mi|Gi)$"},
-        "nvidia.com/gpu": {"type": "string", "pattern": r"^\d+$"},
-        "storage": {"type": "string", "pattern": r"^\d+(Gi|Ti)$"},
-    },
-    "additionalProperties": False,
-}
+UNITS = {"cpu": "(m)?", "memory": "(Mi|Gi)", "nvidia.com/gpu": "", "storage": "(Gi|Ti)"}
+AMOUNTS = table(
+    **{kind: {"type": "string", "pattern": rf"^\d+{unit}$"} for kind, unit in UNITS.items()}
+)
 RESOURCES = table(requests=AMOUNTS, limits=AMOUNTS)
 KEY_OF_SECRET = table(["name", "key"], name=TEXT, key=TEXT)
 AUTHORIZATION = table(["credentials"], credentials=KEY_OF_SECRET)

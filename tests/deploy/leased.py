@@ -4,9 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from headway import clock
-from queues.records import RolloutGroup
-from queues.schema import encode
-from tests.queues.conftest import make_broker, make_prompts, make_rollout
+from tests.queues.conftest import make_broker, make_prompts, make_rollout, payload_of
 
 TOKEN = timedelta(milliseconds=10)
 
@@ -15,16 +13,8 @@ def payload(lease, tokens):
     """Return an encoded group of two rollouts of `tokens` tokens each that begin now."""
     began = datetime.now(UTC)
     times = {"created_at": began, "finished_at": began + tokens * TOKEN}
-    return encode(
-        RolloutGroup(
-            group_id=lease.group_id,
-            prompt_id=lease.prompt.prompt_id,
-            attempt=lease.attempt,
-            rollouts=[
-                make_rollout(number, [lease.start_version] * tokens, **times) for number in range(2)
-            ],
-        )
-    )
+    versions = [lease.start_version] * tokens
+    return payload_of(lease, [make_rollout(number, versions, **times) for number in range(2)])
 
 
 def train_early(directory, *, steps, staleness, row=lambda version: {}):
@@ -52,21 +42,13 @@ def train_early(directory, *, steps, staleness, row=lambda version: {}):
             tokens = 2 * (4 + version)
             rows.append(
                 {
-                    "lag_mean": 0.0,
-                    "lag_histogram": {"0": tokens},
-                    "max_lag": 0,
-                    "ess": 1.0,
-                    **row(version),
-                    "version": version,
-                    "weights_checksum": "",
-                    "wait_started_at": asked,
-                    "wait_finished_at": began,
-                    "step_started_at": began,
-                    "step_finished_at": clock.now(),
-                    "tokens_trained": tokens,
-                    "rollouts_trained": 2,
+                    "lag_mean": 0.0, "lag_histogram": {"0": tokens}, "max_lag": 0, "ess": 1.0,
+                    **row(version), "version": version, "weights_checksum": "",
+                    "wait_started_at": asked, "wait_finished_at": began,
+                    "step_started_at": began, "step_finished_at": clock.now(),
+                    "tokens_trained": tokens, "rollouts_trained": 2,
                 }
-            )
+            )  # fmt: skip
             await broker.ack(version, {})
         await broker.close()
         return rows

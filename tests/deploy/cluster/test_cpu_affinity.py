@@ -9,9 +9,9 @@ from deploy.cluster.cpu_affinity import (
     share_out,
     supervised_threads,
 )
-from deploy.config.run_config import RunConfig
 from headway.cpu_cores import parse_cores
 from learner.config.supervised import SftConfig
+from tests.deploy.config.test_devices import recipe
 
 TABLE = [
     # engines, cores of the machine, the learner's, what each engine gets
@@ -79,14 +79,6 @@ def test_a_range_that_runs_backwards_is_refused(cores):
     for section in ({"cores": [cores]}, {"reward_model": {"cores": cores}}):
         with pytest.raises(ValueError, match=message):
             ActorsConfig(**section)
-
-
-def recipe(actors, learner):
-    sections = {
-        "name": "mine", "steps": 2, "model": {"path": "m"}, "prompts": {"source": "files"},
-        "actors": {"reward": ["exact_match"], **actors}, "learner": learner,
-    }  # fmt: skip
-    return RunConfig.model_validate(sections)
 
 
 @pytest.mark.parametrize(

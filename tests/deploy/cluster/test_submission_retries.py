@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -94,9 +94,9 @@ def dashboard(*troubles, port=0):
         server.server_close()
 
 
-def submit(address, pauses):
+def submit(address, sleep):
     config = load_recipe("demo", ["name=mine"])
-    return Jobs(address, pauses.append).submit(config, COMMAND, [], None)
+    return Jobs(address, sleep).submit(config, COMMAND, [], None)
 
 
 def url(server):
@@ -119,7 +119,7 @@ def url(server):
 def test_what_passes_is_tried_again_and_the_job_is_there_once(troubles):
     pauses = []
     with dashboard(*troubles) as server:
-        job = submit(url(server), pauses)
+        job = submit(url(server), pauses.append)
         assert [other["submission_id"] for other in server.submitted] == [job]
     assert pauses == list(PAUSES_SECONDS[: len(pauses)])
     assert pauses
@@ -128,20 +128,15 @@ def test_what_passes_is_tried_again_and_the_job_is_there_once(troubles):
 def test_a_dashboard_that_is_not_up_yet_is_waited_for(caplog):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    servers, pauses = [], []
+    pauses = []
+    with ExitStack() as servers:
 
-    class Pauses(list):
-        def append(self, seconds):
-            super().append(seconds)
-            if len(self) == 3:
-                servers.append(dashboard(port=port))
-                servers[0].__enter__()
+        def sleep(seconds):
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                servers.enter_context(dashboard(port=port))
 
-    pauses = Pauses()
-    try:
-        assert submit(f"http://127.0.0.1:{port}", pauses).startswith("mine-")
-    finally:
-        servers[0].__exit__(None, None, None)
+        assert submit(f"http://127.0.0.1:{port}", sleep).startswith("mine-")
     assert pauses == [0.5, 1.0, 2.0]
     assert [record.message[-12:] for record in caplog.records][:3] == ["trying again"] * 3
 
@@ -160,14 +155,14 @@ def test_a_dashboard_that_is_not_up_yet_is_waited_for(caplog):
 def test_what_is_final_is_said_at_once(troubles, message):
     pauses = []
     with dashboard(*troubles) as server, pytest.raises(InputError, match=message):
-        submit(url(server), pauses)
+        submit(url(server), pauses.append)
     assert pauses == []
 
 
 def test_an_address_without_a_cluster_is_refused_in_the_end():
     pauses = []
     with pytest.raises(InputError, match="no cluster takes jobs there: Failed to connect"):
-        submit("http://127.0.0.1:9", pauses)
+        submit("http://127.0.0.1:9", pauses.append)
     assert pauses == list(PAUSES_SECONDS)
 
 
@@ -176,7 +171,7 @@ def test_a_cluster_that_is_lost_while_it_is_given_the_job_may_have_it():
         dashboard(None, None, *["reset"] * 99) as server,
         pytest.raises(RunFailed, match=r"does not answer .*the job may go on: headway attach mine"),
     ):
-        submit(url(server), [])
+        submit(url(server), lambda _: None)
 
 
 def test_a_cluster_that_accepts_and_never_answers_is_not_waited_for():

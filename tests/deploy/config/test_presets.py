@@ -40,13 +40,6 @@ def test_what_a_preset_says_wins_over_the_demo():
     assert load_recipe("ppo_rlhf").actors.reward == ("reward_model",)
 
 
-def test_options_go_with_their_choice_where_a_preset_is_run_alone():
-    learner = load_recipe("gspo", ["learner.loss=ppo"]).learner
-    assert learner.loss == "ppo"
-    assert learner.loss_options == {}
-    assert (learner.minibatches, learner.correction_options) == (4, {"cap": 2.0})
-
-
 def test_a_preset_that_is_set_is_the_one_that_is_trained():
     config, dapo = load_recipe("grpo", ["preset=dapo"]), load_recipe("dapo")
     assert (config.name, config.preset) == ("grpo", "dapo")

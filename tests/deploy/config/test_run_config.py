@@ -124,26 +124,23 @@ def test_what_a_file_lacks_or_has_wrong_is_named(tmp_path, text, words):
     assert words in refusal(str(recipe))
 
 
-def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it():
-    text = refusal("demo", "learner.loss=reinforce", "learner.loss_options={}")
-    assert "queues.max_staleness = 2" in text
-    assert 'learner.correction = "tis"' in text
-    assert "queues.allow_uncorrected" in text
-
-
 @pytest.mark.parametrize(
-    "allowed", ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"]
+    ("stale", "allowed"),
+    [
+        (
+            ["learner.loss=reinforce", "learner.loss_options={}"],
+            ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"],
+        ),
+        (["learner.epochs=2"], ["learner.correction=tis", "learner.recompute_proximal=false"]),
+    ],
+    ids=["without a ratio", "a ratio to the proximal policy alone"],
 )
-def test_each_setting_that_the_refusal_names_is_accepted(allowed):
-    config = load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
-    assert config.learner.loss == "reinforce"
-
-
-def test_a_ratio_to_the_proximal_policy_alone_is_refused_with_staleness():
-    text = refusal("demo", "learner.epochs=2")
-    assert 'learner.correction = "tis", or learner.recompute_proximal = false' in text
-    for allowed in ("learner.correction=tis", "learner.recompute_proximal=false"):
-        assert load_recipe("demo", ["learner.epochs=2", allowed]).learner.epochs == 2
+def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it(stale, allowed):
+    text = refusal("demo", *stale).replace('"', "").replace(" = ", "=")
+    assert "queues.max_staleness=2 with" in text
+    for setting in allowed:
+        assert setting in text
+        assert load_recipe("demo", [*stale, setting])
 
 
 def test_every_problem_of_a_recipe_is_reported_at_once():

@@ -49,8 +49,7 @@ def least(config: RunConfig, resumed: Path | None = None) -> int:
 def store(checkpoints: Path, *names: str, size: int) -> Path:
     for name in names:
         (checkpoints / name).mkdir(parents=True)
-        (checkpoints / name / "weights").write_bytes(b"")
-        with (checkpoints / name / "weights").open("r+b") as file:
+        with (checkpoints / name / "weights").open("wb") as file:
             file.truncate(size)
     return checkpoints
 

@@ -59,24 +59,6 @@ def test_a_process_that_is_stopped_is_named(headway):
                 assert row["what"].endswith("rollouts to end") or "due group" in row["what"]
 
 
-def test_a_reward_that_hangs_is_in_the_stacks(headway):
-    hang = headway.folder / "hang"
-    (headway.folder / "hanging.py").write_text(
-        "import os, time\n"
-        "def score(prompt, completion, answer, metadata):\n"
-        f"    while os.path.exists({str(hang)!r}):\n"
-        "        time.sleep(0.05)\n"
-        "    return 1.0\n"
-    )
-    settings = ("actors.reward=['hanging:score']", "actors.reward_timeout_seconds=600")
-    with Running(headway, "hanging-reward", *WATCHED, *settings) as run:
-        run.trains(5)
-        hang.write_text("")
-        row = named(run, "actor-0")
-        hang.unlink()
-        assert "score (hanging.py" in (run.folder / row["stacks"]).read_text()
-
-
 def test_a_run_that_is_told_to_ends_with_a_checkpoint_when_an_actor_hangs(headway):
     with Running(headway, "aborted", *WATCHED, "deploy.watchdog_aborts=true") as run:
         run.trains(5)
