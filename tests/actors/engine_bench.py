@@ -1,8 +1,6 @@
-"""A tiny model, an engine under test that serves it, and plain forward passes to compare with."""
+"""An engine under test that serves a tiny model, and plain forward passes to compare with."""
 
 import asyncio
-import contextlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,46 +8,12 @@ import torch
 from actors.engines.protocol import SamplingParameters
 from actors.errors import EngineStale
 from queues.records import FinishReason
-from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.staging import StagedWeights, stage
-from weight_sync.transports.shared_memory import SharedMemoryTransport
+from tests.weight_sync.weight_families import VOCABULARY, expected_logprobs, staged
 
 PROMPT = [3, 13, 4, 17]
-VOCABULARY = 50
+FAMILY = "qwen3, norms of queries and keys, tied"
 LONG_PROMPT = [(7 * i + i // 5) % VOCABULARY for i in range(300)]
 """Long enough for vLLM to keep its first blocks in the prefix cache."""
-
-
-def build_model(folder: Path):
-    """Make a tiny Qwen3 on disk and in memory; it never samples the <eos> of its tokenizer."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-            tie_word_embeddings=True,
-            eos_token_id=None,
-            bos_token_id=None,
-        )
-    ).to(torch.float32)
-    model.save_pretrained(folder)
-    model.eval()
-    words = {str(token): token for token in range(VOCABULARY)} | {"<eos>": VOCABULARY}
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), eos_token="<eos>"
-    ).save_pretrained(folder)
-    return model
 
 
 class Bench:
@@ -101,7 +65,7 @@ class Bench:
     def check_logprobs(self, done, prompt=PROMPT, *, atol=1e-3) -> None:
         """Compare the log-probabilities of a real engine with those of the present weights."""
         if self.real:
-            expected = forward_logprobs(self.model, done.token_ids, prompt)
+            expected = expected_logprobs(self.model, prompt, done.token_ids)
             torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=atol, rtol=0)
 
     async def advance(self) -> None:
@@ -127,27 +91,3 @@ class Bench:
         for request in done:
             assert len(request.token_ids) == len(request.logprobs) == len(request.versions) < 400
         assert {version for request in done for version in request.versions} == {self.version}
-
-
-@contextlib.contextmanager
-def staged(version: int, weights: dict[str, torch.Tensor]):
-    """Stage a verified version, as a receiver would hold it."""
-    manifests: list[Manifest] = []
-    transport = SharedMemoryTransport()
-    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
-        publisher.publish(version, weights.items())
-        publisher.flush(60)
-        held: StagedWeights = stage(manifests[0], transport)
-    try:
-        yield held
-    finally:
-        held.close()
-
-
-def forward_logprobs(model, token_ids: list[int], prompt: list[int] = PROMPT) -> torch.Tensor:
-    """Log-probabilities of the continuation of a prompt by a plain forward pass."""
-    ids = torch.tensor([prompt + token_ids])
-    with torch.no_grad():
-        logits = model(input_ids=ids, use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]

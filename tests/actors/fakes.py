@@ -5,8 +5,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 
-from characters import character_tokenizer
-
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.scripted import ScriptedEngine
@@ -20,6 +18,7 @@ from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
+from tests.actors.characters import character_tokenizer
 from weight_sync.config import WeightSyncConfig
 
 EOS = 1

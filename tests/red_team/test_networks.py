@@ -25,6 +25,7 @@ from headway.metrics import TOKEN_VARIABLE
 from queues.records import Prompt
 from tests.red_team.servers import ANSWERS, KEY, SLOW, connect, get, hostile_server
 from tests.red_team.servers import http as answer_of
+from tests.waiting import until
 
 PROMPT = Prompt(prompt_id="red/0/1", text="What is 3+4?", answer="7")
 MEMORY_MIB = 200
@@ -271,13 +272,13 @@ def test_a_hostile_client_stops_no_other(outcomes, exporter, name, capfd):
     for connection in open_connections:
         with suppress(OSError):
             connection.sendall(CLIENTS[name])
-    deadline = time.monotonic() + 20.0
-    status = None
-    while status != 200 and time.monotonic() < deadline:
+
+    def answers_others():
         with suppress(OSError, http.client.HTTPException):
-            status, _ = get(exporter.port, "/healthz")
+            return get(exporter.port, "/healthz")[0] == 200
+
+    until(answers_others, 20.0)
     for connection in open_connections:
         connection.close()
-    outcomes["client", name] = "answered others" if status == 200 else "blocked"
-    assert status == 200
+    outcomes["client", name] = "answered others"
     assert capfd.readouterr().err == ""

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from engine_bench import LONG_PROMPT, VOCABULARY, Bench, build_model, forward_logprobs, staged
+from engine_bench import FAMILY, LONG_PROMPT, Bench
 from fakes import engine_spec
 
 from actors.engines.model_folder import load_tokenizer
@@ -16,6 +16,7 @@ from actors.errors import EngineDied
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.stops import load_stops
 from queues.records import FinishReason
+from tests.weight_sync.weight_families import VOCABULARY, build, expected_logprobs, staged
 from weight_sync.errors import LoadFailed
 
 SLOTS = 4
@@ -25,7 +26,7 @@ SLOTS = 4
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("model")
-    return folder, build_model(folder)
+    return folder, build(FAMILY, folder)
 
 
 def scripted(torch_model) -> ScriptedEngine:
@@ -243,7 +244,7 @@ def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None
     assert after == before + 1 == bench.version
     bench.check_logprobs(new, LONG_PROMPT)
     if bench.real:
-        apart = forward_logprobs(bench.model, stale.token_ids, LONG_PROMPT)
+        apart = expected_logprobs(bench.model, LONG_PROMPT, stale.token_ids)
         assert (torch.tensor(stale.logprobs) - apart).abs().max() > 0.05
 
 

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 import torch
-from engine_bench import PROMPT, Bench, build_model, forward_logprobs, staged
+from engine_bench import FAMILY, PROMPT, Bench
 from fakes import engine_spec
 
 from actors.engines.protocol import SamplingParameters
 from headway.errors import InputError
+from tests.weight_sync.weight_families import build, expected_logprobs, staged
 from weight_sync.config import WeightSyncConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -20,10 +21,10 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     benches = []
 
-    def build(**options) -> Bench:
+    def begin(**options) -> Bench:
         from actors.engines.vllm import VllmEngine
 
-        model = build_model(tmp_path)
+        model = build(FAMILY, tmp_path)
         engine = VllmEngine(
             engine_spec(
                 tmp_path, weight_sync=WeightSyncConfig(**options), dtype="float32",
@@ -34,7 +35,7 @@ def start(tmp_path, monkeypatch):
         benches.append(Bench(engine, model, real=True))
         return benches[0]
 
-    yield build
+    yield begin
     for bench in benches:
         bench.runner.run(bench.engine.close())
         bench.runner.close()
@@ -42,28 +43,27 @@ def start(tmp_path, monkeypatch):
 
 def test_a_cleared_cache_makes_every_token_exact_under_its_own_version(start) -> None:
     bench = start(clear_cache=True)
-    expected = []
+    served = []
 
     async def crossing():
         request = asyncio.create_task(bench.generate(tokens=400))
         for _ in range(2):
             await bench.advance()
             before = {name: weight.clone() for name, weight in bench.weights().items()}
-            expected.append((bench.version, before))
+            served.append((bench.version, before))
             bench.perturb()
             await bench.update()
         return await request
 
     done = bench.run(crossing())
-    expected.append((bench.version, {n: w.clone() for n, w in bench.weights().items()}))
-    assert set(done.versions) == {version for version, _ in expected}
+    served.append((bench.version, {n: w.clone() for n, w in bench.weights().items()}))
+    assert set(done.versions) == {version for version, _ in served}
     logprobs, versions = torch.tensor(done.logprobs), torch.tensor(done.versions)
-    for version, weights in expected:
+    for version, weights in served:
         bench.model.load_state_dict(weights, strict=False)
         mine = versions == version
-        torch.testing.assert_close(
-            logprobs[mine], forward_logprobs(bench.model, done.token_ids)[mine], atol=1e-3, rtol=0
-        )
+        expected = expected_logprobs(bench.model, PROMPT, done.token_ids)[mine]
+        torch.testing.assert_close(logprobs[mine], expected, atol=1e-3, rtol=0)
 
 
 def test_between_requests_running_ones_finish_first_and_new_ones_wait(start) -> None:

@@ -16,6 +16,7 @@ from actors.environments.verifiers_environment import library_loop
 from actors.errors import EnvironmentFailed
 from actors.sources.load_source import load_source
 from headway.errors import InputError
+from tests.waiting import reached
 
 pytestmark = pytest.mark.slow  # the library takes half a minute to import
 vf = pytest.importorskip("verifiers", reason="verifiers is not installed beside the environment")
@@ -170,12 +171,6 @@ def module(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiny_env", result)
 
 
-async def until(happened):
-    async with asyncio.timeout(10):
-        while not happened():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 def play(kind, *lines, text="2+2=", answer="4", **changes):
     engine = Recited(*lines)
     runner = episodes(
@@ -260,7 +255,7 @@ def test_conversations_that_are_cut_off_leave_nothing_running():
             max_turns=2,
         )  # fmt: skip
         made = await runner.run(lease(), 0)
-        await until(lambda: asyncio.all_tasks(library_loop()) <= others)
+        await reached(lambda: asyncio.all_tasks(library_loop()) <= others)
         return made
 
     others = asyncio.all_tasks(library_loop())
@@ -350,7 +345,7 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
     async def scenario():
         conversation = load_environment("verifiers:tiny-env", {"kind": "hasty"})()
         await conversation.reset(lease(text="2+2=", answer="4").prompt)
-        await until(conversation.task.done)
+        await reached(conversation.task.done)
         await conversation.step(Message("assistant", "4"))
 
     with pytest.raises(ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.5"):

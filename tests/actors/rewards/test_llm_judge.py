@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import load_rewards
 from headway.errors import InputError
 from queues.records import Prompt
+from tests.waiting import until
 
 PROMPT = Prompt(prompt_id="p/0/1", text="What is 3+4?", answer="7")
 
@@ -251,12 +251,9 @@ def vllm_server(build_model):
         command, env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 300
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            shown = (folder / "server.log").read_text()[-2000:]
-            assert process.poll() is None, shown
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.5)  # between two looks at the condition
+        health = f"http://127.0.0.1:{port}/health"
+        until(lambda: _answers(health) or process.poll() is not None, 300)
+        assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
         digits = load_tokenizer(str(folder)).convert_tokens_to_ids([*"0123456789"])
         yield f"http://127.0.0.1:{port}/v1", digits
     finally:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from sandboxes import needs_sandbox
 from actors.sandbox import sandbox as module
 from actors.sandbox.sandbox import Sandbox
 from headway.errors import InputError
+from tests.waiting import until
 
 pytestmark = needs_sandbox
 
@@ -119,10 +119,7 @@ def processes_of(user_floor=0x60000000):
 
 def wait_for_end(processes):
     """Wait until these processes are gone; sandboxes of tests in other workers may still run."""
-    deadline = time.monotonic() + 30
-    while remaining := set(processes) & set(processes_of()):
-        assert time.monotonic() < deadline, remaining
-        time.sleep(0.01)
+    until(lambda: not set(processes) & set(processes_of()), 30)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -256,14 +253,15 @@ def test_a_sandbox_ends_with_whoever_started_it():
     )
     with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"go\n"
-        deadline = time.monotonic() + 30
-        started = psutil.Process(process.pid)
-        inside: set[str] = set()
+        started, inside = psutil.Process(process.pid), set[str]()
+
+        def runs():
+            below = {str(child.pid) for child in started.children(recursive=True)}
+            inside.update(below & set(processes_of()))
+            return inside
+
         try:
-            while not inside:
-                assert time.monotonic() < deadline, "no program was started"
-                below = {str(child.pid) for child in started.children(recursive=True)}
-                inside = below & set(processes_of())
+            until(runs, 30)
         finally:
             process.kill()
     wait_for_end(inside)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.actors.fakes import engine_spec
+from weight_sync.config import WeightSyncConfig
 from weight_sync.errors import UpdateRefused
 from weight_sync.vllm.transfer import tensor_shapes
 
@@ -79,23 +81,15 @@ def test_handles_cross_the_message_encoder_of_async_llm(cuda, monkeypatch) -> No
 
 
 def test_only_the_process_of_an_ipc_engine_may_read_pickled_handles(tmp_path, monkeypatch) -> None:
-    from actors.config import ActorsConfig
     from actors.engines import vllm_arguments
-    from actors.engines.protocol import EngineSpec
-    from weight_sync.config import WeightSyncConfig
 
     monkeypatch.setattr(vllm_arguments, "check_sampling", lambda path: None)
     monkeypatch.setattr(vllm_arguments, "plain_arguments", lambda spec, length: {})
     for transport, allowed in (("nccl", None), ("ipc", "1")):
         monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "0")
         monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION")
-        spec = EngineSpec(
-            index=0,
-            config=ActorsConfig(kv_cache_gib=1),
-            weight_sync=WeightSyncConfig(transport=transport),
-            model_path=str(tmp_path),
-            seed=0,
-        )
+        weight_sync = WeightSyncConfig(transport=transport)
+        spec = engine_spec(tmp_path, kv_cache_gib=1, weight_sync=weight_sync)
         arguments = vllm_arguments.engine_arguments(spec, 128)
         assert arguments["weight_transfer_config"].backend == transport
         assert os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") == allowed

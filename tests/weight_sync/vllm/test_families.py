@@ -6,6 +6,7 @@ prepared weights and after vLLM's own reload of weights that were not prepared.
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from weight_families import (
 )
 
 from actors.engines.protocol import SamplingParameters
+from tests.actors.fakes import engine_spec
 from weight_sync.adapter import AdapterForm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -42,17 +44,12 @@ def serve_updates(family: str, model, folder, staged_version, workers: int = 1) 
 
     `staged_version` changes the model and returns a context in which its version is staged.
     """
-    from actors.config import ActorsConfig
-    from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
-    from weight_sync.config import WeightSyncConfig
 
-    config = ActorsConfig(dtype="float32", kv_cache_gib=1, tensor_parallel_size=workers)
-    config = config.model_copy(update={"cores": ("0" if workers == 1 else "0|1",)})
-    spec = EngineSpec(
-        index=0, config=config, weight_sync=WeightSyncConfig(), model_path=str(folder), seed=0
-    )
-    engine = VllmEngine(spec, max_model_len=128)
+    spec = engine_spec(folder, dtype="float32", kv_cache_gib=1, tensor_parallel_size=workers)
+    cores = "0" if workers == 1 else "0|1"
+    config = spec.config.model_copy(update={"cores": (cores,)})
+    engine = VllmEngine(replace(spec, config=config), max_model_len=128)
     prepared = "moe" not in family
 
     async def update(version: int, *, prepare: bool) -> None:
