@@ -74,6 +74,18 @@ ORDER = {
 MOST_MODULES = 22
 """In one folder."""
 LIGHT_COMMANDS = (["--help"], ["validate", "demo"])
+LIGHT_MODULES = {
+    "actors.config": "torch vllm ray transformers reasoning_gym pyarrow",
+    "learner.config.learner learner.errors": "torch ray deepspeed transformers pyarrow vllm",
+    "queues.config queues.errors queues.records": "pyarrow ray numpy torch",
+    "queues.readers.accounting": "pyarrow ray torch",
+    "queues.broker.broker": "ray torch",
+    "weight_sync.config weight_sync.errors weight_sync.manifest weight_sync.buckets "
+    "weight_sync.receive.engine weight_sync.announcements weight_sync.factory": (
+        "torch vllm ray pyarrow transformers"
+    ),
+}
+"""Modules, and the libraries that they do not load."""
 
 
 def sources():
@@ -145,3 +157,12 @@ def test_light_commands_load_no_heavy_library(command):
         [sys.executable, "-c", program, *command], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("modules", "absent"), LIGHT_MODULES.items())
+def test_a_light_module_loads_no_heavy_library(modules, absent):
+    program = (
+        f"import sys, {', '.join(modules.split())}; print({{*{absent.split()}}} & {{*sys.modules}})"
+    )
+    loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
+    assert loaded == "set()\n"

@@ -213,3 +213,14 @@ def test_the_recipe_has_twelve_lines_and_is_valid():
     assert len(lines) == 12
     config = RunConfig.model_validate({**tomllib.loads("\n".join(lines)), "preset": None})
     assert config.queues.max_staleness == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "printed"),
+    [("queues", "['g00000001']\n1\n"), ("weight_sync", "3 {'bias': [1.0, 1.0]}\n")],
+)
+def test_the_example_of_a_package_runs(package, printed, capsys):
+    page = ROOT / package / "README.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(example, str(page), "exec"), {})
+    assert capsys.readouterr().out == printed

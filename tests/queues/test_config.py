@@ -24,10 +24,3 @@ from queues.config import QueuesConfig
 def test_what_would_not_work_is_refused(values, message):
     with pytest.raises(ValidationError, match=message):
         QueuesConfig(**values)
-
-
-def test_every_field_is_documented():
-    undocumented = [
-        name for name, field in QueuesConfig.model_fields.items() if not field.description
-    ]
-    assert undocumented == []

@@ -38,7 +38,3 @@ def test_a_shared_folder_is_an_absolute_path() -> None:
     with pytest.raises(ValidationError, match="expected an absolute path"):
         WeightSyncConfig(transport="filesystem", folder="weights")
     WeightSyncConfig(transport="filesystem", folder="/shared/weights")
-
-
-def test_every_field_is_documented() -> None:
-    assert all(field.description for field in WeightSyncConfig.model_fields.values())
