@@ -24,6 +24,10 @@ async def waits(prompt, completion, answer, metadata):
     return 1.0
 
 
+async def waits_for_ever(prompt, completion, answer, metadata):
+    await asyncio.Event().wait()
+
+
 def sleeps(prompt, completion, answer, metadata):
     time.sleep(3600)
 

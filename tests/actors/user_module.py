@@ -44,10 +44,6 @@ def stops(prompt, completion, answer, metadata):
     raise StopIteration
 
 
-def hangs(prompt, completion, answer, metadata):
-    BLOCKED.wait()
-
-
 def delegates(prompt, completion, answer, metadata):
     return patient(prompt, completion, answer, metadata)
 

@@ -1,9 +1,7 @@
-"""Hostile completions and texts, with the outcomes that each may have.
+"""Hostile completions, with the outcomes that each may have.
 
-One table: `COMPLETIONS` are what a policy writes, `TEXTS` what comes with prompts, environments and
-tools. An outcome is "0", "1" or "part" (a score between), or "failed" (the rollout fails); a run
-never ends, nothing runs outside the sandbox, no secret is read, and the next answer is scored as
-ever.
+An outcome is "0", "1" or "part" (a score between), or "failed" (the rollout fails); a run never
+ends, nothing runs outside the sandbox, no secret is read, and the next answer is scored as ever.
 """
 
 from typing import Any, NamedTuple
@@ -179,43 +177,10 @@ def _completions() -> list[Completion]:
 
 TESTS = ["assert add(1, 2) == 3"]
 PROGRAMS = {
-    "signals to init": "import os\nfor n in range(1, 65):\n    n != 9 and os.kill(1, n)",
-    "alarm of init": "import os\nos.kill(1, 14)\ndef add(a, b): return 0",
-    "interrupt init": "import os\nos.kill(1, 2)\ndef add(a, b): return 0",
-    "kill everything": "import os\nos.kill(-1, 9)",
-    "kill the group": "import os\nos.killpg(0, 9)",
-    "a lock": (
-        "import fcntl, os\nfcntl.flock(open(os.__file__), fcntl.LOCK_EX)\ndef add(a, b): return 3"
-    ),
-    "packages": "import numpy\ndef add(a, b): return 3",
-    "system files": "import os\nos.listdir('/usr')\ndef add(a, b): return 3",
     "shell": f"import os\nos.system({SHELL!r})\ndef add(a, b): return 0",
     "forged answer": "print('[3]')",
-    "endless output": "while True: print('x' * 10**6)",
-    "memory": "x = bytearray(10**12)",
-    "endless": "while True: pass",
     "lone surrogate": "print('\\ud800')",
     "deep syntax": "(" * 10_000,
 }
 
 COMPLETIONS = _completions()
-
-
-class Text(NamedTuple):
-    """A hostile text that comes with a prompt, an environment or a tool."""
-
-    place: str
-    name: str
-    text: str
-
-
-TEXTS = [
-    Text(place, name, text)
-    for place in ("prompt", "environment", "tool", "error")
-    for name, text in (
-        ("lone surrogate", "a\ud800b"),
-        ("low surrogate", "\udfff"),
-        ("reversed pair", "\udc00\ud800"),
-        ("escaped byte", b"caf\xe9".decode(errors="surrogateescape")),
-    )
-]

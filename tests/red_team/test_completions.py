@@ -10,7 +10,7 @@ from actors.rewards.rewards import load_rewards
 from actors.sandbox.sandbox import check_sandbox
 from actors.sources.load_source import load_source
 from queues.records import Prompt
-from tests.red_team.cases import COMPLETIONS, EVALUATED, MARK, SECRET
+from tests.red_team.cases import COMPLETIONS, MARK, SECRET
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +76,6 @@ async def test_rewards_that_a_text_was_not_written_for_score_it_too(pool, text):
     assert parts["regex"] == 0.0
     assert parts["reasoning_gym"] < 0.5
     assert not Path(MARK).exists()
-
-
-@pytest.mark.parametrize("task", EVALUATED)
-async def test_the_verifiers_score_as_before(pool, task):
-    [prompt] = load_source(f"reasoning_gym:{task}", options={}, seed=0).next(1)
-    rewards = load_rewards(["reasoning_gym"], pool=pool)
-
-    wrong = await rewards.score(prompt, "<answer>no</answer>")
-    entry = prompt.answer if task != "countdown" else None
-    right = await rewards.score(prompt, f"<answer>{entry}</answer>") if entry else None
-    assert wrong.total < 0.1
-    assert right is None or right.total == 1.0
 
 
 def test_every_case_has_a_name_of_its_own():

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -179,28 +178,6 @@ async def test_callers_wait_for_a_broadcaster_that_is_restarted(ray_cluster) -> 
         client.stop()
         with pytest.raises(BroadcasterDied):
             await client.newest(-1, 5.0)
-
-
-async def test_a_call_of_the_broadcaster_that_was_lost_is_sent_again() -> None:
-    from weight_sync.errors import BroadcasterDied
-    from weight_sync.ray_broadcaster import BroadcasterClient
-
-    lost, sent = [1, 99], []
-
-    async def send(since: int) -> list[WeightUpdateReport]:
-        sent.append(since)
-        if len(sent) <= lost[0]:
-            await asyncio.Event().wait()
-        return []
-
-    handle = SimpleNamespace(reports=SimpleNamespace(remote=send))
-    client = BroadcasterClient(handle, answer_seconds=0.025)
-    assert await client.reports(7) == []
-    assert sent == [7, 7]
-    lost.pop(0)
-    with pytest.raises(BroadcasterDied, match=r"did not answer within 0\.5 s"):
-        await client.reports(8)
-    assert sent.count(8) > 2
 
 
 async def test_a_report_that_comes_twice_counts_once() -> None:

@@ -1,7 +1,6 @@
 """The reward of programs: what passes, what does not, and what a cheating program cannot do."""
 
 import asyncio
-import random
 
 import pytest
 from sandboxes import needs_sandbox
@@ -74,19 +73,6 @@ def test_time_is_for_all_tests_together():
         "import time\nname = input()\ntime.sleep(60 if name == 'Ada' else 0)\nprint('hello', name)"
     )
     assert score(program, GREET, score="share", seconds=1.0) == 0.0
-
-
-@needs_sandbox
-@pytest.mark.slow
-def test_malformed_programs_are_scored():
-    pieces = [
-        "def ", "(", "\x00", "\ud800", "```", "\n", "\t", "import os", "7", "'", "∞", ":",
-        "```python\n",
-    ]  # fmt: skip
-    random_ = random.Random(3)
-    for _ in range(100):
-        text = "".join(random_.choices(pieces, k=random_.randrange(1, 20)))
-        assert score(text, ADD) == 0.0
 
 
 def test_literals_of_tests_become_what_the_sandbox_answers():

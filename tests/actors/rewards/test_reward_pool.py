@@ -15,6 +15,7 @@ from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import load_rewards
 from headway.errors import InputError
 from queues.records import Prompt
+from tests.waiting import until
 
 SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
 
@@ -50,13 +51,6 @@ def running(argument):
     return result
 
 
-def wait_until_gone(argument):
-    deadline = time.monotonic() + 20
-    while left := running(argument):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -66,6 +60,7 @@ def wait_until_gone(argument):
         ("gobbles", r"raised MemoryError\(\) \(actors.reward_memory_gib = 0.5\)"),
         ("sleeps", "took longer than 0.3 s"),
         ("loops_in_c", "took longer than 0.3 s"),
+        ("waits_for_ever", "took longer than 0.3 s"),
         ("unspeakable", "raised <Unspeakable whose repr fails>"),
         ("raises_at_length", r"raised ValueError\('x{3900,4000}… \(1000014 characters\)"),
         ("many_parts", "returned 100000 numbers, must be at most 64"),
@@ -163,7 +158,7 @@ def test_a_call_takes_along_what_it_started_even_in_another_session(pool, tmp_pa
     with pytest.raises(RewardFailed, match="took longer"):
         asyncio.run(reward.score(prompt, "7"))
     assert note.exists()
-    wait_until_gone(seconds)
+    until(lambda: not running(seconds), 20)
 
 
 def test_processes_end_with_their_pool_and_take_along_what_they_started(pool):
@@ -173,8 +168,8 @@ def test_processes_end_with_their_pool_and_take_along_what_they_started(pool):
     assert running(seconds)
     assert running("actors.rewards.process_main")
     pool.close()
-    wait_until_gone(seconds)
-    wait_until_gone("actors.rewards.process_main")
+    until(lambda: not running(seconds), 20)
+    until(lambda: not running("actors.rewards.process_main"), 20)
 
 
 async def test_a_caller_that_gives_up_leaves_a_pool_that_works(pool):

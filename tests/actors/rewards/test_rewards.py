@@ -9,6 +9,7 @@ from actors.errors import RewardFailed
 from actors.rewards.rewards import load_rewards
 from actors.sources.load_source import load_source
 from queues.records import FinishReason, Prompt
+from tests.red_team.cases import EVALUATED
 
 SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
 
@@ -24,7 +25,7 @@ def test_an_answer_that_was_cut_off_does_not_count(name):
     assert score([name], completion, reason=FinishReason.LENGTH) == (0.0, {name: 0.0})
 
 
-@pytest.mark.parametrize("task", ["chain_sum", "countdown", "arc_1d", "knights_knaves", "rearc"])
+@pytest.mark.parametrize("task", ["chain_sum", "arc_1d", "knights_knaves", "rearc", *EVALUATED])
 def test_reasoning_gym_verifies_what_its_source_posed(task):
     prompt = load_source(f"reasoning_gym:{task}", options={}, seed=3).next(4)[-1]
     assert score(["reasoning_gym"], prompt.answer, prompt=prompt).total == 1.0
@@ -77,18 +78,6 @@ def test_an_answer_that_is_missing_or_cannot_be_read_is_a_failure_not_a_zero(
 ):
     with pytest.raises(RewardFailed, match=message):
         score([reward], "=7", prompt=Prompt(prompt_id="open/0/0", text="why?", answer=answer))
-
-
-@pytest.mark.parametrize("reward", ["user_module:hangs", "user_module:hangs_politely"])
-async def test_a_reward_that_hangs_times_out_while_others_are_scored(reward):
-    stuck = load_rewards([reward], timeout=0.05, pool=POOL)
-    fine = load_rewards(["user_module:length"], pool=POOL)
-    failed, scored = await asyncio.gather(
-        stuck.score(SUM, "7"), fine.score(SUM, "seven"), return_exceptions=True
-    )
-    assert isinstance(failed, RewardFailed)
-    assert "took longer than 0.05 s" in str(failed)
-    assert scored.total == 5.0
 
 
 def test_rewards_see_whether_the_policy_ended_the_completion():

@@ -170,38 +170,12 @@ def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(answer):
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-async def test_a_process_that_is_stopped_answers_no_ping_and_one_that_scores_does(tmp_path):
-    paths = [build_classifier(tmp_path / "0")]
-    config = RewardModelConfig(max_wait_ms=3e5)
-
-    async with asyncio.timeout(120):
-        process = RewardModelProcess(lambda: create_reward_model(paths, config))
-        await process.start()
-        client = RewardModelClient(timeout=300.0)
-        asked = asyncio.create_task(client.score("1+1=", "2"))  # waits for others to come
-        pid = await process.handle.__ray_call__.remote(lambda _: os.getpid())
-        await process.ping()
-        assert not asked.done()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(process.ping(), 1.0)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        await process.ping()
-        asked.cancel()
-        process.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_hangs_is_created_anew_and_lost_scores_are_asked_again(
     tmp_path, number
 ):
     paths = [build_classifier(tmp_path / "0")]
-    config = RewardModelConfig(max_wait_ms=500.0)
+    config = RewardModelConfig(max_wait_ms=5000.0)
     has_room, looks = True, 0
 
     def create():
@@ -218,8 +192,12 @@ def test_a_process_that_dies_or_hangs_is_created_anew_and_lost_scores_are_asked_
         first = process.handle
         watching = asyncio.create_task(process.live())
         asked = asyncio.create_task(client.score("1+1=", "2"))
-        await asyncio.sleep(0)  # the request is sent, and waits for others to come
-        os.kill(await first.__ray_call__.remote(lambda _: os.getpid()), number)
+        pid = await first.__ray_call__.remote(lambda _: os.getpid())
+        await process.ping()
+        assert not asked.done(), "it waits for others to come"
+        os.kill(pid, number)
+        with pytest.raises((TimeoutError, RayActorError)):
+            await asyncio.wait_for(process.ping(), 1.0)
         has_room = False
         again = asyncio.create_task(process.start(again=True))
         with pytest.raises(RayActorError):

@@ -246,16 +246,46 @@ def test_an_interrupted_rollout_is_gone_on_with_and_judged_by_all_that_was_said(
     assert done.created_at == begun.created_at
 
 
+def says(text):
+    """Return an environment that answers with a text."""
+    message = Message("user", text)
+    return user_module.answering(lambda turn: replace(turn, messages=[message]))
+
+
+def fails(text):
+    """Return an environment that raises an error with a text."""
+
+    def change(turn):
+        raise ValueError(text)
+
+    return user_module.answering(change)
+
+
 def test_a_rollout_that_is_interrupted_in_a_later_turn_fails():
     engine = Recited("a", ("", FinishReason.ABORTED))
     with pytest.raises(RolloutFailed, match="ended as aborted"):
         play(engine, environment="user_module:Countdown")
 
 
-def says(text):
-    """Return an environment that answers with a text."""
-    message = Message("user", text)
-    return user_module.answering(lambda turn: replace(turn, messages=[message]))
+@pytest.mark.parametrize(
+    "text", ["a\ud800b", "\udfff", "\udc00\ud800", b"caf\xe9".decode(errors="surrogateescape")]
+)
+@pytest.mark.parametrize("origin", ["prompt", "environment", "tool", "error"])
+def test_a_text_that_cannot_be_encoded_fails_its_rollout_and_names_the_prompt(
+    monkeypatch, origin, text
+):
+    tools = {"tools": ["user_module:speak"], "style": "plain", "markers": [":", ";"]}
+    settings = {
+        "prompt": {"of": lease(text=text)},
+        "environment": {"new_environment": says(text), "environment": "m:Says"},
+        "tool": {"environment": "tools", "options": tools},
+        "error": {"new_environment": fails(text), "environment": "m:Fails"},
+    }
+    monkeypatch.setattr(user_module, "speak", lambda word: text, raising=False)
+    with pytest.raises(RolloutFailed, match="prompt 'sums/0/1'") as caught:
+        play(Recited(":a;", "b"), **settings[origin])
+    assert caught.value.reason == ("environment" if origin == "error" else "prompt")
+    assert origin == "error" or "lone surrogate" in str(caught.value)
 
 
 def test_secrets_in_what_the_environment_says_do_not_reach_the_policy(monkeypatch):

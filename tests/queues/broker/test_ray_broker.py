@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 import ray
-from ray.exceptions import (
-    RayActorError,
-)
+from ray.exceptions import RayActorError
 
 from headway.errors import InputError
 from queues.config import QueuesConfig, RunSpec
@@ -17,7 +15,7 @@ from queues.errors import BrokerLostError, LedgerError
 from queues.ray_broker import create_broker
 from queues.records import PutStatus
 from queues.storage.ledger_schema import FILE_NAME
-from tests.queues.conftest import CONFIG, SIZES, WAIT, answer, begin_work, make_prompts
+from tests.queues.conftest import CONFIG, SIZES, answer, begin_work, make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 SPEC = RunSpec(**SIZES)
@@ -32,28 +30,6 @@ def make_client(directory, *, session=None, **changes):
 def test_what_the_constructor_refuses_is_raised_as_it_is(tmp_path):
     with pytest.raises(InputError, match="steps = 0 must be at least 1"):
         create_broker(tmp_path, config=QueuesConfig(), spec=replace(SPEC, steps=0))
-
-
-async def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path):
-    client = make_client(tmp_path)
-    lease, lost = await begin_work(client, 2, capacity=4)
-    assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
-    ray.kill(client.handle)  # which does not wait for the end of the process
-
-    async def ask_until_it_is_gone():
-        while True:
-            await client.status()
-
-    with pytest.raises(BrokerLostError, match="process is gone"):
-        await asyncio.wait_for(ask_until_it_is_gone(), 30)
-
-    again = make_client(tmp_path)
-    await again.serving("b", 0)
-    (redelivered,) = await again.lease("b", 4, 10.0)
-    assert (redelivered.group_id, redelivered.attempt) == (lost.group_id, 2)
-    assert await again.put("b", answer(redelivered)) is PutStatus.ACCEPTED
-    assert len((await again.take(0, 10.0)).payloads) == 2
-    await again.close()
 
 
 async def test_a_killed_broker_is_made_again_and_pending_calls_are_answered(tmp_path):
@@ -90,23 +66,6 @@ async def test_a_broker_that_cannot_be_made_again_is_named(tmp_path):
 def test_a_broker_that_does_not_start_is_lost(tmp_path):
     with pytest.raises(BrokerLostError, match="did not start within 0 s"):
         create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC, start_seconds=0.0)
-
-
-async def test_a_lease_whose_answer_nobody_received_is_redelivered(tmp_path):
-    client = make_client(tmp_path, lease_seconds=1.0, heartbeat_seconds=0.2)
-    await client.serving("a", 0)
-    asking = asyncio.create_task(client.lease("a", 2, 30.0))
-    await asyncio.sleep(0)
-    await client.status()  # calls of one caller begin in order, so the lease has begun
-    asking.cancel()
-    await client.issue(make_prompts(1), cursor="1")
-    async with asyncio.timeout(WAIT):
-        while not (await client.status()).depth["leased"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    (again,) = await client.lease("a", 2, 10.0)
-    assert again.attempt == 2
-    assert await client.put("a", answer(again)) is PutStatus.ACCEPTED
-    await client.close()
 
 
 async def test_a_client_can_be_sent_to_other_actors(tmp_path):

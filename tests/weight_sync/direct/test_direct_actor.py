@@ -114,6 +114,7 @@ async def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when
         digest = publisher.publish(1, weights(1).items())
         with pytest.raises(LoadFailed, match="injected"):
             runs.result(30)
+        assert first.actor.engine.events[-1] == "update_weights", "it is not resumed"
         first.ask(broadcaster.release("engine-0")).result(30)
         second, runs = begin()
         until(lambda: second.actor.worker.versions == [1])

@@ -96,26 +96,6 @@ def test_publish_returns_after_a_copy_and_engines_get_that_copy(loop, weights) -
     running.end()
 
 
-def test_an_engine_that_failed_ends_and_the_one_made_again_gets_the_newest_version(
-    loop, weights
-) -> None:
-    failing, again = FakeEngine(), FakeEngine()
-    failing.fails = 1
-    first = Running(failing, weights(4).items(), loop)
-    links, reports = [first.link], []
-    with DirectPublisher(lambda: links, connect, reports.append, seed_seconds=0.01) as publisher:
-        publisher.publish(4, weights(4).items())
-        with pytest.raises(LoadFailed, match="injected"):
-            first.ended.result(30)
-        second = Running(again, weights(4).items(), loop)
-        links[:] = [second.link]
-        until(lambda: second.versions == [4])
-    assert [(r.version, r.error) for r in reports] == [(4, "LoadFailed: injected"), (4, None)]
-    assert "resume" not in failing.events
-    assert checksum(again.weights.items()) == checksum(weights(4).items())
-    second.end()
-
-
 class RecordingLink:
     """An engine that accepts every call (an `EngineLink`)."""
 
