@@ -231,7 +231,6 @@ class RolloutActor:
         return ActorParts(engine, worker, self._receiver(engine, worker))
 
     def _receiver(self, engine: Any, worker: RolloutWorker) -> Receiver | DirectReceiver:
-        """Make the receiver of the engine's weights."""
         config, broadcaster = self._spec.weight_sync, self._spec.broadcaster
         if config.staged:
             return Receiver(

@@ -21,12 +21,10 @@ class HeadwayError(Exception):
     exit_code: int = 1
     hint: str = ""
 
-    def __init__(self, *message: object, exit_code: int | None = None, hint: str = "") -> None:
+    def __init__(self, *message: object, exit_code: int | None = None) -> None:
         super().__init__(*message)
         if exit_code is not None:
             self.exit_code = exit_code
-        if hint:
-            self.hint = hint
 
     def __str__(self) -> str:
         message = super().__str__()

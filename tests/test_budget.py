@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "headway": 1856,
-    "queues": 6102,
-    "weight_sync": 4107,
-    "actors": 9750,
+    "headway": 1854,
+    "queues": 6100,
+    "weight_sync": 4086,
+    "actors": 9729,
     "learner": 10094,
     "deploy": 16156,
     "benchmarks": 6899,

@@ -39,7 +39,6 @@ class ScriptedEngine:
     """Median number of tokens, the end-of-sequence token included."""
     length_sigma: float = 0.0
     """Standard deviation of the logarithm of the length; 0 makes all lengths equal."""
-    load_seconds: float = 0.0
     initial_version: int | None = None
     """Version before any update; None starts STALE."""
 
@@ -107,7 +106,6 @@ class ScriptedEngine:
 
     async def load(self, weights: StagedWeights, version: int) -> None:
         """See `UpdatableEngine.load`; reads the first byte of every tensor."""
-        await asyncio.sleep(self.load_seconds)
         try:
             check_signature(weights.manifest, self.inventory())
         except IncompatibleWeights as error:

@@ -122,7 +122,9 @@ class VllmEngine:
                 await self._admitted()
                 self._unstarted.add(request_id)
                 try:
-                    done = await self._sample(request_id, prompt_ids, sampling, self._salt())
+                    # KV caches of other weights are kept apart.
+                    salt = f"{self._version}+{self._loads}" if self._loads else f"{self._version}"
+                    done = await self._sample(request_id, prompt_ids, sampling, salt)
                     aborted = done.finish_reason is FinishReason.ABORTED
                     if not (aborted and request_id in self._recalled):
                         return done
@@ -130,12 +132,7 @@ class VllmEngine:
                     self._unstarted.discard(request_id)
                     self._recalled.discard(request_id)
 
-    def _salt(self) -> str:
-        """Return the salt of new requests, which keeps KV caches of other weights apart."""
-        return f"{self._version}+{self._loads}" if self._loads else f"{self._version}"
-
     async def _admitted(self) -> None:
-        """Wait until the engine is not paused."""
         while not (self._admits.is_set() or self._interrupted):  # it may be paused again meanwhile
             await self._admits.wait()
         if self._engine is None:

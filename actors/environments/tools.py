@@ -217,7 +217,6 @@ def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _schema(annotation: Any) -> dict[str, Any]:
-    """Return a type of Python's as JSON schema."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return {"anyOf": [_schema(argument) for argument in arguments]}

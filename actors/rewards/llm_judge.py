@@ -143,7 +143,6 @@ class LlmJudge(Section):
         raise failure
 
     async def _ask(self, text: str) -> str:
-        """Return the reply to a message."""
         async with self._slots:
             if self.max_calls is not None and self._calls >= self.max_calls:
                 raise RewardFailed(

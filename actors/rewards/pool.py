@@ -20,8 +20,9 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from actors.errors import RewardFailed
-from actors.rewards.process import Output, ProcessEnded, RewardProcess, Unanswered, scrubbed
+from actors.rewards.process import ProcessEnded, RewardProcess, Unanswered, scrubbed
 from headway.clean_text import register
+from headway.output_limits import RateLimit
 from headway.user_code import describe_error
 
 LOG = logging.getLogger("headway.rewards")
@@ -65,7 +66,7 @@ class RewardPool:
         self._verifier_environment = {**scrubbed(os.environ), **ONE_THREAD}
         self._verifier_seconds = str(verifier_seconds)
         self._processes = processes
-        self._output = Output()
+        self._output_limit = RateLimit("rewards")
         self._idle: list[RewardProcess] = []
         self.alive: set[RewardProcess] = set()
         self._shared: RewardProcess | None = None
@@ -234,7 +235,7 @@ class RewardPool:
         """Start a process; RewardFailed if the system has no memory or descriptor left for it."""
         try:
             process = RewardProcess(
-                module, memory, self._cores, environment, self._output, *arguments
+                module, memory, self._cores, environment, self._output_limit, *arguments
             )
         except (OSError, RuntimeError) as error:
             raise RewardFailed(f"has no process: its start {describe_error(error)}") from error

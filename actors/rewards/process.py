@@ -41,20 +41,6 @@ def scrubbed(environment: Mapping[str, str], names: Iterable[str] = ()) -> dict[
     return {name: value for name, value in environment.items() if is_kept(name)}
 
 
-class Output:
-    """Forwards what processes print to the standard error of this one, up to a limit."""
-
-    def __init__(self) -> None:
-        self._limit = RateLimit("rewards")
-
-    def write(self, block: bytes) -> None:
-        """Forward a block, or as much of it as is allowed now."""
-        allowed, note = self._limit.allow(len(block))
-        if note or allowed:
-            text = block[:allowed].decode(errors="surrogateescape")
-            os.write(2, note.encode() + without_secrets(text).encode(errors="surrogateescape"))
-
-
 class ProcessEnded(Exception):
     """The process ended before it answered; the message names its exit code or signal."""
 
@@ -67,7 +53,8 @@ class RewardProcess:
     """A running `process_main` or `verifier_main`, which several event loops may ask at once.
 
     It ends with this object and the thread of it. Its private memory is limited to `memory_bytes`
-    (RLIMIT_DATA). It runs on `cores`, with the variables of `environment`, and prints to `output`.
+    (RLIMIT_DATA). It runs on `cores`, with the variables of `environment`, and what it prints is
+    forwarded to the standard error of this one up to `output_limit`.
     Raises OSError or RuntimeError if the system has no memory, process, thread or descriptor left.
     """
 
@@ -77,7 +64,7 @@ class RewardProcess:
         memory_bytes: int,
         cores: Iterable[int],
         environment: Mapping[str, str],
-        output: Output,
+        output_limit: RateLimit,
         *arguments: str,
     ) -> None:
         path = os.pathsep.join(folder or "." for folder in sys.path)
@@ -103,7 +90,7 @@ class RewardProcess:
         calls = (
             (_write, (popen, self._outbox)),
             (_read, (popen, self._pending, self.ended)),
-            (_forward, (popen, output)),
+            (_forward, (popen, output_limit)),
         )
         threads = [threading.Thread(target=work, args=args, daemon=True) for work, args in calls]
         try:
@@ -168,11 +155,14 @@ def _write(popen: subprocess.Popen[bytes], outbox: queue.SimpleQueue[bytes | Non
         popen.stdin.close()
 
 
-def _forward(popen: subprocess.Popen[bytes], output: Output) -> None:
+def _forward(popen: subprocess.Popen[bytes], limit: RateLimit) -> None:
     assert popen.stderr is not None
     with popen.stderr, suppress(OSError):
         while block := os.read(popen.stderr.fileno(), 1 << 16):
-            output.write(block)
+            allowed, note = limit.allow(len(block))
+            if note or allowed:
+                text = block[:allowed].decode(errors="surrogateescape")
+                os.write(2, note.encode() + without_secrets(text).encode(errors="surrogateescape"))
 
 
 def _read(

@@ -84,7 +84,6 @@ def _lines(descriptor: int) -> Any:
 def _score(
     message: dict[str, Any], rewards: Mapping[str, RewardFunction], imports: Imports
 ) -> dict[str, Any]:
-    """Score one completion."""
     result: dict[str, Any]
     try:
         prompt, completion, answer, metadata = message["arguments"]

@@ -201,7 +201,6 @@ class Episode:
         return generation
 
     async def _scored(self, finish_reason: FinishReason) -> Rollout:
-        """Return the finished rollout with its rewards."""
         train = self._lease.purpose is Purpose.TRAIN
         rewards = self._runner.rewards if train else self._runner.heldout_rewards
         score = await rewards.score(self._lease.prompt, self._reply, finish_reason)
@@ -209,7 +208,16 @@ class Episode:
         parts = score.parts
         if self._config.environment != "single_turn":
             parts = {"environment": environment_reward, **parts}
-        shaping = self._shaping(finish_reason) if train else {}
+        shaping: dict[str, float] = {}
+        if train:
+            sampled, after = self._transcript.sampled, len(self._transcript.token_ids)
+            shaping = shaping_parts(
+                self._config,
+                sampled,
+                finish_reason,
+                space=self._runner.max_model_len - self._prompt_length,
+                injected=after - self._prompt_length - sampled + self._left_out,
+            )
         return replace(
             self._unscored(),
             reward=score.total + environment_reward + sum(shaping.values()),
@@ -217,16 +225,6 @@ class Episode:
             finish_reason=finish_reason,
             turns=self._turns,
             turn_rewards=tuple(self._turn_rewards),
-        )
-
-    def _shaping(self, finish_reason: FinishReason) -> dict[str, float]:
-        sampled, length = self._transcript.sampled, len(self._transcript.token_ids)
-        return shaping_parts(
-            self._config,
-            sampled,
-            finish_reason,
-            space=self._runner.max_model_len - self._prompt_length,
-            injected=length - self._prompt_length - sampled + self._left_out,
         )
 
     def _unscored(self) -> Rollout:

@@ -287,6 +287,5 @@ class RolloutWorker:
                     await self.work.save(self._engine_id, partial.encode())
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        """Wake the loop for `stop`."""
         await stop.wait()
         self._changed.set()

@@ -230,7 +230,6 @@ class Backup:
         return [number for number in self._copied if number not in existing]
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove segments from the copy."""
         for number in numbers:
             segment_path(self._folder / JOURNAL_NAME, number).unlink(missing_ok=True)
             del self._copied[number]

@@ -63,7 +63,6 @@ def check(database: sqlite3.Connection, path: Path) -> None:
 
 
 def _integrity(path: Path) -> str:
-    """Return "ok", or what SQLite finds wrong with a database."""
     try:
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:

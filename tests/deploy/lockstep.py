@@ -47,7 +47,7 @@ from queues.records import Prompt
 from queues.schema import decode
 from queues.storage.group_commit import GroupCommit
 from tests.actors.characters import CHARACTERS, character_tokenizer
-from weight_sync.checksum import checksum
+from tests.weight_sync.checksum import checksum
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 
 STEPS, GROUPS, SIZE, STALENESS = 7, 3, 2, 2

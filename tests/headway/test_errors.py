@@ -34,7 +34,7 @@ def test_every_error_is_below_the_root_exits_with_2_for_bad_input_and_survives_p
 
 def test_bad_input_is_known_by_the_exit_code_of_an_error_which_is_not_that_of_its_type():
     assert is_bad_input(InputError("x"))
-    assert is_bad_input(HeadwayError("x", exit_code=2, hint="y"))
+    assert is_bad_input(HeadwayError("x", exit_code=2))
     assert (HeadwayError.exit_code, HeadwayError.hint) == (1, "")
     assert not is_bad_input(HeadwayError("x"))
     assert not is_bad_input(ValueError("x"))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tests.weight_sync.checksum import checksum
 from weight_sync.announcements import WeightUpdateReport
-from weight_sync.checksum import checksum
 from weight_sync.manifest import Manifest
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import StagedWeights

@@ -171,7 +171,6 @@ class BackgroundPublisher(ABC):
             raise PublishFailed(f"publishing version {version} failed: {error}") from error
 
     def _run(self) -> None:
-        """Send one version after the other, in the background."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing, self._idle_seconds)

@@ -18,7 +18,6 @@ import xxhash
 from torch import Tensor
 
 from weight_sync.buckets import ALIGNMENT
-from weight_sync.checksum import bytes_of
 from weight_sync.config import WeightSyncConfig
 
 log = logging.getLogger(__name__)
@@ -90,8 +89,8 @@ class Snapshot:
     ) -> Callable[[], str]:
         """Copy tensors, cast to `wire_dtype` if given.
 
-        Returns a function that waits for their `checksum`, of no bytes without `checksummed`; the
-        memory must not be used again before.
+        Returns a function that waits for their checksum, xxh3_64 over each tensor's name and
+        row-major bytes, of none without `checksummed`; the memory must not be used again before.
         """
         self.tensors = []
         digest = xxhash.xxh3_64()
@@ -127,13 +126,18 @@ class Snapshot:
         return host
 
     def _pinned(self, nbytes: int) -> Tensor:
-        """Return bytes of a registered block."""
         begin = -(-self._used // ALIGNMENT) * ALIGNMENT
         if not self._blocks or begin + nbytes > self._blocks[-1].nbytes:
             self._blocks.append(self._gpu.pinned(max(nbytes, BLOCK_BYTES)))
             begin = 0
         self._used = begin + nbytes
         return self._blocks[-1][begin : self._used]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the host; nothing is copied."""
+    data: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:

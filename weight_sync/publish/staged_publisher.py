@@ -12,13 +12,12 @@ from typing import Any, Literal
 import torch
 
 from weight_sync.buckets import BucketPlan, Piece, plan_buckets
-from weight_sync.checksum import bytes_of
 from weight_sync.codecs.delta import DeltaEncoder
 from weight_sync.errors import VersionOrderError
 from weight_sync.manifest import Bucket, Delta, Manifest
 from weight_sync.progress import run_in_streams
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
-from weight_sync.publish.snapshot import Snapshot
+from weight_sync.publish.snapshot import Snapshot, bytes_of
 from weight_sync.transports.protocol import Transport
 
 Announce = Callable[[Manifest], Coroutine[Any, Any, None] | None]

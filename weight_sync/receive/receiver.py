@@ -225,7 +225,6 @@ class Receiver:
             self._base = None
 
     def _keep_or_close(self, staged: StagedWeights) -> None:
-        """Keep a version as the new base, or close it."""
         if self._options.keep_base:
             self.close()
             self._base = staged

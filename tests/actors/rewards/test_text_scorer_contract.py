@@ -20,6 +20,7 @@ from actors.ray_reward_model import RewardModelClient, RewardModelProcess, creat
 from actors.reward_models.scoring import load_reward_models
 from actors.rewards.rewards import load_rewards
 from queues.records import REWARD_MODEL_LOST, Prompt
+from tests.waiting import reached
 
 CONFIG = RewardModelConfig(batch_size=4, max_wait_ms=2.0)
 TEXTS = [(f"{i}+{i}=", "1" * (i % 7)) for i in range(30)]
@@ -202,8 +203,7 @@ def test_a_process_that_dies_or_hangs_is_created_anew_and_lost_scores_are_asked_
         again = asyncio.create_task(process.start(again=True))
         with pytest.raises(RayActorError):
             await watching
-        while looks < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await reached(lambda: looks >= 3)
         assert (asked.done(), again.done()) == (False, False)
         has_room = True
         await again

@@ -12,9 +12,9 @@ from actors import ray_actor
 from actors.config import ActorsConfig
 from actors.ray_actor import ActorParts, ActorSpec, RolloutActor
 from tests.waiting import until
+from tests.weight_sync.checksum import checksum
 from tests.weight_sync.direct.fakes import FakeEngine, FakeSender
 from weight_sync.broadcaster import Broadcaster
-from weight_sync.checksum import checksum
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct import ray_links
 from weight_sync.errors import LoadFailed

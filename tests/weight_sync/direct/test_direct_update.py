@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.waiting import reached, until
+from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import ReceiverLink
 from tests.weight_sync.direct.fakes import TRANSFER, FakeEngine, FakeSender, update_of
-from weight_sync.checksum import checksum
 from weight_sync.direct.attempt import Transfer, Weights
 from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.direct.publisher import DirectPublisher

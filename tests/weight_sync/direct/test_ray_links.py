@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
+from tests.weight_sync.checksum import checksum
 from tests.weight_sync.direct.fakes import TRANSFER, FakeSender
 from weight_sync.announcements import WeightUpdateReport
-from weight_sync.checksum import checksum
 from weight_sync.direct.publisher import DirectPublisher
 
 pytestmark = pytest.mark.ray

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import same
-from weight_sync.checksum import checksum
 from weight_sync.publish import snapshot as snapshot_module
 from weight_sync.publish.snapshot import PIECE_ELEMENTS, Gpu, Snapshot
 from weight_sync.publish.staged_publisher import StagedPublisher

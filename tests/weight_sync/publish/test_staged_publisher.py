@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.waiting import until
+from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import Sender, make_weights, open_files, same
-from weight_sync.checksum import checksum
 from weight_sync.errors import ManifestError, PublishFailed, StagingError, VersionOrderError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher

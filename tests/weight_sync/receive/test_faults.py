@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.waiting import until
+from tests.weight_sync.checksum import checksum
 from tests.weight_sync.conftest import Sender
 from tests.weight_sync.serving import newest_version
-from weight_sync.checksum import checksum
 from weight_sync.transports.filesystem import FilesystemTransport
 
 SERVING = Path(__file__).parents[1] / "serving.py"

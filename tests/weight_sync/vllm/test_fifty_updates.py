@@ -16,9 +16,9 @@ from actors.engines.vllm import VllmEngine
 from learner.config.lora import LoraConfig
 from learner.model.lora import add_adapter, factors
 from tests.actors.fakes import engine_spec
+from tests.weight_sync.checksum import checksum
 from weight_sync.adapter import AdapterForm
 from weight_sync.broadcaster import Broadcaster
-from weight_sync.checksum import checksum
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.shared_memory import SharedMemoryTransport

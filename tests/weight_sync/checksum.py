@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-import torch
 import xxhash
 from torch import Tensor
+
+from weight_sync.publish.snapshot import bytes_of
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -14,9 +15,3 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
         digest.update(name.encode())
         digest.update(bytes_of(tensor.cpu().contiguous()))
     return digest.hexdigest()
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the host; nothing is copied."""
-    data: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
-    return data
