@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from html import escape
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
@@ -114,11 +113,12 @@ def test_a_tracker_that_hangs_is_left_out_when_too_many_calls_wait(hanging):
 class FakeMlflow:
     """A client of MLflow that writes down its calls, and knows the experiments that were made."""
 
-    events: ClassVar[list] = []
-    experiments: ClassVar[dict] = {}
+    def __init__(self):
+        self.events, self.experiments = [], {}
 
-    def __init__(self, address):
+    def __call__(self, address):
         self.events.append(("address", address))
+        return self
 
     def get_experiment_by_name(self, name):
         known = self.experiments.get(name)
@@ -145,19 +145,18 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
     entities = SimpleNamespace(
         Metric=lambda key, value, at, step: (key, value, step), Param=lambda *pair: pair
     )
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=FakeMlflow))
+    client = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=client))
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
-    monkeypatch.setattr(FakeMlflow, "events", [])
-    monkeypatch.setattr(FakeMlflow, "experiments", {})
     for _ in range(2):
         tracker = Trackers(recipe("mlflow"), tmp_path, pytest.fail)
         tracker.batch(ROW)
         tracker.scores(4, {"pass@4": 0.75})
         tracker.samples([SAMPLE])
         tracker.close(60.0)
-    events = [event for event in FakeMlflow.events if not is_parameters(event)]
+    events = [event for event in client.events if not is_parameters(event)]
     address = ("address", (tmp_path / "mlflow").as_uri())
     session = [
         ("update_run", "abc", "RUNNING"),
@@ -167,7 +166,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
         ("set_terminated", "abc"),
     ]
     assert events == [address, ("run", "7", "demo"), *session, address, *session]
-    batches = [event[2] for event in FakeMlflow.events if is_parameters(event)]
+    batches = [event[2] for event in client.events if is_parameters(event)]
     assert max(map(len, batches)) <= 100
     params = [pair for batch in batches for pair in batch]
     assert len(dict(params)) == len(params)

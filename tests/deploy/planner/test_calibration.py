@@ -1,5 +1,7 @@
 """Rates are measured again from the rows of a run that was made with them."""
 
+import heapq
+import itertools
 import math
 import random
 from dataclasses import asdict, replace
@@ -31,27 +33,21 @@ def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80):
     """Return groups of one rollout, at most 1, 15 or 29 at once, begun at random."""
     chance, turnover = random.Random(seed), engine.turnover_seconds
     engine = SimulatedEngine("engine-0", engine, free_slots=0)
-    groups, begun = [], {}
-    now, number = 0.0, 0
+    groups, now, numbers = [], 0.0, itertools.count(1)
     while len(groups) < count:
         most = 1 + 14 * (len(groups) // 40 % 3)
-        begins = now + chance.expovariate(50.0) if len(begun) < most else math.inf
+        begins = now + chance.expovariate(50.0) if len(engine.running) < most else math.inf
         ends = engine.next_end()
         now = min(begins, ends)
         engine.advance(now)
         engine.stalled += turnover / 2
         if ends <= begins:
-            _, which, _, _ = engine.running[0]
-            engine.running.remove(engine.running[0])
-            engine.running.sort(key=lambda entry: entry[0])
-            began, tokens = begun.pop(which)
+            *_, (began, tokens) = heapq.heappop(engine.running)
             groups.append(group_of_one(began, now, tokens))
         else:
-            number += 1
             tokens = chance.randint(shortest, longest)
-            begun[number] = now, tokens
-            engine.running.append((engine.token + tokens, number, engine.token, None))
-            engine.running.sort(key=lambda entry: entry[0])
+            rollout = (engine.token + tokens, next(numbers), engine.token, (now, tokens))
+            heapq.heappush(engine.running, rollout)
     return groups
 
 
