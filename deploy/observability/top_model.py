@@ -68,10 +68,7 @@ class Interval:
     before: Moment | None = None
 
     def rate(self, name: str, process: str | None = None) -> float | None:
-        """Return the rate of a counter per second, of one process or summed over all.
-
-        None where the processes that answer were not asked before.
-        """
+        """Return a counter's rate per second, of one process or all; None if not asked before."""
         if self.before is None:
             return None
         rates = [

@@ -35,7 +35,7 @@ PARAMETERS = 100
 PARAMETER_CHARACTERS = 500
 """Longest value of a parameter that every store of MLflow takes."""
 MOST_WAITING = 1000
-"""Calls that may wait for a tracker."""
+"""Calls that may wait for a tracker; one with more is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,7 @@ class _TrackerThread:
 
 
 class Trackers:
-    """The trackers that a recipe names in `factories`; `say` shows a message to the user.
-
-    A tracker for which more than `most_waiting` calls wait is left out.
-    """
+    """The trackers that a recipe names in `factories`; `say` shows a message to the user."""
 
     def __init__(
         self,

@@ -56,8 +56,7 @@ class ModelSizes:
     activations: int
     """Bytes that autograd keeps from the forward to the backward pass."""
     passing: int
-    """Bytes beyond them when a pass needs the most: logits and gradients of the head, and what
-    operations need for a moment."""
+    """Bytes beyond them at the peak of a pass: logits, gradients of the head, temporary tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

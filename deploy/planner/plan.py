@@ -58,10 +58,7 @@ class PlanInputs:
 
 
 def parse_bounds(text: str) -> list[int]:
-    """Return values of `queues.max_staleness` from a list such as "0,1,2", in order.
-
-    Raises InputError for any other text.
-    """
+    """Return bounds from a list such as "0,1,2", in order; raise InputError for any other text."""
     if not re.fullmatch(r"\d{1,3}(,\d{1,3})*", text):
         raise InputError(f"--bounds {text!r}: give whole numbers up to 999, as 0,1,2")
     return sorted({int(number) for number in text.split(",")})

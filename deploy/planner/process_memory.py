@@ -43,8 +43,7 @@ heap, in which the tensors of passes of several lengths lie; it grows over some 
 STEPPED_AT_ONCE = 1_000_000_000
 """Weights that the optimizer steps at a time under ZeRO 3."""
 TRANSFERS = {"nccl": 4, "ipc": 2}
-"""Copies of the largest tensor in the buffers of vLLM's own transports: `nccl` fills two in turn,
-each with what it joins."""
+"""Copies of the largest tensor in buffers of vLLM's own transports; `nccl` fills two in turn."""
 ENGINE_WORK = 2 * GIB
 """[E] Activations, CUDA graphs and communicators of a worker of an engine."""
 
@@ -94,10 +93,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def learner_rank(config: RunConfig, sizes: ModelSizes, critic: ModelSizes | None) -> Process:
-    """Return the ranks; the first publishes, and has two versions in turn for that.
-
-    What a checkpoint has is copied to host memory, and written while training goes on.
-    """
+    """Return the ranks; the first publishes, and has two versions in turn for that."""
     learner = config.learner
     loaded = _weights(learner, sizes)
     models = [sizes] if critic is None else [sizes, critic]
@@ -158,10 +154,7 @@ def _states(learner: LearnerConfig, model: ModelSizes) -> Parts:
 
 
 def _captured(learner: LearnerConfig, model: ModelSizes) -> Parts:
-    """Return the bytes of the copy that checkpoints are written from, in host memory.
-
-    Every rank has those that it steps, and the first rank those of the model in addition.
-    """
+    """Return the host memory that checkpoints are written from; the model's is of rank 0 alone."""
     weights = WEIGHT[learner.dtype] * float(model.trained if learner.lora else model.parameters)
     if learner.zero_stage:
         own = (STEPPED + MOMENTS) * model.trained / learner.ranks

@@ -32,8 +32,7 @@ class EngineRates(_Seconds):
     rollout_step_seconds: float = 0.0
     """Further seconds for each running rollout."""
     turnover_seconds: float = 0.0
-    """Work for one rollout beside its tokens, half at its beginning and half at its end; the other
-    rollouts wait meanwhile."""
+    """Work for one rollout beside its tokens, half at each end; the others wait meanwhile."""
     put_seconds: float = 0.0
     """Seconds from the end of a group's last rollout to the answer that it is accepted."""
 
@@ -96,8 +95,7 @@ class Rates:
     ranks: int = 1
     """Ranks of the learner that its rates hold for."""
     ess_loss: float | None = None
-    """−ln ESS per squared version of lag, fitted through 0 over the batches' mean squares; None
-    where it is not known."""
+    """−ln ESS per squared version of lag, fitted through 0 over batches' means; None: unknown."""
 
     def __post_init__(self) -> None:
         """Refuse a run without a token to train."""

@@ -25,8 +25,7 @@ def remedies(
 ) -> Iterator[tuple[Settings, RunConfig]]:
     """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
 
-    `workers` are the values that `actors.tensor_parallel_size` may have, `gpus` the number of a
-    node's.
+    `workers` are values that `actors.tensor_parallel_size` may have, `gpus` are those of a node.
     """
     actors, share = config.actors, config.actors.gpu_memory_share
     most = 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)

@@ -85,8 +85,7 @@ class SimulatedEngine:
     stalled: float = 0.0
     """Seconds of other work before the next token."""
     running: list[tuple[float, int, float, Lease]] = field(default_factory=list)
-    """Heap of rollouts: the token at which one ends, a serial number, the token at which it began,
-    its lease."""
+    """Heap of rollouts: the token at its end, a serial number, that at its beginning, its lease."""
     swaps: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
     """Versions with the token from which each of them samples."""
     updating: bool = False
@@ -351,8 +350,5 @@ class Simulation:
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:
-    """Simulate one run; the seed varies the learner's steps and chooses tied groups.
-
-    Raises InputError, which says why, if the setting cannot be simulated.
-    """
+    """Simulate one run, or raise InputError; the seed varies steps and chooses tied groups."""
     return Simulation(setting, rates, seed).run()

@@ -64,10 +64,7 @@ def predict(
 
 
 def most_actors(config: RunConfig, devices: int) -> int:
-    """Return the most engines that leave the learner a device.
-
-    Raises InputError if there are none, or more than MOST_ACTORS.
-    """
+    """Return the most engines that leave the learner a device; refuse none, or over MOST_ACTORS."""
     engine_devices = config.actors.tensor_parallel_size
     if devices <= engine_devices:
         raise InputError(

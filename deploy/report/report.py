@@ -120,10 +120,7 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
 
 
 def _svg(figure: "Figure", title: str) -> str:
-    """Return a figure in base64, since two pictures may have the same ids inside.
-
-    The same figure gives the same bytes.
-    """
+    """Return the same bytes for the same figure, in base64 as pictures may share ids inside."""
     import matplotlib as mpl
 
     buffer = io.BytesIO()
@@ -138,10 +135,7 @@ def page(
     timeline: Timeline | None,
     newest: Sequence[Sample] = (),
 ) -> str:
-    """Return the text of the page: figures, all plots, a timeline and samples.
-
-    Runs that are compared have a table of the settings that differ.
-    """
+    """Return the page: figures, settings that differ between runs, plots, timeline and samples."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -18,10 +18,7 @@ READY_SECONDS = 0.1
 
 
 def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
-    """Return the content of `summary.json`.
-
-    The status is running, done, failed or interrupted; `now` is in epoch seconds.
-    """
+    """Return the content of `summary.json`; `now` is in epoch seconds."""
     batches = record.batches
     reports = [batch.report for batch in batches]
     first_step = record.earlier.seconds_to_first_step

@@ -184,10 +184,7 @@ def describe_changes(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
-    """Print the newest prompts that failed permanently, if there are any.
-
-    The lines of user code that raised most often follow, each with its traceback.
-    """
+    """Print the newest prompts that failed permanently, and the tracebacks raised most often."""
     if not failed:
         return
     table = Table("prompt", "attempts", "reason", "error", title="failed permanently")
