@@ -87,17 +87,23 @@ def test_a_learner_that_trains_is_waited_for_though_a_checkpoint_is_written(aske
     assert movement.idle_seconds(health, 5.0) == (0.0 if excused else 5.0)
 
 
-def test_a_wait_is_overdue_after_its_deadline_and_not_before():
-    watched, stuck = Waits(deadline=10.0), broker(taken=2)
-    assert [watched.overdue(stuck, now) for now in (100.0, 105.0, 110.0)] == [[], [], []]
-    wait = Wait("broker", "learner", "batch 4 to be trained")
-    assert watched.overdue(stuck, 110.5) == [replace(wait, seconds=10.5)]
+PINNED = {"actor-0": replace(IDLE["actor-0"], pinned_seconds=600.0)}
 
 
-def test_a_learner_may_take_several_times_its_longest_step():
-    watched, stuck = Waits(deadline=10.0), replace(broker(taken=2), step_seconds=8.0)
-    assert [watched.overdue(stuck, now) for now in (0.0, 34.0)] == [[], []]
-    assert [late.on for late in watched.overdue(stuck, 34.5)] == ["learner"]
+@pytest.mark.parametrize(
+    ("health", "most", "on"),
+    [
+        (broker(taken=2), 10.0, "learner"),
+        (replace(broker(taken=2), step_seconds=8.0), 34.0, "learner"),
+        (replace(broker(engines={"engine-0": 3}), actors=PINNED), 610.0, "weight update"),
+    ],
+    ids=["its deadline", "several times the longest step", "as long as a version may be kept"],
+)
+def test_a_wait_is_overdue_after_its_deadline_and_not_before(health, most, on):
+    watched = Waits(deadline=10.0)
+    assert [watched.overdue(health, 100.0 + passed) for passed in (0.0, most - 5, most)] == [[]] * 3
+    [late] = watched.overdue(health, 100.5 + most)
+    assert (late.on, late.seconds) == (on, most + 0.5)
 
 
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
@@ -111,15 +117,6 @@ def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
     assert watched.overdue(scoring[1], 18.0) == []
     wait = Wait("feeder", "actors", "scores of the initial policy")
     assert watched.overdue(scoring[1], 19.5) == [replace(wait, seconds=10.5)]
-
-
-def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_says():
-    watched = Waits(deadline=10.0)
-    actors = {"actor-0": replace(IDLE["actor-0"], pinned_seconds=600.0)}
-    pinned = replace(broker(engines={"engine-0": 3}), actors=actors)
-    watched.overdue(pinned, 0.0)
-    assert watched.overdue(pinned, 609.0) == []
-    assert [late.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
 
 
 def test_a_learner_that_trains_recorded_batches_again_makes_progress():
@@ -156,14 +153,16 @@ def test_the_longest_comes_first():
     assert [late.on for late in watched.overdue(both, 9.0)] == [DISK, "learner"]
 
 
-MOVES = [broker(version=5), broker(accepted=1), broker(engines={"engine-0": 4, "engine-1": 5})]
-
-
-@pytest.mark.parametrize("moved", MOVES)
+@pytest.mark.parametrize(
+    "moved",
+    [broker(version=5), broker(accepted=1), broker(engines={"engine-0": 4, "engine-1": 5})],
+)
 def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved):
     movement = Movement()
     assert [movement.idle_seconds(HEALTH, now) for now in (10.0, 15.0)] == [0.0, 5.0]
     assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
+    silent = replace(HEALTH, broker=None)
+    assert movement.idle_seconds(silent, 25.0) == 9.0, "a broker that does not answer is still"
 
 
 @pytest.mark.parametrize(
@@ -175,9 +174,3 @@ def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
     movement.idle_seconds(HEALTH, 0.0)
     assert movement.idle_seconds(replace(HEALTH, **excused), 100.0) == 0.0
     assert movement.idle_seconds(HEALTH, 101.0) == 1.0
-
-
-def test_a_broker_that_does_not_answer_does_not_move():
-    movement = Movement()
-    movement.idle_seconds(HEALTH, 0.0)
-    assert movement.idle_seconds(replace(HEALTH, broker=None), 7.0) == 7.0
