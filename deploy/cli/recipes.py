@@ -135,13 +135,13 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="The preset to show in full.")] = None,
 ) -> None:
     """List the algorithms that a recipe can name as its preset, or show one."""
-    from deploy.config.loader import preset_names, preset_text, title
+    from deploy.config.loader import description, preset_names, preset_text
 
     if name is not None:
         typer.echo(preset_text(name))
         return
     for preset in preset_names():
-        typer.echo(f"{preset:14} {title(preset)}")
+        typer.echo(f"{preset:14} {description(preset).partition('). ')[0]})")
 
 
 NAMES = ("my_task.toml", "my_task.py")

@@ -246,9 +246,8 @@ def is_passing(error: Exception) -> bool:
         return status is not None and int(status[1]) in PASSING_STATUS
     broken = (ConnectionError, TimeoutError, http.ConnectionError, http.Timeout)
     more = (http.ChunkedEncodingError, http.ContentDecodingError)
-    return isinstance(error, (*broken, *more)) and not isinstance(
-        error, (http.SSLError, ValueError)
-    )
+    passes = isinstance(error, (*broken, *more))
+    return passes and not isinstance(error, (http.SSLError, ValueError))
 
 
 def _reason(error: Exception) -> str:

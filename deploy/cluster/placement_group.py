@@ -87,10 +87,8 @@ class Reservation:
                     f"deploy.start_timeout_seconds = {timeout:g}; {_describe_free()}"
                 )
             if waited > due:
-                console.say(
-                    f"waiting for free resources on the cluster for {waited:.0f} s; "
-                    f"{_describe_free()}"
-                )
+                text = f"waiting for free resources on the cluster for {waited:.0f} s"
+                console.say(f"{text}; {_describe_free()}")
                 due += REPORT_SECONDS
             time.sleep(LOOK_SECONDS)
         self.group = group
@@ -101,13 +99,11 @@ class Reservation:
         """Reserve as many processes as there is room for; None if it is too little."""
         spare = [request.count - fewest.get(request.role, request.count) for request in requests]
         for fewer in range(max(0, *spare) + 1):
-            group = self._try_to_reserve(
-                [
-                    replace(request, count=request.count - min(fewer, most))
-                    for request, most in zip(requests, spare, strict=True)
-                ]
-            )
-            if group is not None:
+            some = [
+                replace(request, count=request.count - min(fewer, most))
+                for request, most in zip(requests, spare, strict=True)
+            ]
+            if (group := self._try_to_reserve(some)) is not None:
                 return group
         return None
 

@@ -64,11 +64,6 @@ def with_preset(document: dict[str, Any]) -> dict[str, Any]:
     return _merged(preset, document)
 
 
-def title(name: str) -> str:
-    """Return the preset's full name and source, the beginning of its description."""
-    return description(name).partition("). ")[0] + ")"
-
-
 def on_demo(name: str, demo: dict[str, Any]) -> dict[str, Any]:
     """Return the demo's recipe without the keys that a preset sets, and with the demo's models.
 

@@ -166,15 +166,10 @@ class ActorFleet:
 
     async def _answer(self, file: Path, asked: int) -> None:
         """Scale to the number that a request asks for, or refuse it, and answer."""
-        before = self.count
+        before, name = self.count, scaling.request_id(file)
         refused = self._refusal(asked) or await self._scale(asked)
-        row = {
-            "at": clock.now(),
-            "id": scaling.request_id(file),
-            "asked": asked,
-            "before": before,
-            "refused": refused,
-        }
+        at = clock.now()
+        row = {"at": at, "id": name, "asked": asked, "before": before, "refused": refused}
         outcome = f"refused: {refused}" if refused else f"{before} → {asked}"
         self._context.console.say(f"actors, as `headway scale` asks: {outcome}")
 
@@ -187,12 +182,9 @@ class ActorFleet:
     def _refusal(self, asked: int) -> str | None:
         """Return why the number of actors cannot change now, if so."""
         restarts = self._learner_starts() or self._reservation.awaited
-        if self._shared and asked > self.count and restarts:
-            return (
-                "the learner is being restarted, or reward models are, and may need the resources; "
-                "try again later"
-            )
-        return None
+        text = "the learner is being restarted, or reward models are, and may need the resources"
+        refused = self._shared and asked > self.count and restarts
+        return f"{text}; try again later" if refused else None
 
     async def _scale(self, asked: int) -> str | None:
         """Change the number of actors and record it; return the reason if that cannot be."""

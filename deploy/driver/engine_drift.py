@@ -158,10 +158,8 @@ class DriftWatch:
         """Print and return the findings of the next batches; `follow` responds to them."""
         known, findings = {actor.engine_id for actor in self._actors}, []
         for batch in batches:  # its engines may be of earlier sessions with more actors
-            figures = {
-                name: it for name, it in (batch.report.engines or {}).items() if name in known
-            }
-            findings += self._detector.observe(batch.version, figures)
+            ours = {name: it for name, it in (batch.report.engines or {}).items() if name in known}
+            findings += self._detector.observe(batch.version, ours)
         self._context.record.drifting = dict(self._detector.named)
         for finding in findings:
             self._context.console.say(

@@ -56,7 +56,7 @@ class Silent(HeadwayError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"it did not answer within {seconds:g} s")
-        self.seconds = seconds
+        self.silent_seconds = seconds
 
 
 class Supervisor(ABC):
@@ -204,7 +204,8 @@ class Supervisor(ABC):
             reason = self._reason(error)
             if reason is None:
                 raise error
-            ended = reason, _silence(error)
+            silent = error.silent_seconds if isinstance(error, RankFailed | Silent) else 0.0
+            ended = reason, silent
         worked = None if self._since is None else self._timing.monotonic() - self._since
         self._since = None
         self._working.clear()
@@ -250,9 +251,3 @@ class Supervisor(ABC):
         finally:
             working.cancel()
             hearing.cancel()
-
-
-def _silence(error: Exception) -> float:
-    if isinstance(error, RankFailed):
-        return error.silent_seconds
-    return error.seconds if isinstance(error, Silent) else 0.0

@@ -151,9 +151,8 @@ class Watchdog:
             paused = self._newest.paused or paused
             self._learner_epoch = self._newest.learner[0]
         if (paused is None) != (self._paused is None):
-            self._screen.say(
-                f"paused: {paused}" if paused else "the pause is over; the run goes on"
-            )
+            text = f"paused: {paused}" if paused else "the pause is over; the run goes on"
+            self._screen.say(text)
         self._paused = paused
         times = (batch.times for batch in self._record.batches)
         return Health(

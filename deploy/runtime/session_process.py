@@ -90,11 +90,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        parent: socket.socket,
-        again: list[str],
-        history: History,
-        wait: float = 0.0,
+        self, parent: socket.socket, again: list[str], history: History, wait: float
     ) -> None:
         self._parent, self._again, self._lost_since = parent, again, history.lost_since
         self._wait = wait
@@ -231,7 +227,10 @@ class Parent:
                 channel, theirs = _socket_pair()
                 if (child := os.fork()) == 0:
                     channel.close()
-                    return self._become_session(theirs, wait)
+                    raise_interrupts()
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # in all that it starts
+                    sys.argv[1:] = self._again
+                    return Session(theirs, self._again, self._history, wait)
                 theirs.close()
                 pid, is_child, self._pidfd = child, True, _open(child)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -239,12 +238,6 @@ class Parent:
             self._history.crashes.append(crash)
             wait = self._next_wait(crash, worked=time.monotonic() - began)
             pid = None
-
-    def _become_session(self, parent: socket.socket, wait: float) -> Session:
-        raise_interrupts()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # also for threads and processes
-        sys.argv[1:] = self._again
-        return Session(parent, self._again, self._history, wait)
 
     def _await_crash(self, pid: int, channel: socket.socket, *, is_child: bool) -> str:
         """Wait for the end of a session and return how it crashed; exit if it did not."""

@@ -142,20 +142,15 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
     It is empty for a new run. The ledger has every batch; the driver's own files may end a little
     earlier or be damaged, and are mended, with a message by `say`.
     """
-    record = Record(
-        name=config.name,
-        steps=config.steps,
-        max_staleness=config.queues.max_staleness,
-        started_at=now,
-    )
+    record = Record(config.name, config.steps, config.queues.max_staleness, started_at=now)
     if directory.ledger.exists():
         rows = read_batches(directory.path, verify=False)  # `find_checkpoint` has verified them
         record.batches = [TrainedBatch.from_dict(row) for row in rows]
         folder = directory.path
         record.swaps = mend_rows(folder / SWAPS, say, lambda row: WeightUpdateReport(**row))
         record.restarts = Counter(mend_rows(folder / RESTARTS, say, itemgetter("actor")))
-        for row in mend_rows(folder / RECOVERIES, say, itemgetter("process", "seconds")):
-            record.away[row[0]] = record.away.get(row[0], 0.0) + row[1]
+        for name, seconds in mend_rows(folder / RECOVERIES, say, itemgetter("process", "seconds")):
+            record.away[name] = record.away.get(name, 0.0) + seconds
         for name in LOGS:
             mend_rows(folder / name, say)
         written = mend_rows(folder / METRICS, say, lambda row: int(row["version"]))
