@@ -12,12 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.cleanup import (
-    SHARED_MEMORY,
-    end_leftovers,
-    private_folder,
-    private_folder_of,
-)
+from deploy.cluster.cleanup import SHARED_MEMORY, end_leftovers, private_folder, private_folder_of
 from deploy.cluster.worker_logs import end_killed_session
 from deploy.runtime.session_process import MARK
 from deploy.storage.run_directory import RunDirectory

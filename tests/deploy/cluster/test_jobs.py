@@ -22,12 +22,7 @@ from tests.deploy.running import WAIT_SECONDS
 from tests.waiting import until
 
 RECIPE = Path(__file__).parents[1] / "recipe.toml"
-ON_CLUSTER = [
-    pytest.mark.slow,
-    pytest.mark.ray,
-    pytest.mark.deepspeed,
-    pytest.mark.timeout(900),
-]
+ON_CLUSTER = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -4,12 +4,7 @@ import os
 
 import pytest
 
-from deploy.cluster.worker_logs import (
-    collect_ray_logs,
-    collect_worker_logs,
-    logs_of,
-    newest_lines,
-)
+from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs, logs_of, newest_lines
 from deploy.storage.run_directory import RunDirectory
 from headway import clean_text
 

@@ -14,13 +14,9 @@ from headway.errors import InputError
 
 def recipe(actors=None, learner=None, **more):
     sections = {
-        "name": "mine",
-        "steps": 2,
-        "model": {"path": "m"},
-        "prompts": {"source": "files"},
-        "actors": {"reward": ["exact_match"], **(actors or {})},
-        "learner": learner or {},
-    }
+        "name": "mine", "steps": 2, "model": {"path": "m"}, "prompts": {"source": "files"},
+        "actors": {"reward": ["exact_match"], **(actors or {})}, "learner": learner or {},
+    }  # fmt: skip
     return RunConfig.model_validate(sections | more)
 
 

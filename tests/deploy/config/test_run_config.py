@@ -145,11 +145,8 @@ def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it
 
 def test_every_problem_of_a_recipe_is_reported_at_once():
     text = refusal("demo", "steps=0", "queues.max_staleness=-1", "learner.epocs=1")
-    assert [line.split(":")[0].split(" ")[2] for line in text.splitlines()[1:]] == [
-        "steps",
-        "queues.max_staleness",
-        "learner.epocs",
-    ]
+    named = [line.split(":")[0].split(" ")[2] for line in text.splitlines()[1:]]
+    assert named == ["steps", "queues.max_staleness", "learner.epocs"]
 
 
 def test_a_recipe_that_is_missing_or_a_folder_is_named(tmp_path):

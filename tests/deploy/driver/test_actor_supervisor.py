@@ -343,11 +343,7 @@ def test_statistics_count_every_life_with_what_it_last_said(stage):
 async def test_statistics_never_hang_or_raise(stage):
     played = stage(OVER)
     first = await played.supervisor.statistics()
-    assert (first["engine_id"], first["pid"], first["tokens_generated"]) == (
-        "engine-3",
-        None,
-        0,
-    )
+    assert (first["engine_id"], first["pid"], first["tokens_generated"]) == ("engine-3", None, 0)
     await played.supervisor.start()
     before = await played.supervisor.statistics()
     played.actors[0].statistics.remote = asyncio.Event().wait

@@ -59,11 +59,8 @@ def test_each_problem_is_sampled_as_often_as_asked_for_and_greedily_once():
 
 def test_a_pinned_evaluation_has_the_first_actor_to_itself_and_else_all_do_everything():
     pinned = HeldoutConfig(pinned=True)
-    assert [purpose(pinned, index) for index in range(3)] == [
-        Purpose.EVALUATE,
-        Purpose.TRAIN,
-        Purpose.TRAIN,
-    ]
+    purposes = [purpose(pinned, index) for index in range(3)]
+    assert purposes == [Purpose.EVALUATE, Purpose.TRAIN, Purpose.TRAIN]
     for config in (HeldoutConfig(), None):
         assert [purpose(config, index) for index in range(2)] == [None, None]
 

@@ -28,19 +28,15 @@ def logits(model):
 
 def test_the_engine_and_the_learner_agree_and_only_factors_travel(run):
     summary, swaps = run.summary, run.rows("swaps.jsonl")
-    assert (summary["status"], summary["version"], summary["weight_sync"]["failed"]) == (
-        "done",
-        6,
-        0,
-    )
+    assert (summary["status"], summary["version"]) == ("done", 6)
+    assert summary["weight_sync"]["failed"] == 0
     fresh = summary["mismatch"]["fresh"]
     assert fresh["tokens"] > 0
     assert fresh["mean_abs_logprob_difference"] < 1e-4
     rows = run.rows("metrics.jsonl")
     assert rows[-1]["reference_kl"] > 0
-    whole = sum(
-        f.stat().st_size for f in (run.folder.parent / "small-sft/model").glob("*.safetensors")
-    )
+    model = run.folder.parent / "small-sft" / "model"
+    whole = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     assert max(swap["bytes"] for swap in swaps) < 0.5 * whole
 
 

@@ -30,12 +30,9 @@ ENVIRONMENT = {
 SECONDS = 900
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.ray,
-    pytest.mark.vllm,
-    pytest.mark.deepspeed,
+    pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.deepspeed,
     pytest.mark.timeout(3600),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +96,8 @@ def test_every_command_of_readme_works_in_its_order(folder, done):
             output, code = interrupted(command, folder, batches=5)
             assert code == 130, output
             assert "Traceback" not in output
-            assert (
-                (folder / "runs/mine/logs/driver.log")
-                .read_text()
-                .endswith(f"{output.rpartition('headway: ')[2]}")
-            )
+            log = (folder / "runs/mine/logs/driver.log").read_text()
+            assert log.endswith(f"{output.rpartition('headway: ')[2]}")
         else:
             output = type_in(command, folder)
         done[name] = output

@@ -51,11 +51,8 @@ def check_finished(headway, run, *, steps, heldout):
     name, summary = run.folder.name, run.summary
     assert (summary["status"], summary["version"]) == ("done", steps)
     assert summary["rollouts_trained"] == steps * 2 * 2
-    assert [row["version"] for row in summary["heldout"]] == [
-        0,
-        *range(heldout, steps, heldout),
-        steps,
-    ]
+    scored = [row["version"] for row in summary["heldout"]]
+    assert scored == [0, *range(heldout, steps, heldout), steps]
     state = json.loads((run.folder / "checkpoints" / f"v{steps:06d}" / "state.json").read_text())
     assert (state["optimizer_steps"], state["totals"]["rollouts"]) == (steps, steps * 2 * 2)
     assert summary["max_lag_trained"] <= 2

@@ -257,12 +257,8 @@ def test_a_session_that_worked_for_long_before_its_error_counts_anew(tmp_path):
 
 def test_the_time_that_crashes_cost_is_counted_from_the_last_session_that_worked(tmp_path):
     """It contains that of a stopped process before it was killed, and of sessions in vain."""
-    goes_on = ("goes on", LIMIT)
-    plan = [
-        [goes_on, ("works",), ("stops",)],
-        [goes_on, ("dies",)],
-        [goes_on, ("works",), ("ends", 0)],
-    ]
+    begin = ("goes on", LIMIT)
+    plan = [[begin, ("works",), ("stops",)], [begin, ("dies",)], [begin, ("works",), ("ends", 0)]]
     began = time.monotonic()
     assert Command(tmp_path, *plan).end() == (0, "")
     first, second = (tmp_path / "lost").read_text().split()

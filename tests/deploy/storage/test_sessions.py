@@ -94,9 +94,8 @@ def test_the_file_of_sessions_is_a_copy_of_what_the_ledger_has(directory):
 def test_a_session_whose_broker_did_not_start_is_none(directory):
     config, _ = resumed_recipe(directory, ["learner.learning_rate=1e-5"])
     begin_session(directory, config, {"started_at": 2.0}, version=2)
-    assert changed(directory, "learner.learning_rate=1e-5") == [
-        "learner.learning_rate: 0.0003 → 1e-05"
-    ]
+    changes = changed(directory, "learner.learning_rate=1e-5")
+    assert changes == ["learner.learning_rate: 0.0003 → 1e-05"]
     assert earlier_sessions(directory, directory.config()) == ()
 
 
