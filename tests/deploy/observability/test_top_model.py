@@ -6,10 +6,9 @@ import socket
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Gauge
 from rich.console import Console
 
 from deploy.config.loader import load_recipe
@@ -212,22 +211,15 @@ def test_of_many_actors_those_that_generate_least_are_shown():
     assert "actor-16 " not in text
 
 
-class Fixed:
-    """Metrics that never change."""
-
-    def collect(self):
-        yield GaugeMetricFamily("headway_version", "", value=7)
-        yield CounterMetricFamily("headway_results_accepted", "", value=70)
-
-
 @pytest.fixture
 def open_exporter(tmp_path):
     """Return a function that starts the exporter of a run in the folder."""
     with ExitStack() as stack:
 
         def opened():
-            recipe = load_recipe("demo", ["name=mine"])
-            made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
+            recipe, metrics = load_recipe("demo", ["name=mine"]), CollectorRegistry()
+            Gauge("headway_version", "", registry=metrics).set(7)
+            made = Exporter(recipe, tmp_path, metrics, lambda: [("broker", "127.0.0.1:1")], node="")
             made.write()
             stack.callback(made.close)
             return made
@@ -272,14 +264,13 @@ def test_a_run_without_metrics_says_where_its_figures_are(ended):
 def held(tmp_path):
     """Provide a run folder that a command works on."""
     (tmp_path / "recipe.toml").write_text(recipe_text(load_recipe("demo")))
-    with ExitStack() as stack:
-        stack.enter_context(RunDirectory(tmp_path).held())
-        yield SimpleNamespace(path=tmp_path, release=stack.close)
+    with RunDirectory(tmp_path).held():
+        yield tmp_path
 
 
 def test_a_run_that_has_just_been_started_is_waited_for(held, open_exporter, console):
     threading.Timer(0.3, open_exporter).start()
-    show(str(held.path), held.path, interval=0.01, once=True, console=console)
+    show(str(held), held, interval=0.01, once=True, console=console)
     text = console.file.getvalue()
     assert "shows no metrics yet\nwaiting for it to start" in text
     assert "version 7" in text
@@ -287,17 +278,17 @@ def test_a_run_that_has_just_been_started_is_waited_for(held, open_exporter, con
 
 def test_a_run_that_goes_on_without_metrics_says_so(held):
     config = load_recipe("demo", ["deploy.metrics=false"])
-    (held.path / "recipe.toml").write_text(recipe_text(config))
+    (held / "recipe.toml").write_text(recipe_text(config))
     with pytest.raises(InputError, match=r"goes on with deploy\.metrics = false"):
-        RunClient(str(held.path), held.path)
+        RunClient(str(held), held)
 
 
 def test_a_run_whose_folder_is_not_there_yet_is_waited_for(held, open_exporter, console):
     open_exporter()
-    elsewhere = held.path.with_name("elsewhere")
-    held.path.rename(elsewhere)
-    threading.Timer(0.3, elsewhere.rename, [held.path]).start()
-    client = connect(held.path.name, held.path.parent, console, seconds=60.0)
+    elsewhere = held.with_name("elsewhere")
+    held.rename(elsewhere)
+    threading.Timer(0.3, elsewhere.rename, [held]).start()
+    client = connect(held.name, held.parent, console, seconds=60.0)
     assert client.look().now.value("headway_version") == 7
     assert "waiting for it to start" in console.file.getvalue()
 
