@@ -29,14 +29,20 @@ def group_of_one(began, ended, tokens):
     )  # fmt: skip
 
 
-def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80):
-    """Return groups of one rollout, at most 1, 15 or 29 at once, begun at random."""
+def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80, batch=None):
+    """Return groups of one rollout, at most 1, 15 or 29 at once, begun at random.
+
+    Those of a `batch`, of so many, begin together on an empty engine, as with η = 0.
+    """
     chance, turnover = random.Random(seed), engine.turnover_seconds
     engine = SimulatedEngine("engine-0", engine, free_slots=0)
     groups, now, numbers = [], 0.0, itertools.count(1)
     while len(groups) < count:
         most = 1 + 14 * (len(groups) // 40 % 3)
         begins = now + chance.expovariate(50.0) if len(engine.running) < most else math.inf
+        if batch is not None:
+            begun = (len(groups) + len(engine.running)) % batch or not engine.running
+            begins = now + 0.7 * (not engine.running) if begun else math.inf
         ends = engine.next_end()
         now = min(begins, ends)
         engine.advance(now)
@@ -48,27 +54,6 @@ def made(count=600, seed=0, *, engine=TRUE, shortest=5, longest=80):
             tokens = chance.randint(shortest, longest)
             rollout = (engine.token + tokens, next(numbers), engine.token, (now, tokens))
             heapq.heappush(engine.running, rollout)
-    return groups
-
-
-def made_in_batches(count=15, size=64, seed=0):
-    """Return groups of one rollout that begin together on an empty engine, as with η = 0."""
-    chance = random.Random(seed)
-    engine = SimulatedEngine("engine-0", TRUE, free_slots=0)
-    groups, now = [], 0.0
-    for _ in range(count):
-        began = now
-        lengths = sorted(min(160, 5 + round(chance.expovariate(1 / 30))) for _ in range(size))
-        engine.stalled += size * TRUE.turnover_seconds / 2
-        engine.running = [(engine.token + length, length, engine.token, None) for length in lengths]
-        while engine.running:
-            now = engine.next_end()
-            engine.advance(now)
-            _, tokens, _, _ = engine.running.pop(0)
-            engine.stalled += TRUE.turnover_seconds / 2
-            groups.append(group_of_one(began, now, tokens))
-        now += 0.7
-        engine.advance(now)
     return groups
 
 
@@ -115,7 +100,7 @@ def test_rollouts_of_one_short_length_take_their_time_for_tokens(seed):
 
 def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():
     """Its longest rollouts are alone at last, where a token takes little but `step_seconds`."""
-    measured = measure(rows(70), groups=made_in_batches()).rates.engine
+    measured = measure(rows(70), groups=made(15 * 64, longest=160, batch=64)).rates.engine
     assert measured.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.1)
     assert measured.rollout_step_seconds == pytest.approx(TRUE.rollout_step_seconds, rel=0.1)
     assert measured.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
