@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.observability import trackers
 from deploy.observability.samples import Sample
-from deploy.observability.trackers import Trackers, check, numbers
+from deploy.observability.trackers import Trackers, numbers
 from headway.errors import InputError
 
 ROW = {
@@ -178,16 +177,9 @@ def test_numbers_are_told_from_the_rest():
     assert numbers(row) == {"c": 2.0, "d/f": 0.5}
 
 
-def test_what_is_not_installed_is_named_before_the_run_begins(monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r'pip install "headway-rl\[wandb\]"'):
-        check(["wandb"])
-
-
-def test_a_recipe_names_trackers_that_there_are():
-    assert load_recipe("demo", ['deploy.trackers=["tensorboard"]']).deploy.trackers
+def test_a_tracker_that_there_is_not_is_refused():
     with pytest.raises(InputError, match=r"deploy.trackers"):
-        load_recipe("demo", ['deploy.trackers=["excel"]'])
+        recipe("excel")
 
 
 def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_biases(

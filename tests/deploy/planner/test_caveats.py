@@ -140,11 +140,3 @@ def test_what_held_the_engines_up_is_said():
 def test_a_rate_for_whole_weights_is_noted_where_an_adapter_is_trained(settings, noted):
     notes = hardly_trains(load_recipe("demo", ["learner.learning_rate=1e-6", *settings]))
     assert [note[: len(start)] for note, start in zip(notes, noted, strict=True)] == noted
-
-
-@pytest.mark.parametrize("gpus", [0.5, 1])
-def test_a_plan_notes_that_a_shared_gpu_counts_as_several_devices(gpus):
-    config = load_recipe("demo").updated(learner={"gpus": gpus}, actors={"gpus": gpus, "count": 1})
-    given = replace(NOTHING, tokens=60, rollout_rate=60, engine_rate=400, train_rate=9000)
-    notes = plan(config, run=None, given=given, bounds=[0], devices=None)["notes"]
-    assert any("shares of a GPU" in note for note in notes) == (gpus < 1)

@@ -168,10 +168,13 @@ def test_a_plan_of_given_rates_is_json_and_a_table():
     assert "limited by" in text
 
 
-def test_what_is_not_predicted_is_said():
+@pytest.mark.parametrize(("gpus", "shared"), [(1, []), (0.5, ["learner.gpus, actors.gpus"])])
+def test_what_is_not_predicted_is_said(gpus, shared):
     config = recipe("queues.filter_tied=true", "queues.ess_target=0.9")
+    config = config.updated(learner={"gpus": gpus}, actors={"gpus": gpus})
     notes = plan(config, run=None, given=GIVEN, bounds=[1], devices=2)["notes"]
-    assert [note.split(":")[0] for note in notes] == ["queues.filter_tied", "queues.ess_target"]
+    keys = [*shared, "queues.filter_tied", "queues.ess_target"]
+    assert [note.split(":")[0] for note in notes] == keys
 
 
 @pytest.mark.parametrize("text", ["", "1,", "a", "-1", "0,1.5", "99999", "0 1"])
