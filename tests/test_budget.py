@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1854,
-    "queues": 6100,
+    "queues": 6083,
     "weight_sync": 4086,
     "actors": 9729,
     "learner": 10094,

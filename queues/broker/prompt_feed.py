@@ -8,13 +8,26 @@ from headway.errors import InputError
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.errors import ProtocolError, QueueClosed
 from queues.protocols import PromptFeed
-from queues.readers.evaluation_outcome import read_evaluation
-from queues.records import Evaluation, Prompt
-from queues.state.evaluation_run import EvaluationRun
+from queues.records import Evaluation, Prompt, Purpose
+from queues.state.groups import EvaluationRun
 from queues.storage.ledger import dump_prompt
 from queues.storage.ledger_schema import ISSUE_TOKEN
 
 log = logging.getLogger(__name__)
+_OUTCOME = f"""
+WITH prompts AS (
+    SELECT count(*) AS samples, sum(state = 'failed') AS failures, count(reward) AS scored,
+        sum(reward) AS total, max(reward) AS largest, min(oldest_version) AS oldest,
+        max(newest_version) AS newest
+    FROM groups LEFT JOIN results USING (group_id)
+    WHERE purpose = '{Purpose.EVALUATE}' AND evaluation = ? GROUP BY prompt_id
+)
+SELECT sum(samples) AS count, sum(failures) AS failed, sum(total) / sum(scored) AS score,
+    avg(iif(failures, NULL, largest)) AS best, sum(failures > 0) AS incomplete,
+    min(oldest) AS lowest_version, max(newest) AS highest_version
+FROM prompts
+"""
+"""Query of the columns of an `Evaluation`, from the rows of its samples."""
 
 
 class BrokerPromptFeed(PromptFeed):
@@ -86,4 +99,10 @@ class BrokerPromptFeed(PromptFeed):
             raise ProtocolError(f"evaluation: {name!r} was not queued; known are {[*known]}")
         if await commits.progress_polls.until(lambda: run.finished or None, timeout) is None:
             return None
-        return await commits.submit(lambda: read_evaluation(commits.ledger.database, name))
+
+        def read() -> Evaluation:
+            cursor = commits.ledger.database.execute(_OUTCOME, (name,))
+            columns = [column for column, *_ in cursor.description]
+            return Evaluation(**dict(zip(columns, cursor.fetchone(), strict=True)))
+
+        return await commits.submit(read)

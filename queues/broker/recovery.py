@@ -15,8 +15,7 @@ from queues.policy.admission import feasible
 from queues.readers.accounting import require_balanced
 from queues.records import BatchRecord, Purpose
 from queues.state.broker_state import BATCHES_KEPT, BrokerState
-from queues.state.evaluation_run import EvaluationRun
-from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State
+from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, EvaluationRun, Group, Groups, State
 from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
 from queues.storage.ledger_schema import EPOCH, ISSUE_TOKEN, OWNER, SERVES
 

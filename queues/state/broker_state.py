@@ -15,8 +15,7 @@ from queues.policy.prompt_retirement import Retirement
 from queues.policy.staleness_controller import StalenessController
 from queues.records import BatchRecord, Lease, Prompt, Purpose, PutStatus, Summary, rollouts_at_once
 from queues.state import groups as reasons
-from queues.state.evaluation_run import EvaluationRun
-from queues.state.groups import Acceptance, Group, Groups, Reissue, State
+from queues.state.groups import Acceptance, EvaluationRun, Group, Groups, Reissue, State
 from queues.state.prompt_queue import PromptQueue
 from queues.state.results_queue import ResultsQueue
 

@@ -11,7 +11,7 @@ counted.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -122,6 +122,26 @@ class Group:
         """Return True if this holder has the lease, or had it and delivered the result."""
         latest = (self.engine_id, self.attempt) == (engine_id, attempt)
         return latest and self.state is not State.QUEUED
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationRun:
+    """A held-out evaluation; made when it is queued, and again from the ledger."""
+
+    name: str
+    count: int
+    """Samples."""
+    temperature: float
+    min_version: int
+    ended: int = 0
+    """Samples that are scored or failed."""
+    queued: deque[Group] = field(default_factory=deque)
+    """Samples that wait for a lease."""
+
+    @property
+    def finished(self) -> bool:
+        """True once every sample is scored or failed."""
+        return self.ended == self.count
 
 
 class Reissue(NamedTuple):

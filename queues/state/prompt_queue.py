@@ -8,8 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Mapping
 
-from queues.state.evaluation_run import EvaluationRun
-from queues.state.groups import Group
+from queues.state.groups import EvaluationRun, Group
 
 
 class PromptQueue:

@@ -17,8 +17,7 @@ from headway.file_lock import TEST_SECONDS, take
 from headway.full_disk import is_full
 from queues.errors import LedgerError
 from queues.records import Lease, Prompt, Summary
-from queues.state.evaluation_run import EvaluationRun
-from queues.state.groups import OVERDUE, Acceptance, Group, State
+from queues.state.groups import OVERDUE, Acceptance, EvaluationRun, Group, State
 from queues.storage.backup import Backup, ChangesConnection
 from queues.storage.journal import LOCATION, Location
 from queues.storage.ledger_schema import (

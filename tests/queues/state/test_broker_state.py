@@ -5,8 +5,7 @@ import pytest
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.state.broker_state import BrokerState
-from queues.state.evaluation_run import EvaluationRun
-from queues.state.groups import Group, State
+from queues.state.groups import EvaluationRun, Group, State
 from queues.state.prompt_queue import PromptQueue
 from queues.state.results_queue import ResultsQueue
 from tests.queues.conftest import make_prompts
@@ -60,16 +59,16 @@ def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_f
 
 
 @pytest.mark.parametrize("reason", ["engine_lost", "reward_model_lost"])
-def test_what_a_group_cannot_help_is_not_held_against_it(reason):
-    state = make_state()
+def test_what_a_group_cannot_help_costs_it_no_wait_and_is_not_held_against_it(reason):
+    state = make_state(retry_seconds=1.0)
     (group,) = state.issue(make_prompts(1))
     state.serving("a", 0)
     for _ in range(5):
-        state.lease("a", 2, now=0.0, expires=0.0)
+        assert leased(state, 0.0) == [0]
         assert state.give_back(group, reason, now=0.0) is State.QUEUED
-    for expected in (State.QUEUED, State.FAILED):
-        state.lease("a", 2, now=0.0, expires=0.0)
-        assert state.give_back(group, "reward", now=0.0) is expected
+    for now, expected in ((0.0, State.QUEUED), (1.0, State.FAILED)):
+        assert leased(state, now) == [0]
+        assert state.give_back(group, "reward", now=now) is expected
 
 
 def leased(state, now, capacity=2):
@@ -105,15 +104,6 @@ def test_groups_that_are_set_back_are_replaced_in_the_line_and_never_exceed_the_
     assert leased(state, 0.5, capacity=4) == [4, 5]
     assert leased(state, 1.0, capacity=4) == [0, 1]
     assert state.groups.train(State.QUEUED) == len(state.prompts) == 2
-
-
-def test_a_lost_engine_costs_its_groups_no_wait():
-    state = make_state(retry_seconds=1.0)
-    (group,) = state.issue(make_prompts(1))
-    state.serving("a", 0)
-    for _ in range(3):
-        assert leased(state, 0.0) == [0]
-        state.give_back(group, "engine_lost", now=0.0)
 
 
 def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_come():
