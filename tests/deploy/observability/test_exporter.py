@@ -67,14 +67,16 @@ def ask(exporter, path):
 
 
 def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, others, tmp_path):
-    others.append(("actor-1", "10.0.0.2:9001"))
+    others += [("actor-0", "10.0.0.2:9001"), ("actor-1", "10.0.0.2:9002")]
     driver = {"run": "mine", "process": "driver", "role": "driver", "node": "10.0.0.7"}
     broker = {"process": "broker", "role": "broker", "node": "10.0.0.1"}
+    evaluator = {"process": "actor-0", "role": "actor", "node": "10.0.0.2", "purpose": "evaluate"}
     actor = {"process": "actor-1", "role": "actor", "node": "10.0.0.2"}
     expected = [
         {"targets": [exporter.address], "labels": driver},
         {"targets": ["10.0.0.1:9000"], "labels": driver | broker},
-        {"targets": ["10.0.0.2:9001"], "labels": driver | actor},
+        {"targets": ["10.0.0.2:9001"], "labels": driver | evaluator},
+        {"targets": ["10.0.0.2:9002"], "labels": driver | actor},
     ]
     assert json.loads(ask(exporter, "/targets")) == expected
     exporter.write()
@@ -82,12 +84,6 @@ def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, oth
     others.clear()
     exporter.write()
     assert json.loads((tmp_path / "targets.json").read_text()) == expected[:1]
-
-
-def test_who_only_evaluates_is_told_apart(exporter, others):
-    others += [("actor-0", "10.0.0.2:1"), ("actor-1", "10.0.0.2:2")]
-    purposes = [each["labels"].get("purpose") for each in exporter.targets()]
-    assert purposes == [None, None, "evaluate", None]
 
 
 def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_for(exporter):
