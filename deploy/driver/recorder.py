@@ -20,7 +20,7 @@ from deploy.errors import RunFailed
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, best_and_worst, decode_samples
 from deploy.observability.trackers import Trackers
-from deploy.report.summary import summarise
+from deploy.report.summary import sessions, summarise
 from deploy.storage.run_record import Record, Score
 from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
@@ -210,9 +210,7 @@ def show_scores(scores: Mapping[str, Score]) -> str:
 
 def _tokens_per_second(record: Record) -> float | None:
     """Return the speed over the last batches of this session; None if there are fewer than two."""
-    recent = record.batches[-RECENT_BATCHES:]
-    session = recent[-1].times.session_started_at if recent else None
-    recent = [batch for batch in recent if batch.times.session_started_at == session]
+    *_, recent = [[], *sessions(record.batches[-RECENT_BATCHES:])]
     if len(recent) < 2:
         return None
     seconds = recent[-1].times.step_finished_at - recent[0].times.step_finished_at

@@ -75,8 +75,7 @@ class PreferencePairs:
 
         prompt, *texts = preference
         try:
-            chosen, rejected = (self._read(prompt, str(text)) for text in texts)
-            return Pair(chosen, rejected)
+            return Pair(*(self._read(prompt, str(text)) for text in texts))
         except PromptRefused as error:
             raise InputError(f"{PREFERENCES.setting} = {self._section.pairs!r}: {error}") from None
 

@@ -79,10 +79,7 @@ class Timeline:
 
 
 def read_timeline(directory: RunDirectory, record: Record) -> Timeline:
-    """Read the timeline of the first STEPS batches after the warm-up, of at least one batch.
-
-    Raises HeadwayError if the ledger or the journal cannot be read.
-    """
+    """Read the timeline of the first STEPS batches after the warm-up, of at least one batch."""
     shown = window(record.batches, STEPS)
     last = shown[-1].version + record.max_staleness + 1
     history = read_history(directory.path, shown[0].version, last)
