@@ -32,7 +32,7 @@ class Running:
     `cores` takes the place of the recipe's core for its actor.
     """
 
-    def __init__(self, headway, name, *settings, cores=None, environment=None, log=None):
+    def __init__(self, headway, name, *settings, cores=None, log=None):
         self.headway, self.name, self.folder = headway, name, headway.run_folder(name)
         self.file = headway.folder / f"{name}.out"
         self.log = log or headway.folder / f"{name}.trained"
@@ -44,7 +44,7 @@ class Running:
             recipe.write_text(text.replace('cores = ["0"]', cores))
         changes = [part for s in (f"name={name}", *settings) for part in ("--set", s)]
         self.arguments = [HEADWAY, "run", recipe, *changes]
-        self.environment = {**headway.environment, VARIABLE: str(self.log), **(environment or {})}
+        self.environment = {**headway.environment, VARIABLE: str(self.log)}
 
     def __enter__(self):
         return self.start(self.arguments)

@@ -182,6 +182,11 @@ class TestHostileRun:
         assert (run.folder / "ledger.sqlite").stat().st_size < 4 << 20
         assert len(run.output) < 1 << 19
 
+    def test_its_failed_prompts_are_not_queued_once_it_has_trained_all(self, run):
+        refused = run.headway.call("requeue", "hostile")
+        assert refused.returncode == 2
+        assert f"has trained all of its {STEPS} batches" in refused.stderr
+
     def test_its_port_answered_who_has_the_token_and_kubelets(self, run):
         assert run.seen["/healthz", None, 200] > 3
         assert run.seen["/readyz", None, 503] > 0
