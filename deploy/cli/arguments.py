@@ -27,27 +27,26 @@ class Command(WithoutFlagTypes, TyperCommand):
     """A command."""
 
 
-def complete_recipes(incomplete: str) -> list[str]:
-    """Return the shipped recipes and presets that begin with a text; the shell adds files."""
+def complete_recipes() -> list[str]:
+    """Return the shipped recipes and presets; the shell adds files."""
     from deploy.config.loader import shipped_names
 
-    return [name for name in shipped_names() if name.startswith(incomplete)]
+    return shipped_names()
 
 
-def complete_runs(incomplete: str) -> list[str]:
-    """Return the names of the runs in `runs` that begin with a text."""
+def complete_runs() -> list[str]:
+    """Return the names of the runs in `runs`."""
     from deploy.storage.run_directory import RunDirectory
 
-    names = sorted(run.path.name for run in RunDirectory.all(Path("runs")))
-    return [name for name in names if name.startswith(incomplete)]
+    return sorted(run.path.name for run in RunDirectory.all(Path("runs")))
 
 
-def complete_keys(incomplete: str) -> list[str]:
-    """Return the keys of a recipe that begin with a text."""
+def complete_keys() -> list[str]:
+    """Return the keys of a recipe."""
     from deploy.config.messages import key_paths
     from deploy.config.run_config import RunConfig
 
-    return [key for key in key_paths(RunConfig) if key.startswith(incomplete)]
+    return [*key_paths(RunConfig)]
 
 
 Recipe = Annotated[

@@ -79,10 +79,7 @@ class BenchCommand(Command):
 def bench(
     name: Annotated[
         str,
-        typer.Argument(
-            help="One of the names below.",
-            autocompletion=lambda incomplete: [n for n in BENCHMARKS if n.startswith(incomplete)],
-        ),
+        typer.Argument(help="One of the names below.", autocompletion=lambda: [*BENCHMARKS]),
     ],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its own arguments; `--help` lists them.")

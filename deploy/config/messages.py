@@ -85,10 +85,9 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
 
 def _allowed(problem: ErrorDetails, location: Location) -> str:
     """Return what a value must be, by pydantic's own message if the table has none."""
-    if problem["type"] == "string_pattern_mismatch":
-        forms = [FORMS[part] for part in location if part in FORMS]
-        if forms:
-            return forms[-1]
+    forms = [FORMS[str(part)] for part in location if part in FORMS]
+    if forms and problem["type"] == "string_pattern_mismatch":
+        return forms[-1]
     context = {"input": _toml(problem["input"]), **problem.get("ctx", {})}
     template = ALLOWED.get(problem["type"])
     if template is None:

@@ -180,10 +180,3 @@ def test_a_model_that_changed_between_two_sessions_is_refused(tmp_path, tiny_mod
     weights.write_bytes(content)
     with pytest.raises(ValueError, match=r"the model of \w+ is not that of its last session"):
         begun.resume()
-
-
-def test_the_cursor_in_the_ledger_names_its_tables(begun):
-    from queues.readers.issued_prompts import stored_cursor
-
-    state = json.loads(stored_cursor(begun.directory.path))
-    assert set(state["made_from"]) == {str(begun.train)}
