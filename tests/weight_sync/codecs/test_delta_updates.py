@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.weight_sync.conftest import Sender, same
 from weight_sync.errors import StagingError, WrongBase
 from weight_sync.receive.staging import stage, stage_delta
-from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 
@@ -27,16 +26,6 @@ def steps(count: int, share: float = 0.02, dtype: torch.dtype = torch.bfloat16) 
             for name, t in now.items()
         }
     return versions
-
-
-@pytest.fixture(params=["shared_memory", "filesystem"])
-def transport(request, tmp_path):
-    if request.param == "shared_memory":
-        transport = SharedMemoryTransport()
-    else:
-        transport = FilesystemTransport(tmp_path / "weights")
-    yield transport
-    transport.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import itertools
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
@@ -66,20 +65,6 @@ def test_tensors_arrive_bit_by_bit_in_their_order_with_their_checksum(transport,
     assert same(received, expected)
     assert {t.dtype for t in received.values()} == {t.dtype for t in expected.values()}
     assert (len(manifest.buckets) > 1) == (case != "not contiguous")
-
-
-def test_the_weights_may_change_as_soon_as_publish_returns(transport, weights) -> None:
-    gated = GatedTransport()
-    with Sender(gated) as publisher:
-        tensors = weights(0)
-        publisher.publish(0, tensors.items())
-        for tensor in tensors.values():
-            tensor.fill_(-1)
-        gated.may_write.release(100)
-        publisher.flush(30)
-        staged = stage(publisher.manifests[0], transport)
-        assert same(staged.tensors(), weights(0))
-        staged.close()
 
 
 def test_every_version_is_announced_in_order_and_complete(transport, weights) -> None:
@@ -163,20 +148,6 @@ def test_the_newest_of_the_versions_that_wait_wins_and_the_others_are_counted(we
     assert seen == [(0, 0.0), (3, 3.0)]
 
 
-def test_host_memory_is_used_again(weights) -> None:
-    addresses = set()
-
-    class RecordingTransport(SharedMemoryTransport):
-        def write(self, version, nbytes, pieces) -> Bucket:
-            addresses.update(np.frombuffer(p.memory, dtype=np.uint8).ctypes.data for p in pieces)
-            return super().write(version, nbytes, pieces)
-
-    with Sender(RecordingTransport()) as publisher:
-        for version in range(8):
-            publisher.send(version, weights(version))
-    assert len(addresses) == len(weights(0))
-
-
 def test_only_the_newest_version_is_kept(publisher, transport, weights) -> None:
     before = len(open_files())
     first, *_, newest = [publisher.send(version, weights(version)) for version in range(4)]
@@ -189,14 +160,13 @@ def test_only_the_newest_version_is_kept(publisher, transport, weights) -> None:
 def test_the_checksum_of_a_version_is_that_of_its_names_bytes_and_their_order(
     publisher, weights
 ) -> None:
-    first = publisher.publish(0, weights(0).items())
-    assert first == checksum(weights(0).items())
-    assert publisher.publish(1, weights(1).items()) != first
-    assert publisher.publish(2, weights(0).items()) == first
-    assert checksum(reversed(weights(0).items())) != first
-    base = torch.arange(6.0).reshape(2, 3)
-    assert checksum([("t", base.T)]) == checksum([("t", base.T.contiguous())])
-    assert checksum([("t", base)]) != checksum([("u", base)])
+    tensors = weights(0)
+    first = publisher.publish(0, tensors.items())
+    assert first == checksum(tensors.items())
+    renamed = [(f"model.{name}", tensor) for name, tensor in tensors.items()]
+    versions = [weights(1).items(), reversed(tensors.items()), renamed, tensors.items()]
+    again = [publisher.publish(number, version) for number, version in enumerate(versions, 1)]
+    assert [digest == first for digest in again] == [False, False, False, True]
 
 
 def test_the_newest_version_can_be_announced_again_and_never_after_a_newer_one(
