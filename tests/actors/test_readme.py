@@ -2,9 +2,7 @@
 
 import json
 import re
-import textwrap
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -15,27 +13,15 @@ from actors.shipped import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.sources.examples import DEMONSTRATIONS, load_examples
 from deploy.config.loader import load_recipe
 from queues.records import Prompt
+from tests.test_pages import PRESENT, ROOT, blocks_of, text_of
 
-ACTORS = Path(__file__).parents[2] / "actors"
-PAGES = "\n".join(
-    path.read_text() for path in (ACTORS / "README.md", *sorted((ACTORS / "docs").glob("*.md")))
-)
-
-
-def blocks():
-    """Return the indented blocks of the pages."""
-    texts, lines = [], []
-    for line in [*PAGES.split("\n"), "end"]:
-        if line.startswith("    ") or (lines and not line):
-            lines.append(line)
-        elif lines:
-            texts.append(textwrap.dedent("\n".join(lines)).strip() + "\n")
-            lines = []
-    return texts
+PAGES = [name for name in PRESENT if name.startswith("actors/")]
 
 
 def block(start):
-    [matching] = [text for text in blocks() if text.startswith(start)]
+    """Return the block of a page that starts with a text."""
+    blocks = [block.strip() + "\n" for name in PAGES for block in blocks_of(name)]
+    [matching] = [text for text in blocks if text.startswith(start)]
     return matching
 
 
@@ -87,7 +73,8 @@ def test_the_judge_of_the_page_can_be_loaded():
     ],
 )
 def test_a_table_describes_every_name_of_the_registry(heading, registry):
-    table = PAGES.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    text = "\n".join(map(text_of, PAGES))
+    table = text.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     rows = table.split("\n")[2:]
     described = [re.fullmatch(r"\| `(.+?)` \| .+ \|", row)[1] for row in rows]
     assert described == [*registry]
@@ -103,5 +90,5 @@ def test_a_table_describes_every_name_of_the_registry(heading, registry):
 )
 def test_every_entry_of_the_registry_can_be_found_in_its_module(target):
     module, _, attribute = target.partition(":")
-    path = ACTORS.parent / f"{module.replace('.', '/')}.py"
+    path = ROOT / f"{module.replace('.', '/')}.py"
     assert re.search(rf"^(async def|def|class) {attribute}\b", path.read_text(), re.MULTILINE)
