@@ -6,7 +6,6 @@ from fakes import lease, rollout
 
 from actors.rollout.partial_group import PartialGroup
 from queues.records import FinishReason
-from queues.schema import decode
 
 
 def test_a_draft_is_due_when_half_of_its_tokens_are_new_and_has_changed_when_any_is():
@@ -30,14 +29,3 @@ def test_a_rollout_of_which_nothing_was_sampled_is_not_kept():
     draft.keep(nothing)
     assert draft.get(0) is None
     assert not draft.changed
-
-
-def test_a_draft_goes_on_from_what_the_lease_carries_under_its_own_attempt():
-    first = PartialGroup(lease(attempt=1))
-    first.keep(rollout(lease(), 1))
-    again = PartialGroup(replace(lease(attempt=2), saved=first.encode()))
-    assert not again.changed
-    again.keep(rollout(lease(), 0))
-    group = decode(again.encode())
-    assert group.attempt == 2
-    assert [rollout.sample_index for rollout in group.rollouts] == [0, 1]

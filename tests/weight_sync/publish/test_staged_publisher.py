@@ -67,20 +67,6 @@ def test_tensors_arrive_bit_by_bit_in_their_order_with_their_checksum(transport,
     assert (len(manifest.buckets) > 1) == (case != "not contiguous")
 
 
-def test_every_version_is_announced_in_order_and_complete(transport, weights) -> None:
-    announced: list[int] = []
-
-    def announce(manifest: Manifest) -> None:
-        stage(manifest, transport).close()
-        announced.append(manifest.version)
-
-    with StagedPublisher(transport, announce) as publisher:
-        for version in (0, 1, 2, 5):
-            publisher.publish(version, weights(version).items())
-            publisher.flush(30)
-    assert announced == [0, 1, 2, 5]
-
-
 @pytest.mark.parametrize("version", [4, 3, 0])
 def test_versions_only_grow(publisher, weights, version) -> None:
     publisher.send(4, weights(4))

@@ -275,16 +275,6 @@ async def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport)
     assert engine.events == []
 
 
-async def test_the_loop_sends_a_version_again_until_it_is_loaded(
-    engine, published, broadcaster, receiver_of
-) -> None:
-    engine.failing_loads = 2
-    await broadcaster.announce(published(1))
-    reports = await follow(receiver_of(retry_seconds=0.01), broadcaster, 3)
-    assert [report.error for report in reports] == ["LoadFailed: injected"] * 2 + [None]
-    assert engine.events == ["pause", "load 1", "load 1", "load 1", "resume"]
-
-
 async def test_a_version_that_is_published_anew_is_not_kept_waiting_by_the_failure_before(
     published, broadcaster, receiver_of
 ) -> None:
