@@ -54,7 +54,7 @@ test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their 
 
 test-pythons: $(PYTHONS:%=.venv-%/.installed)  ## The fast tests on every Python that is supported
 	for python in $(PYTHONS); do \
-		.venv-$$python/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)" || exit 1; done
+		OMP_NUM_THREADS=1 .venv-$$python/bin/python -m pytest -n logical --dist worksteal -m "$(FAST)" || exit 1; done
 
 # uv finds interpreters or fetches them; PYTHON_3.13=/opt/python3.13/bin/python3 names one. Torch is
 # PyTorch's build for CPUs; where its index cannot be reached, the CUDA build, which runs without a GPU.
@@ -69,7 +69,7 @@ test-pythons: $(PYTHONS:%=.venv-%/.installed)  ## The fast tests on every Python
 
 coverage: setup  ## Lines and branches that the fast tests run, with a floor; OPTIONS="-m …" for other tests
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 3 --dist worksteal -m "$(FAST)" $(OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n logical --dist worksteal -m "$(FAST)" $(OPTIONS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
