@@ -6,7 +6,7 @@ SEED ?= 0
 # OPTIONS goes to pytest, as in `make test OPTIONS=--record-durations`.
 PYTEST := $(BIN)/python -m pytest $(OPTIONS)
 HEAVY := ray or vllm or deepspeed
-FAST := not slow and not gpu and not ($(HEAVY))
+FAST := -n logical --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
 STAMP := $(VENV)/.installed
 LOCK := deploy/locks/cpu.txt
 TORCH := $(shell grep '^torch==' $(LOCK))
@@ -46,15 +46,17 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 
 test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 
+# Workers that compute with as many threads as there are cores wait for each other.
+test-fast test-pythons coverage: export OMP_NUM_THREADS = 1
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
-	OMP_NUM_THREADS=1 $(PYTEST) -n logical --dist worksteal -m "$(FAST)"
+	$(PYTEST) $(FAST)
 
 test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
 	$(PYTEST) -n 2 --dist loadscope -m "not slow and not gpu and ($(HEAVY))"
 
 test-pythons: $(PYTHONS:%=.venv-%/.installed)  ## The fast tests on every Python that is supported
 	for python in $(PYTHONS); do \
-		OMP_NUM_THREADS=1 .venv-$$python/bin/python -m pytest -n logical --dist worksteal -m "$(FAST)" || exit 1; done
+		.venv-$$python/bin/python -m pytest $(FAST) || exit 1; done
 
 # uv finds interpreters or fetches them; PYTHON_3.13=/opt/python3.13/bin/python3 names one. Torch is
 # PyTorch's build for CPUs; where its index cannot be reached, the CUDA build, which runs without a GPU.
@@ -69,7 +71,7 @@ test-pythons: $(PYTHONS:%=.venv-%/.installed)  ## The fast tests on every Python
 
 coverage: setup  ## Lines and branches that the fast tests run, with a floor; OPTIONS="-m …" for other tests
 	$(BIN)/coverage erase
-	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n logical --dist worksteal -m "$(FAST)" $(OPTIONS)
+	$(BIN)/coverage run -m pytest $(FAST) $(OPTIONS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
