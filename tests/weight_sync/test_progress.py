@@ -143,10 +143,10 @@ async def test_a_swap_that_hangs_is_named_after_the_time_of_a_copy_in_memory(
             return call
 
     manifest = Sender(transport).send(3, MANY)
-    with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 3 within 0\.31 s"):
-        await receiver_of(to=HangingEngine(), timeout=0.1).update(manifest)
+    with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 3 within 1\.2 s"):
+        await receiver_of(to=HangingEngine(), timeout=1.0).update(manifest)
     assert await broadcaster.acquire_swap("e1", 0.0), "its permit is given back"
-    assert allowance(0.1, manifest.nbytes) > 2
+    assert allowance(1.0, manifest.nbytes) > 2.9
 
 
 @pytest.mark.parametrize(
