@@ -1,6 +1,6 @@
 """A receiver in a process of its own whose engine logs every call, for tests that kill it.
 
-    python tests/weight_sync/serving.py FOLDER LOG [slow-open | slow-load]
+    python -m tests.weight_sync.serving FOLDER LOG [slow-open | slow-load]
 
 Follows the newest manifest of FOLDER and appends one line per event to LOG. `slow-open` and
 `slow-load` hang at that step, so that the test can kill the process there.

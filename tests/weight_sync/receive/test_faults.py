@@ -16,7 +16,8 @@ from tests.weight_sync.conftest import Sender
 from tests.weight_sync.serving import newest_version
 from weight_sync.transports.filesystem import FilesystemTransport
 
-SERVING = Path(__file__).parents[1] / "serving.py"
+ROOT = Path(__file__).parents[3]
+SERVING = ("-m", "tests.weight_sync.serving")
 PUBLISHER = """
 import sys, time, torch
 from pathlib import Path
@@ -55,7 +56,11 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
 
     def run(*arguments: str) -> subprocess.Popen:
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         running.append(process)
         return process
@@ -88,12 +93,12 @@ def test_a_receiver_killed_in_the_middle_is_seeded_with_the_newest_version(
 ) -> None:
     folder, state, again = tmp_path / "weights", tmp_path / "killed", tmp_path / "again"
     publish(folder, 0)
-    victim = start(str(SERVING), str(folder), str(state), fault)
+    victim = start(*SERVING, str(folder), str(state), fault)
     until(lambda: lines(state)[-1:] == [last])
     kill(victim)
     assert not [line for line in lines(state) if line.startswith(("loaded", "resume"))]
     publish(folder, 3)
-    start(str(SERVING), str(folder), str(again))
+    start(*SERVING, str(folder), str(again))
     until(lambda: lines(again)[-1:] == ["resume"])
     assert lines(again) == swapped(3)
 
@@ -107,7 +112,7 @@ def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
     assert publisher.stdout.readline() == "in the middle\n"
     kill(publisher)
     assert newest_version(folder).version == 4
-    start(str(SERVING), str(folder), str(state))
+    start(*SERVING, str(folder), str(state))
     until(lambda: lines(state)[-1:] == ["resume"])
     publish(folder, 5)
     until(lambda: len(lines(state)) == 8)
