@@ -110,8 +110,8 @@ def play(cluster: Cluster) -> None:
     check_memories(engines)
     assert "version 1 was superseded by 2" in ray.get(engines[0].stage.remote(first))
 
-    one, other, *rest = second.buckets
-    broken = replace(second, buckets=(one, replace(other, checksum="0" * 32), *rest))
+    bucket, *rest = second.buckets
+    broken = replace(second, buckets=(replace(bucket, checksum="0" * 32), *rest))
     assert "its manifest says 00000000" in ray.get(engines[0].stage.remote(broken))
 
     # A dead downloader leaves staged weights, and is replaced.

@@ -225,7 +225,8 @@ def test_an_engine_killed_in_a_broadcast_ends_its_group_and_new_ones_get_the_ver
     run.publish(1)
     newest = {report.engine_id: report.error for report in run.reports}
     assert all(newest.values()), newest
-    assert any("the vLLM engine is gone" in error for error in newest.values())
+    first_seen = ("the vLLM engine is gone", "Connection closed by peer")  # by it or by the sender
+    assert any(cause in error for cause in first_seen for error in newest.values())
     for engine in run.engines:  # none of them goes on with a mixture
         with suppress(LoadFailed):
             engine.running.result(60)
