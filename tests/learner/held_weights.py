@@ -18,10 +18,11 @@ from learner.ranks.spec import LearnerSpec
 
 
 def live_elements():
-    """Count the elements of all tensors of floating point in this process, shared ones once."""
+    """Count the elements held by tensors of floating point in this process, views not again."""
     tensors = (one for one in gc.get_objects() if isinstance(one, torch.Tensor))
-    kept = {t.data_ptr(): t.numel() for t in tensors if t.is_floating_point() and not t.is_meta}
-    return sum(kept.values())
+    floats = [t for t in tensors if t.is_floating_point() and not t.is_meta]
+    stores = [(t.untyped_storage(), t.element_size()) for t in floats]
+    return sum({store.data_ptr(): store.nbytes() // size for store, size in stores}.values())
 
 
 class Peaks:
