@@ -1,5 +1,6 @@
 """Options that a recipe gives to one function or plug-in, checked before it is called."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -45,10 +46,14 @@ def check_options(
     if not isinstance(options, Mapping):
         raise InputError(f"{setting} = {options!r} must be a table of options of {name!r}")
     check_call(function, *inputs, subject=f"{setting}: {name!r}", options=options)
-    types = get_type_hints(function, include_extras=True)
     for key in options_of(function, *inputs).keys() & options.keys():
         try:
-            TypeAdapter(types.get(key, Any)).validate_python(options[key], strict=True)
+            _adapter(function, key).validate_python(options[key], strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise InputError(f"{setting}.{key} = {options[key]!r} of {name!r}: {reason}") from None
+
+
+@functools.cache  # losses are checked with every microbatch
+def _adapter(function: Callable[..., Any], parameter: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(function, include_extras=True).get(parameter, Any))

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "headway": 1854,
+    "headway": 1859,
     "queues": 6083,
     "weight_sync": 4086,
     "actors": 9729,

@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from headway.errors import InputError
 from queues.errors import QueueClosed
 from queues.readers.group_history import read_history
 from queues.readers.parquet import export_parquet
@@ -170,6 +171,13 @@ async def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short
             await broker.take(2, WAIT)
         accounts = await broker.accounting()
         assert (accounts.issued, accounts.trained, accounts.balanced) == (3, 3, True)
+
+
+async def test_a_prompt_that_could_not_be_known_again_is_refused(connect):
+    async with opened(connect(pass_rate_cap=1.0)) as broker:
+        with pytest.raises(InputError, match="'7' must be of the form source/epoch/index"):
+            await broker.issue([Prompt(prompt_id="7", text="7")], cursor="1")
+        assert (await broker.accounting()).issued == 0
 
 
 # --- prompts that are set aside
