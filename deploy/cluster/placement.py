@@ -61,19 +61,6 @@ def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRe
     return requests
 
 
-def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:
-    """Return one line for each request that the nodes cannot meet; none if all may be met."""
-    lacks = []
-    for request in requests:
-        capacity = sum(fits(node, request) for node in nodes)
-        if capacity < request.count:
-            lacks.append(_describe_lack(request, nodes, capacity))
-    if not lacks:
-        for labels in [*(request.labels for request in requests), {}]:
-            lacks += _excess(labels, requests, nodes)
-    return list(dict.fromkeys(lacks))
-
-
 def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[Role]:
     """Return the roles that may have a process on a node."""
     return {request.role for request in requests if fits(node, request)}
@@ -108,38 +95,21 @@ def _on_gpus(node: Node, amount: float, most: int) -> int:
     return most
 
 
-def _excess(
-    labels: Mapping[str, str], requests: Sequence[ResourceRequest], nodes: Sequence[Node]
-) -> list[str]:
-    """Return one line for each resource that nodes with these labels lack for all roles on them."""
-    total: Counter[str] = Counter()
-    needed: Counter[str] = Counter()
-    for node in nodes:
-        if labels.items() <= node.labels.items():
-            total.update(node.resources)
-    tied = [request for request in requests if labels.items() <= request.labels.items()]
-    for request in tied:
-        needed.update({kind: request.count * n for kind, n in request.resources.items()})
-    roles = " and ".join(request.role.section for request in tied)
-    return [
-        f"{roles} together reserve {amount:g} {kind}, but there are {total[kind]:g} on "
-        f"{_describe_nodes(labels)}"
-        for kind, amount in needed.items()
-        if amount > total[kind] + EPSILON
-    ]
+def _describe(request: ResourceRequest) -> str:
+    per_process = " and ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
+    return (
+        f"{request.role.section}: {request.count} process(es), each with "
+        f"{per_process or 'nothing reserved'}, on {_describe_nodes(request.labels)}"
+    )
 
 
 def _describe_lack(request: ResourceRequest, nodes: Sequence[Node], capacity: int) -> str:
     fitting = [node for node in nodes if request.labels.items() <= node.labels.items()]
-    per_process = " and ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
-    text = (
-        f"{request.role.section}: {request.count} process(es), each with "
-        f"{per_process or 'nothing reserved'}, on {_describe_nodes(request.labels)}"
-    )
     if not fitting:
         labels = "; ".join(f"{node.address}: {_pairs(node.labels)}" for node in nodes)
-        return f"{text}; no node is (labels are {labels})"
-    return f"{text}; there is room for {capacity} ({amounts(fitting, request.resources)})"
+        return f"{_describe(request)}; no node is (labels are {labels})"
+    there = amounts(fitting, request.resources)
+    return f"{_describe(request)}; there is room for {capacity} ({there})"
 
 
 def amounts(nodes: Sequence[Node], kinds: Iterable[str]) -> str:
@@ -219,19 +189,17 @@ def to_free(
 
 def lacking(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:
     """Return why the nodes cannot hold all processes, a line for each reason; none if they can."""
-    if lacks := unmet(requests, nodes):
-        return lacks
-    if assign(requests, nodes) is not None:
-        return []
-    kinds = dict.fromkeys(kind for request in requests for kind in request.resources)
-    processes = " and ".join(
-        f"{request.count} of {request.role.section} with "
-        + ", ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
+    lacks = [
+        _describe_lack(request, nodes, capacity)
         for request in requests
-        if request.resources
-    )
+        if (capacity := sum(fits(node, request) for node in nodes)) < request.count
+    ]
+    if lacks or assign(requests, nodes) is not None:
+        return lacks
+    kinds = dict.fromkeys(kind for request in requests for kind in request.resources)
+    together = "; ".join(_describe(request) for request in requests if request.resources)
     return [
-        f"no node holds part of a process, and {processes} do not fit together on the nodes "
+        f"{together}; these do not fit together, since no process is on two nodes "
         f"({amounts(nodes, kinds)})"
     ]
 

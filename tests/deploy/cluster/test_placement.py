@@ -6,9 +6,9 @@ from deploy.cluster.placement import (
     NODE_LABEL,
     Node,
     ResourceRequest,
+    lacking,
     resource_requests,
     roles_of,
-    unmet,
 )
 from deploy.config.deploy_config import Placement
 from deploy.config.loader import load_recipe
@@ -45,7 +45,7 @@ def want(role=Role.ACTOR, count=1, *, labels=None, **resources):
     ],
 )
 def test_what_fits_lacks_nothing(wanted, nodes):
-    assert unmet(wanted, nodes) == []
+    assert lacking(wanted, nodes) == []
 
 
 @pytest.mark.parametrize(
@@ -78,24 +78,32 @@ def test_what_fits_lacks_nothing(wanted, nodes):
     ],
 )
 def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
-    assert unmet([wanted], nodes) == [lack]
+    assert lacking([wanted], nodes) == [lack]
 
 
 @pytest.mark.parametrize(
-    ("labels", "nodes", "where"),
+    ("labels", "nodes", "where", "there"),
     [
-        ({}, [node("a")], "the cluster"),
-        (on_node("a"), [node("a"), node("b", cpus=8.0)], "the driver's node"),
-        ({"pool": "x"}, [node("a"), node("b", labels={"pool": "x"})], "nodes labelled pool=x"),
+        ({}, [node("a")], "the cluster", "a: 4 CPU"),
+        (on_node("a"), [node("a"), node("b", cpus=8.0)], "the driver's node", "a: 4 CPU; b: 8 CPU"),
+        (
+            {"pool": "x"},
+            [node("a"), node("b", labels={"pool": "x"})],
+            "nodes labelled pool=x",
+            "a: 4 CPU; b: 4 CPU",
+        ),
     ],
 )
-def test_roles_that_fit_alone_may_be_too_much_together_where_they_are_tied(labels, nodes, where):
+def test_roles_that_fit_alone_may_be_too_much_together_where_they_are_tied(
+    labels, nodes, where, there
+):
     wanted = [
         want(Role.LEARNER, CPU=3.0, labels=labels),
         want(Role.ACTOR, 2, CPU=1.0, labels=labels),
     ]
-    assert unmet(wanted, nodes) == [
-        f"learner and actors together reserve 5 CPU, but there are 4 on {where}"
+    assert lacking(wanted, nodes) == [
+        f"learner: 1 process(es), each with 3 CPU, on {where}; actors: 2 process(es), each with "
+        f"1 CPU, on {where}; these do not fit together, since no process is on two nodes ({there})"
     ]
 
 
