@@ -85,6 +85,8 @@ class Sizes:
     policy: ModelSizes
     critic: ModelSizes | None
     served: EngineSizes
+    longest: int
+    """Tokens of the longest rollout, prompt included, as far as the recipe says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +105,14 @@ class Microbatch:
     """The adapter that is trained; None: all weights are."""
 
 
-def longest_sequence(config: RunConfig, path: str) -> int:
-    """Return the tokens of the longest rollout, prompt included, as far as the recipe says."""
-    actors = config.actors
-    most = actors.max_model_len or actors.max_new_tokens + (config.prompts.max_tokens or 0)
-    return min(most, context_length(path))
-
-
-def measure(config: RunConfig, path: str, longest: int) -> Sizes:
+def measure(config: RunConfig, path: str) -> Sizes:
     """Measure the models of a recipe, whose policy is in `path`, and their longest microbatch.
 
     Raises HeadwayError if a model is not here, or cannot be measured without its data.
     """
     learner, prompts, actors = config.learner, config.prompts, config.actors
+    most = actors.max_model_len or actors.max_new_tokens + (prompts.max_tokens or 0)
+    longest = min(most, context_length(path))
     rollouts = prompts.groups_per_batch * prompts.group_size
     rank_tokens = -(-rollouts * longest // (learner.minibatches * learner.ranks))
     batch = Microbatch(
@@ -144,6 +141,7 @@ def measure(config: RunConfig, path: str, longest: int) -> Sizes:
     return Sizes(
         policy=policy,
         critic=critic,
+        longest=longest,
         served=EngineSizes(
             itemsize=WEIGHT.get(served_dtype(path, actors.dtype), 2),
             kv_token=kv_bytes_per_token(path, actors.dtype) // kv_share,

@@ -64,6 +64,7 @@ class Lack(NamedTuple):
 class Prediction:
     """The memory of a run by process and node, and its disk."""
 
+    capacity: Capacity
     processes: tuple[Process, ...]
     nodes: tuple[Node, ...]
     checkpoints: float
@@ -86,6 +87,7 @@ def predict(config: RunConfig, sizes: Sizes, capacity: Capacity) -> Prediction:
     checkpoint = checkpoint_bytes(learner, sizes.policy.parameters, adapters)
     kept = config.steps if config.queues.keep_rollouts == "all" else learner.checkpoint_every
     return Prediction(
+        capacity=capacity,
         processes=(rank, actor),
         nodes=nodes,
         checkpoints=float(most_checkpoints(config) * checkpoint),

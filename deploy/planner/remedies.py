@@ -21,11 +21,11 @@ MOST_CHANGES = 8
 
 
 def remedies(
-    config: RunConfig, role: Role, longest: int, workers: Sequence[int], gpus: int = 0
+    config: RunConfig, role: Role, sizes: Sizes, gpus: int
 ) -> Iterator[tuple[Settings, RunConfig]]:
-    """Yield settings that lower the memory of a role, the cheapest first, each with the recipe.
+    """Yield settings that lower the memory of a role on nodes of some `gpus`, the cheapest first.
 
-    `workers` are values that `actors.tensor_parallel_size` may have, `gpus` are those of a node.
+    Each comes with the recipe that has them.
     """
     actors, share = config.actors, config.actors.gpu_memory_share
     most = 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
@@ -37,9 +37,9 @@ def remedies(
         if actors.gpus > 0
     ]
     if role is Role.LEARNER:
-        changes = [*_learner_changes(config.learner, longest, gpus), *changes]
+        changes = [*_learner_changes(config.learner, sizes.longest, gpus), *changes]
     else:
-        changes += _engine_changes(actors, workers)
+        changes += _engine_changes(actors, sizes.served.workers)
     for section, change in changes:
         changed = getattr(config, section).model_copy(update=change)
         named = {f"{section}.{name}": value for name, value in change.items()}
@@ -77,28 +77,24 @@ def _excess(lacks: Sequence[Lack]) -> float:
     return sum(lack.excess for lack in lacks)
 
 
-def refuse(
-    config: RunConfig,
-    prediction: Prediction,
-    measure: Callable[[RunConfig], Sizes],
-    capacity: Capacity,
-    longest: int,
-) -> None:
-    """Refuse a run that cannot fit by an InputError that names settings with which it does.
+def fitting(
+    config: RunConfig, measure: Callable[[RunConfig], Sizes], capacity: Capacity
+) -> Prediction:
+    """Predict the memory of a run that fits, by sizes that `measure` returns for a recipe.
 
-    For what lacks first, each setting is tried alone; if none is enough, the best one is kept.
+    Raises InputError for another run, and names settings with which it fits: for what lacks first,
+    each setting is tried alone; if none is enough, the best one is kept.
     """
-    if not prediction.lacks:
-        return
-    lacks = prediction.lacks
-    settings: Settings = {}
+    sizes = measure(config)
+    prediction = predict(config, sizes, capacity)
+    lacks, settings = prediction.lacks, Settings()
+    if not lacks:
+        return prediction
     for _ in range(MOST_CHANGES):
         role = lacks[0].role
         tried = [
             (more, changed, predict(changed, measure(changed), capacity).lacks)
-            for more, changed in remedies(
-                config, role, longest, measure(config).served.workers, capacity.gpus or 0
-            )
+            for more, changed in remedies(config, role, sizes, capacity.gpus or 0)
         ]
         others = {lack.role for lack in lacks} - {role}
         enough = [option for option in tried if {lack.role for lack in option[2]} <= others]

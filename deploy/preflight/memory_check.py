@@ -1,30 +1,20 @@
 """The check that a recipe fits into memory, for `headway validate` and `headway plan`."""
 
-from dataclasses import dataclass
-
 import psutil
 from rich.console import Console
 
 from deploy.config.devices import visible_gpus
 from deploy.config.run_config import RunConfig
 from deploy.planner.byte_counts import GIB
-from deploy.planner.model_sizes import longest_sequence, measure
-from deploy.planner.node_memory import Capacity, Prediction, described, gib, predict
+from deploy.planner.model_sizes import measure
+from deploy.planner.node_memory import Capacity, Prediction, described, gib
 from deploy.planner.process_memory import total
-from deploy.planner.remedies import refuse
+from deploy.planner.remedies import fitting
 from deploy.preflight.models import check_workers, find_model, model_path
 from headway.errors import HeadwayError, InputError
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """The memory of a recipe, and what there is."""
-
-    prediction: Prediction
-    capacity: Capacity
-
-
-def check_memory(config: RunConfig, console: Console) -> Predicted | None:
+def check_memory(config: RunConfig, console: Console) -> Prediction | None:
     """Predict the memory of a recipe and print it; None where its models cannot be measured here.
 
     Raises InputError, with settings that would do, if the run cannot fit.
@@ -32,17 +22,14 @@ def check_memory(config: RunConfig, console: Console) -> Predicted | None:
     capacity = capacity_of(config)
     try:
         path = find_model(config.model.path) if config.model.path else model_path(config)
-        longest = longest_sequence(config, path)
-        sizes = measure(config, path, longest)
+        measure(config, path)
     except HeadwayError as error:
         console.print(f"memory is not predicted: {error}", markup=False, soft_wrap=True)
         return None
     check_workers(config, path)
-    prediction = predict(config, sizes, capacity)
-    refuse(config, prediction, lambda changed: measure(changed, path, longest), capacity, longest)
-    predicted = Predicted(prediction, capacity)
-    show(predicted, console)
-    return predicted
+    prediction = fitting(config, lambda changed: measure(changed, path), capacity)
+    show(prediction, console)
+    return prediction
 
 
 def capacity_of(config: RunConfig) -> Capacity:
@@ -82,9 +69,9 @@ def memory_of_gpu() -> float:
         ) from error
 
 
-def show(predicted: Predicted, console: Console) -> None:
+def show(prediction: Prediction, console: Console) -> None:
     """Print the memory of each process and node in GiB."""
-    prediction, capacity = predicted.prediction, predicted.capacity
+    capacity = prediction.capacity
     lines = ["memory at its peak, predicted, in GiB:"]
     for process in prediction.processes:
         lines.append(

@@ -137,7 +137,7 @@ def test_predicted_memory_is_within_a_tenth_of_the_measured_peak(name, tmp_path,
         measured = peaks(process)
     assert process.returncode == 0, (tmp_path / "output").read_text()
     predicted = check_memory(load_recipe(str(recipe), overrides), Console(quiet=True))
-    for role in predicted.prediction.processes:
+    for role in predicted.processes:
         needs = total(role.resident) + (role.count - 1) * total(role.host)
         reached = measured[role.role]
         parts = {part: round(size / MIB) for part, size in role.resident.items()}

@@ -58,7 +58,7 @@ def test_a_plan_has_the_memory_in_bytes(folder):
     result = call_main(["plan", "recipe.toml", "--bounds", "1", *RATES, "--json"], folder)
     assert result.returncode == 0, result.stderr
     memory = json.loads(result.stdout)["memory"]
-    roles = {process["role"]: process for process in memory["prediction"]["processes"]}
+    roles = {process["role"]: process for process in memory["processes"]}
     assert roles.keys() == {"learner", "actor"}
     assert roles["actor"]["host"]["KV cache"] == 2**29
 

@@ -22,7 +22,7 @@ from deploy.planner.process_memory import (
     Process,
     total,
 )
-from deploy.planner.remedies import refuse, remedies
+from deploy.planner.remedies import fitting, remedies
 from deploy.preflight.memory_check import check_memory
 from headway.errors import InputError
 from headway.roles import Role
@@ -38,7 +38,7 @@ SERVED = EngineSizes(
     cpu_cache=GIB,
 )  # fmt: skip
 SHARE, WORKERS = "actors.gpu_memory_utilization", "actors.tensor_parallel_size"
-SIZES = Sizes(policy=MODEL, critic=None, served=SERVED)
+SIZES = Sizes(policy=MODEL, critic=None, served=SERVED, longest=2048)
 
 
 def shipped(name, model, *overrides):
@@ -47,8 +47,7 @@ def shipped(name, model, *overrides):
 
 def checked(config):
     output = io.StringIO()
-    predicted = check_memory(config, Console(file=output, width=300))
-    return predicted.prediction, output.getvalue()
+    return check_memory(config, Console(file=output, width=300)), output.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -292,10 +291,8 @@ def test_an_engine_is_accepted_exactly_if_its_share_holds_weights_work_and_a_rol
 
 
 def refused(config, *, measure=lambda config: SIZES, **capacity):
-    capacity = Capacity(**capacity)
-    prediction = predict(config, measure(config), capacity)
     with pytest.raises(InputError) as no:
-        refuse(config, prediction, measure, capacity, 2048)
+        fitting(config, measure, Capacity(**capacity))
     return str(no.value).splitlines()[-1]
 
 
@@ -344,7 +341,7 @@ def test_smaller_microbatches_and_more_ranks_are_tried_before_the_optimizer_is_o
     config = recipe("learner.microbatch_tokens=8192", "learner.activation_checkpointing=true")
     tried = [
         tuple(*named.items())
-        for named, _ in remedies(config, Role.LEARNER, 2048, (1,), 4)
+        for named, _ in remedies(config, Role.LEARNER, SIZES, 4)
         if all(name.startswith("learner") for name in named)
     ]
     assert tried == [
@@ -357,7 +354,7 @@ def test_every_remedy_is_a_valid_recipe():
     for name in ("gsm8k_qwen_8gpu", "gsm8k_qwen_1gpu", "demo"):
         config = load_recipe(name)
         for role in (Role.LEARNER, Role.ACTOR):
-            for _, changed in remedies(config, role, 256, (1, 2, 4), 8):
+            for _, changed in remedies(config, role, replace(SIZES, longest=256), 8):
                 type(config).model_validate(changed.model_dump())
 
 
