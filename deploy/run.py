@@ -50,11 +50,7 @@ TRACKERS_SECONDS = 120.0
 
 
 def save_seconds(context: RunContext) -> float:
-    """Return the time that a checkpoint may take beside the rest of a step.
-
-    Before the first one, it follows from the bytes of the weights that engines took last, by the
-    rate of every deadline that moves bytes.
-    """
+    """Return the seconds added to `deploy.checkpoint_seconds` for the bytes of a checkpoint."""
     if took := last_save_seconds(context.directory.path):
         return SAVE_FACTOR * took
     if not context.record.swaps:

@@ -118,10 +118,7 @@ def _record_crashes(context: RunContext, process: Session) -> None:
 
 
 def draw_report(context: RunContext) -> None:
-    """Draw the report of a run that has trained something.
-
-    An error is only printed, since the run itself has ended.
-    """
+    """Draw the report of a run that has trained something, and has ended: errors are printed."""
     directory = context.directory
     try:
         if context.record.batches:

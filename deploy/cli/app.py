@@ -31,8 +31,6 @@ from deploy.runtime.signals import raise_interrupts
 from headway.errors import HeadwayError, InputError, first_line
 
 STOPPED = "stopped by the user"
-INTERRUPTED = Interrupted.exit_code
-"""Exit code of a command that the user stopped; typer exits with it on KeyboardInterrupt."""
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models, with bounded staleness.",
@@ -85,7 +83,7 @@ def main() -> Any:
                 process = session_process.begin_session(_end_leftovers)
     except KeyboardInterrupt:
         _print_error(STOPPED)
-        sys.exit(INTERRUPTED)
+        sys.exit(Interrupted.exit_code)
     except InputError as error:  # `SafeConsole` might import a package that is shadowed
         typer.echo(f"headway: {error}", err=True)
         sys.exit(error.exit_code)
@@ -105,16 +103,17 @@ def _run_command(process: Session | None) -> Any:
         sys.path.append(os.getcwd())
         return app(standalone_mode=True, obj=process)
     except (KeyboardInterrupt, SystemExit) as leaving:
-        if isinstance(leaving, KeyboardInterrupt) or leaving.code == INTERRUPTED:
+        # typer turns the first into the second
+        if isinstance(leaving, KeyboardInterrupt) or leaving.code == Interrupted.exit_code:
             _print_error(STOPPED)
-            sys.exit(INTERRUPTED)
+            sys.exit(Interrupted.exit_code)
         raise
     except Exception as error:
         if not isinstance(error, HeadwayError | OSError):
             raise
         code = error.exit_code if isinstance(error, HeadwayError) else 1
         _print_error(str(error))
-        if process is not None and code != INTERRUPTED and process.may_pass(error):
+        if process is not None and code != Interrupted.exit_code and process.may_pass(error):
             process.fails(first_line(error))
         sys.exit(code)
 

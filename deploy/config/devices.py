@@ -27,11 +27,14 @@ def for_this_machine(
     actors: dict[str, Any] = {}
     if shares is not None:
         learner["gpus"], actors["gpus"] = shares
-    if _computes_in_bfloat16(config, of_rank):
+    own, named = config.learner, config.actors.model_fields_set | config.learner.model_fields_set
+    # Tiny models and stage 0 train in float32 alone.
+    if "dtype" not in named and of_rank > 0 and own.zero_stage > 0 and config.model.tiny is None:
         learner["dtype"] = actors["dtype"] = "bfloat16"
-    if _steps_on_cpu(config, of_rank):
+    steps_here = of_rank > 0 and own.offload_optimizer and config.deploy.ray_address == "local"
+    if steps_here and (own.threads, own.cores) == (None, None):
         available = len(os.sched_getaffinity(0)) if cores is None else cores
-        learner["threads"] = max(1, available // 2 // config.learner.ranks)
+        learner["threads"] = max(1, available // 2 // own.ranks)
     return config.updated(learner=learner, actors=actors) if learner else config
 
 
@@ -75,19 +78,3 @@ def _gpus(config: RunConfig, available: int) -> tuple[float, float] | None:
     if learner.ranks + workers <= available:
         return 1.0, float(actors.tensor_parallel_size)
     return (0.5, 0.5) if learner.ranks == workers == available == 1 else None
-
-
-def _computes_in_bfloat16(config: RunConfig, gpus: float) -> bool:
-    """Return True for a learner on GPUs, where a recipe names no dtype.
-
-    `[model.tiny]` and `learner.zero_stage` = 0 train in float32 alone.
-    """
-    named = "dtype" in config.actors.model_fields_set | config.learner.model_fields_set
-    return not named and gpus > 0 and config.learner.zero_stage > 0 and config.model.tiny is None
-
-
-def _steps_on_cpu(config: RunConfig, gpus: float) -> bool:
-    """Return True for optimizer steps on this machine's CPU, without named threads or cores."""
-    learner, here = config.learner, config.deploy.ray_address == "local"
-    named = (learner.threads, learner.cores) != (None, None)
-    return gpus > 0 and learner.offload_optimizer and here and not named

@@ -20,12 +20,7 @@ LEAST_RATE = 1e-5
 
 
 def check_against_objective(config: RecipeKeys, traits: ObjectiveTraits) -> None:
-    """Refuse a recipe whose rollouts are not what its objective needs.
-
-    These are stale rollouts that nothing corrects, a truncated behaviour policy that a ratio
-    compares with, groups of one that are compared, a baseline that nobody samples, and groups that
-    are dropped although they teach something.
-    """
+    """Refuse a recipe whose rollouts are not what its objective needs."""
     _check_staleness(config, traits)
     learner, actors = config.learner, config.actors
     if config.queues.filter_tied and (reason := what_ties_teach(learner, traits)):

@@ -23,10 +23,7 @@ MOST_CHANGES = 8
 def remedies(
     config: RunConfig, role: Role, sizes: Sizes, gpus: int
 ) -> Iterator[tuple[Settings, RunConfig]]:
-    """Yield settings that lower the memory of a role on nodes of some `gpus`, the cheapest first.
-
-    Each comes with the recipe that has them.
-    """
+    """Yield settings that lower the memory of a role, the cheapest first, each with its recipe."""
     actors, share = config.actors, config.actors.gpu_memory_share
     most = 0.9 * (actors.gpus if 0 < actors.gpus < 1 else 1.0)
     larger = [more for more in (most, 2 * share, 1.5 * share, 1.25 * share) if share < more <= most]

@@ -39,8 +39,7 @@ class Prospect:
     ess: float | None
     """Share of the tokens that count; it falls with the square of the lag, as policies drift."""
     limit: str
-    """The limit of the throughput: learner, actors, or, where neither is always busy, window or
-    staleness: batches wait for long rollouts, and no others may begin meanwhile."""
+    """The limit of the throughput: learner, actors, window or staleness."""
 
 
 def predict(

@@ -171,11 +171,7 @@ def _load(config: RunConfig, resumed: RunDirectory | None) -> Inputs:
 
 @_foreign_code()
 def check_code(config: RunConfig) -> None:
-    """Check what a recipe names and no model is needed for: `headway validate --strict`.
-
-    Rewards, environment, sources, examples, trackers and objective are found, and their options
-    checked.
-    """
+    """Find all code that a recipe names, and check its options: `headway validate --strict`."""
     check_scoring(config)
     trackers.check(config.deploy.trackers)
     prompts = open_prompts(config)

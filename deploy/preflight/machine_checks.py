@@ -102,10 +102,7 @@ def _check_offload(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig, available: int) -> None:
-    """Refuse engines without a GPU on a machine with `available` of them.
-
-    vLLM's build for GPUs cannot compute without one.
-    """
+    """Refuse engines without a GPU on a machine with `available` of them."""
     actors, learner = config.actors, config.learner
     if config.deploy.ray_address != "local" or actors.engine != "vllm" or not available:
         return

@@ -24,7 +24,6 @@ REWARD_MODELS_ANEW = (
 )
 TRANSPOSED = ("gpt2", "openai-gpt")
 """Types of models whose layers are transformers' `Conv1D`."""
-Shapes = Mapping[str, tuple[int, ...]]
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -86,11 +85,8 @@ def check_adapter(lora: LoraConfig | None, path: str, *, section: str) -> None:
         check_form(stored_form(Path(lora.path))[0], lora, section)
 
 
-def _linear_layers(shapes: Shapes) -> set[str]:
-    """Return the last parts of the names of matrices inside layers, which have numbers.
-
-    Experts are held as one tensor.
-    """
+def _linear_layers(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Return the last parts of the names of matrices inside numbered layers, but for experts."""
     split = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
     return {
         parts[-2]

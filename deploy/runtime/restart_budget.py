@@ -17,10 +17,7 @@ class RestartBudget:
     in_a_row: int = 0
 
     def next_wait(self, *, settled: bool) -> float | None:
-        """Return the seconds to wait before a restart; None for no more.
-
-        Deaths count anew after a process that had `settled`, having worked well.
-        """
+        """Return the seconds to wait before a restart, counted anew if `settled`; None: no more."""
         if settled:
             self.in_a_row = 0
         if self.in_a_row >= self.limit:

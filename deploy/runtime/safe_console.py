@@ -27,10 +27,7 @@ def echo(text: str, *, nl: bool = True) -> None:
 
 
 class SafeConsole(Console):
-    """A console that shows strings as they are, and every text cleaned; arguments as of rich's.
-
-    What cannot be written is dropped.
-    """
+    """A `tolerant` console that shows strings as they are, but cleaned; arguments as of rich's."""
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
         file = tolerant(sys.stderr if stderr else sys.stdout)

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from deploy.errors import RayletDied
+from deploy.errors import Interrupted, RayletDied
 from deploy.runtime.restart_budget import FIRST_WAIT_SECONDS, SETTLED_SECONDS, RestartBudget
 from deploy.runtime.signals import FORWARDED, interrupts, raise_interrupts, received
 from headway.roles import Role
@@ -37,7 +37,6 @@ INHERITED = "HEADWAY_SESSION"
 LAUNCHER = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 MARK = "HEADWAY_RUN"
 """Environment variable of everything that a session starts: the folder of its run."""
-INTERRUPTED = 130
 STOPPED_SECONDS = 15.0
 """A session that is stopped for so long, by a signal to it alone, is killed."""
 ERROR_LENGTH = 2000
@@ -223,7 +222,7 @@ class Parent:
             else:
                 signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
                 if self._interrupted:
-                    os._exit(INTERRUPTED)
+                    os._exit(Interrupted.exit_code)
                 channel, theirs = _socket_pair()
                 if (child := os.fork()) == 0:
                     channel.close()
@@ -253,7 +252,7 @@ class Parent:
             os._exit(sent["code"])
         if self._interrupted:
             self._clear_away()
-            os._exit(INTERRUPTED)
+            os._exit(Interrupted.exit_code)
         if was_stopped:
             return f"its process was stopped for {STOPPED_SECONDS:g} s"
         if "error" in sent:
