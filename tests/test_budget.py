@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4086,
     "actors": 9729,
     "learner": 10094,
-    "deploy": 16063,
+    "deploy": 15966,
     "benchmarks": 6899,
     "examples": 208,
 }
