@@ -77,11 +77,7 @@ class Updater:
             version=version,
         )  # fmt: skip
         batch = batch.with_columns(origins=column, units=unit_of_token)
-        totals = StepTotals(
-            ranks=self._engine.ranks,
-            kl_coefficient=self.objective.kl_coefficient if config.kl else None,
-            entropy_coefficient=self.objective.entropy_coefficient if config.entropy else None,
-        )
+        totals = StepTotals(ranks=self._engine.ranks)
         minibatches = (
             batch.minibatch(part, aggregation=config.aggregation, fixed_length=config.fixed_length)
             for epoch in range(config.epochs)
@@ -89,7 +85,11 @@ class Updater:
         )
         steps = (self._step(part, version, totals, units=len(units)) for part in minibatches)
         sums = reduce(add, steps).over_ranks(self._engine.sum_over_ranks)
-        report = batch_report(batch, totals, sums, version, config, units)
+        report = replace(
+            batch_report(batch, totals, sums, version, config, units),
+            kl_coefficient=self.objective.kl_coefficient if config.kl else None,
+            entropy_coefficient=self.objective.entropy_coefficient if config.entropy else None,
+        )
         if self._trains_policy(version):
             self.objective.adapt(
                 kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)

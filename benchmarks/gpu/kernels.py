@@ -227,7 +227,6 @@ def zero(name: str, device: torch.device, rounds: int, *, stage: int) -> Iterato
         OptimizerConfig(learning_rate=1e-6),
         model_path="",
         zero_stage=stage,
-        dtype=size.dtype,
         total_steps=100,
     )
     columns = _microbatch(size)

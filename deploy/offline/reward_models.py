@@ -199,7 +199,6 @@ def _train(
         section,
         model_path=path,
         zero_stage=section.zero_stage,
-        dtype=section.dtype,
         total_steps=section.steps,
     )
 

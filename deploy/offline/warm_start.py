@@ -170,9 +170,8 @@ def train_model(
         add_adapter(policy.model, sft.lora, seed=config.seed, section="sft.lora")
     examples = (Example(*tokens) for tokens in demonstrations)
     engine = PolicyEngine(
-        policy, sft, model_path=origin, zero_stage=sft.zero_stage, dtype=sft.dtype,
-        total_steps=sft.steps,
-    )  # fmt: skip
+        policy, sft, model_path=origin, zero_stage=sft.zero_stage, total_steps=sft.steps
+    )
     parameters = sum(p.numel() for p in policy.parameters())
 
     def show(progress: Progress) -> None:

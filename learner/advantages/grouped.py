@@ -90,14 +90,8 @@ class RolloutTokens:
         )
 
 
-TOKEN_COLUMNS = {
-    "mask": "mask",
-    "sequence_ids": "sequence_ids",
-    "token_rewards": "rewards",
-    "values": "values",
-    "step_ends": "step_ends",
-}
-"""Fields of `RolloutTokens`, by their names beside those of rollouts."""
+TOKEN_COLUMNS = {"mask", "sequence_ids", "token_rewards", "values", "step_ends"}
+"""Fields of `RolloutTokens` beside those of rollouts; `token_rewards` are its `rewards`."""
 
 
 @dataclass(frozen=True)
@@ -141,18 +135,17 @@ class GroupedRewards:
         Raises:
             InputError: Shapes that differ, or columns of tokens without `mask` and `sequence_ids`.
         """
-        present = {key: columns.pop(key) for key in TOKEN_COLUMNS if columns.get(key) is not None}
-        tokens = None
-        if {"mask", "sequence_ids"} <= present.keys():
-            present.setdefault("token_rewards", torch.zeros(len(present["mask"])))
-            tokens = RolloutTokens(**{TOKEN_COLUMNS[key]: value for key, value in present.items()})
-        elif present:
+        given = {key: value for key, value in columns.items() if value is not None}
+        present = {key: given.pop(key) for key in sorted(TOKEN_COLUMNS & given.keys())}
+        if not present:
+            return cls(rewards, groups, **given)
+        if not {"mask", "sequence_ids"} <= present.keys():
             raise InputError(
                 "columns of tokens need both mask and sequence_ids, found only "
                 f"{', '.join(present)}"
             )
-        given = {key: value for key, value in columns.items() if value is not None}
-        return cls(rewards, groups, tokens=tokens, **given)
+        of_tokens = present.pop("token_rewards", torch.zeros(len(present["mask"])))
+        return cls(rewards, groups, tokens=RolloutTokens(rewards=of_tokens, **present), **given)
 
     def has(self, need: str) -> bool:
         """Return True if it has one of `ADVANTAGE_NEEDS`."""

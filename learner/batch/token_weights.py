@@ -4,14 +4,12 @@ Denominators count the whole batch, so that neither packing, microbatches nor ra
 gradient.
 """
 
-from typing import Literal, cast, get_args
-
 import torch
 from torch import Tensor
 
 from headway.errors import InputError
 
-Mode = Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
+MODES = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
 
 
 def token_weights(
@@ -39,22 +37,22 @@ def token_weights(
     Raises:
         InputError: An unknown mode, or one without what it needs.
     """
-    if mode not in get_args(Mode):
-        raise InputError(f"aggregation {mode!r} is not one of {', '.join(get_args(Mode))}")
-    if mode == "prompt_mean" and group_ids is None:
-        raise InputError("aggregation prompt_mean needs group_ids")
-    match cast("Mode", mode):
+    match mode:
         case "token_mean":
             denominators = torch.full(mask.shape, float(mask.sum()))
         case "sequence_mean":
             denominators = _spread(sequence_ids, mask)
         case "prompt_mean":
-            denominators = _spread(cast("Tensor", group_ids), mask)
+            if group_ids is None:
+                raise InputError("aggregation prompt_mean needs group_ids")
+            denominators = _spread(group_ids, mask)
         case "fixed_length":
             if max_length is None or max_length < 1:
                 raise InputError(f"aggregation fixed_length needs max_length >= 1: {max_length}")
             sequences = len(torch.unique(sequence_ids))
             denominators = torch.full(mask.shape, float(sequences * max_length))
+        case _:
+            raise InputError(f"aggregation {mode!r} is not one of {', '.join(MODES)}")
     weights = 1 / denominators.double().clamp(min=1).to(mask.device)
     return torch.where(mask, weights, 0.0).float()
 

@@ -1,12 +1,12 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from headway.recipe_section import ResumeRule, Section
-from headway.registry import Registry
+from headway.registry import Entry, Registry
 from learner.config.lora import ADAPTED, LoraConfig
 from learner.config.optimizer import OptimizerConfig
 from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
@@ -184,13 +184,16 @@ class ObjectiveConfig(Section):
     @property
     def traits(self) -> ObjectiveTraits:
         """Traits of the built-in functions that are named; None for the user's."""
+        return self.traits_by(Registry.get)
+
+    def traits_by(self, find: Callable[[Registry[Any], str], Entry[Any] | None]) -> ObjectiveTraits:
+        """Return traits of the functions that are named, None for those that `find` does not."""
+        advantage, loss = find(ESTIMATORS, self.advantage), find(LOSSES, self.loss)
+        corrections = {name: find(CORRECTIONS, name) for name in self.corrections}
         return ObjectiveTraits(
-            advantage=entry.traits if (entry := ESTIMATORS.get(self.advantage)) else None,
-            loss=loss.traits.under(self.loss_options) if (loss := LOSSES.get(self.loss)) else None,
-            corrections={
-                name: own.traits if (own := CORRECTIONS.get(name)) else None
-                for name in self.corrections
-            },
+            advantage=advantage and advantage.traits,
+            loss=loss and loss.traits.under(self.loss_options),
+            corrections={name: entry and entry.traits for name, entry in corrections.items()},
         )
 
     @property

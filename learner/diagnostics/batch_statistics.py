@@ -7,16 +7,11 @@ import torch
 
 from learner.batch.batch import TrainBatch
 from learner.batch.microbatch_plan import Indices, slowest, workloads
+from learner.batch.token_weights import count_values
 from learner.config.learner import LearnerConfig
 from learner.diagnostics import engine_comparison
 from learner.diagnostics.batch_report import BatchReport, CriticFigures
-from learner.diagnostics.off_policy import (
-    Origin,
-    figures,
-    group_lag_histogram,
-    lag_histogram,
-    share,
-)
+from learner.diagnostics.off_policy import Origin, figures, group_lag_histogram, share
 from learner.diagnostics.update_sums import PolicySums, UpdateSums
 from learner.losses.value_loss import CriticSums
 
@@ -26,9 +21,6 @@ class StepTotals:
     """Totals over the steps of a batch so far."""
 
     ranks: int
-    kl_coefficient: float | None
-    entropy_coefficient: float | None
-    """Coefficients in the loss of the batch; None without such a term."""
     grad_norms: list[float] = field(default_factory=list)
     """Before clipping, of each optimizer step of the policy."""
     critic_grad_norms: list[float] = field(default_factory=list)
@@ -80,7 +72,7 @@ def batch_report(
     steps, policy, kl = len(totals.grad_norms), sums.policy, sums.policy.reference_kl
     columns, minibatches = batch.tokens, max(1, totals.minibatches)
     tokens, trained = int(columns.mask.sum()), float(policy.trained)
-    lags = lag_histogram(columns.versions, columns.mask, version=version)
+    lags = count_values(version - columns.versions[columns.mask])
     lengths = batch.response_lengths
     scored = _finite(batch.whole_rewards)
     assert batch.advantages is not None
@@ -119,8 +111,6 @@ def batch_report(
         **vars(figures(sums.off_policy, passes=config.epochs)),
         reference_kl=None if kl is None else share(float(kl), trained),
         critic=None if sums.critic is None else _critic_figures(totals, sums.critic),
-        kl_coefficient=totals.kl_coefficient,
-        entropy_coefficient=totals.entropy_coefficient,
         tokens_too_old=_too_old(batch, version, config.max_token_lag),
         engines=engine_comparison.figures(units, sums.units, passes=config.epochs) or None,
     )

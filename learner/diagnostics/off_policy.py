@@ -60,11 +60,6 @@ def origins(versions: Tensor, mask: Tensor, sequence_ids: Tensor, *, version: in
     return origin[sequence]
 
 
-def lag_histogram(versions: Tensor, mask: Tensor, *, version: int) -> dict[int, int]:
-    """Count masked-in tokens by lag = `version` − the version that sampled them, ascending."""
-    return count_values(version - versions[mask])
-
-
 def group_lag_histogram(
     versions: Tensor, mask: Tensor, group_ids: Tensor, *, version: int
 ) -> dict[int, int]:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from learner.config.optimizer import Dtype, OptimizerConfig
+from learner.config.optimizer import OptimizerConfig
 from learner.disk_wait import make_folder, write_whole
 from learner.engine.gathering import BUCKET_ELEMENTS, elements, gathering
 from learner.engine.lr_schedule import rate_factor
@@ -26,7 +26,7 @@ from learner.engine.optimizer_state import load_parts, parts_of
 from learner.engine.parameter_groups import optimizer_section, parameter_groups
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
-from learner.engine.tensor_parts import Part, PartReader, write_parts
+from learner.engine.tensor_parts import Part, PartReader, in_buckets, write_parts
 from learner.errors import TrainingDiverged
 from learner.model import lora
 from learner.model.forward_check import check_forward
@@ -78,7 +78,7 @@ def sharing(zero_stage: int) -> Iterator[None]:
         yield
 
 
-def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor, ...]]:
+def shared_reference(policy: Policy) -> Callable[..., tuple[Tensor, ...]]:
     """Return a frozen policy that was loaded under `sharing`, as a function of columns. Collective.
 
     Weights are gathered for each layer as it is computed.
@@ -88,7 +88,7 @@ def shared_reference(policy: Policy, dtype: Dtype) -> Callable[..., tuple[Tensor
         config={
             "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": 3, **gathering(elements(policy))},
-            "bf16": {"enabled": dtype == "bfloat16"},
+            "bf16": {"enabled": policy.model.dtype == torch.bfloat16},
         },
     )
     _register_head(policy)
@@ -118,15 +118,13 @@ class DeepSpeedEngine:
         *,
         model_path: str,
         zero_stage: int,
-        dtype: str,
         total_steps: int,
         offload_optimizer: bool = False,
         rates: Mapping[str, float] | None = None,
     ) -> None:
         """Join the group of ranks and shard the module, which is changed in place.
 
-        `model_path` has the tokenizer, `total_steps` is the length of the schedule, and `rates` are
-        learning rates of parts of the module, by the prefix of their parameters' names.
+        `model_path` has the tokenizer; `total_steps` and `rates` are as in `Trainable.adopt`.
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -155,7 +153,7 @@ class DeepSpeedEngine:
                 "zero_optimization": zero,
                 "zero_force_ds_cpu_optimizer": False,
                 "gradient_clipping": config.gradient_clipping or math.inf,
-                "bf16": {"enabled": dtype == "bfloat16"},
+                "bf16": {"enabled": module.model.dtype == torch.bfloat16},
                 "data_types": {"grad_accum_dtype": "fp32"},
                 # Else ranks sum gradients in bfloat16.
                 **({"communication_data_type": "fp32"} if self.ranks > 1 else {}),
@@ -166,7 +164,7 @@ class DeepSpeedEngine:
             _register_head(module)
         for buffer in module.buffers():  # DeepSpeed moves only models that are not shared
             buffer.data = buffer.data.to(self.device)
-        if zero_stage == 0 and dtype == "float32":
+        if zero_stage == 0 and module.model.dtype == torch.float32:
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self.adopt(config, total_steps, rates)
         attend_packed(module.model)
@@ -202,7 +200,6 @@ class DeepSpeedEngine:
         return torch.device(self._engine.device)
 
     def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
-        """Run the module on columns [N] of a microbatch, on its device. Collective."""
         outputs: tuple[Tensor, ...] = self._engine(*(column.to(self.device) for column in columns))
         return outputs
 
@@ -258,7 +255,7 @@ class DeepSpeedEngine:
 
     def _gathered(self, weights: Iterable[lora.Weight]) -> Iterator[tuple[str, Tensor]]:
         self._settle()
-        for bucket in _buckets(weights):
+        for bucket in in_buckets(weights, _bytes_of, GATHER_BYTES):
             parameters = [parameter for weight in bucket for parameter in weight.parameters]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
                 for weight in bucket:
@@ -362,18 +359,8 @@ class PolicyEngine(DeepSpeedEngine):
             return self.forward(token_ids, position_ids, wanted).logprobs
 
 
-def _buckets(weights: Iterable[lora.Weight]) -> Iterator[list[lora.Weight]]:
-    """Yield weights of `GATHER_BYTES` together, at least one."""
-    bucket: list[lora.Weight] = []
-    size = 0
-    for weight in weights:
-        nbytes = sum(shape_of(part).numel() * part.element_size() for part in weight.parameters)
-        if bucket and size + nbytes > GATHER_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(weight)
-        size += nbytes
-    yield bucket
+def _bytes_of(weight: lora.Weight) -> int:
+    return sum(shape_of(part).numel() * part.element_size() for part in weight.parameters)
 
 
 class CriticEngine(DeepSpeedEngine):

@@ -14,14 +14,11 @@ from torch import Tensor
 from headway.errors import InputError
 from learner.config.lora import CONFIG_FILE, WEIGHTS_FILE
 from learner.disk_wait import write_text, write_whole
-from learner.engine.tensor_parts import in_files
+from learner.engine.tensor_parts import FILE_BYTES, in_buckets
 from learner.model import lora
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
-
-FILE_BYTES = 2**30
-"""Bytes of a file of weights, at least one tensor."""
 
 
 def write_config(model: Any, folder: Path) -> None:
@@ -44,7 +41,7 @@ def write_weights(model: Any, weights: Iterable[tuple[str, Tensor]], folder: Pat
         (name, tensor.to("cpu", copy=True, memory_format=torch.contiguous_format))
         for name, tensor in HuggingFaceNames(model).of(chain(weights, _buffers(model)))
     )
-    for tensors in in_files(copies, FILE_BYTES):
+    for tensors in map(dict, in_buckets(copies, lambda entry: entry[1].nbytes, FILE_BYTES)):
         path = folder / f"model-{len(files) + 1:05d}.safetensors"
         write_whole(path, partial(save_file, tensors, path, {"format": "pt"}))
         files.append((path, list(tensors), sum(tensor.nbytes for tensor in tensors.values())))

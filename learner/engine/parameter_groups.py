@@ -37,8 +37,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]] | None:
     """Return trained parameters by learning rate and weight decay; None where all are one group.
 
-    `rates` are learning rates of parts of the module, by the prefix of their parameters' names.
-    The names of groups begin with those of their parts.
+    `rates` are as in `Trainable.adopt`; the names of groups begin with those of their parts.
     """
     only_matrices = config.weight_decay > 0 and config.weight_decay_on == "matrices"
     spared = no_matrices(module) if only_matrices else set()

@@ -6,11 +6,11 @@ reader maps the files and copies only the elements that it asks for.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,8 +20,10 @@ from torch import Tensor
 from headway.errors import InputError
 from learner.disk_wait import make_folder, write_whole
 
+T = TypeVar("T")
+
 FILE_BYTES = 2**30
-"""Bytes of one file, at least one part; so much is copied from a GPU while it is written."""
+"""Bytes of one file, at least one tensor; so much is copied from a GPU while it is written."""
 
 
 class Part(NamedTuple):
@@ -39,25 +41,22 @@ def write_parts(
     """Write the parts of one rank; waits while the disk is full."""
     make_folder(folder)
     named = ((f"{name}@{start}", values.detach().cpu()) for name, start, values in parts)
-    for number, tensors in enumerate(in_files(named, file_bytes)):
+    files = in_buckets(named, lambda entry: entry[1].nbytes, file_bytes)
+    for number, tensors in enumerate(map(dict, files)):
         path = folder / f"rank-{rank}-of-{ranks}.{number:03d}.safetensors"
         write_whole(path, partial(save_file, tensors, path))
 
 
-def in_files(named: Iterable[tuple[str, Tensor]], file_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the entries of each file of at most so many bytes, at least one tensor.
-
-    The last may be empty.
-    """
-    tensors: dict[str, Tensor] = {}
-    size = 0
-    for name, values in named:
-        if tensors and size + values.nbytes > file_bytes:
-            yield tensors
-            tensors, size = {}, 0
-        tensors[name] = values
-        size += values.nbytes
-    yield tensors
+def in_buckets(items: Iterable[T], bytes_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield items of at most `most` bytes together, at least one; the last bucket may be empty."""
+    bucket, size = list[T](), 0
+    for item in items:
+        if bucket and size + bytes_of(item) > most:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(item)
+        size += bytes_of(item)
+    yield bucket
 
 
 class PartReader:

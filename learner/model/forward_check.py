@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from headway.errors import InputError
 from learner.model.logprobs import bend
 from learner.model.packed_attention import NAME, plain_attention
 from learner.model.policy import Policy
+from learner.model.scalar_model import ScalarModel
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +50,8 @@ BLOCK = 32
 Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
-class Checked(Protocol):
-    """A `Policy` or a `ScalarModel`."""
-
-    model: Any
-    output: str
-    """Name of the first output, for messages."""
-
-    def own(self, token_ids: Tensor) -> Tensor:
-        """Return the end of the first output [n] for one sequence, by transformers alone."""
-
-
 @torch.no_grad()
-def check_forward(module: Checked, run: Run, *, device: torch.device) -> None:
+def check_forward(module: Policy | ScalarModel, run: Run, *, device: torch.device) -> None:
     """Compare a model's outputs with those of its own forward pass. Collective.
 
     `run` computes the module for token_ids [N] and position_ids [N], which lie on `device`.
@@ -90,7 +80,7 @@ class _Unfit(Exception):
 
 
 class _Check:
-    def __init__(self, module: Checked, run: Run, device: torch.device) -> None:
+    def __init__(self, module: Policy | ScalarModel, run: Run, device: torch.device) -> None:
         self._module, self._run, self._device = module, run, device
         config = module.model.config
         chosen = config._attn_implementation

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headway.errors import InputError
-
 WORDS_AT_A_TIME = 8192
 """Rows of the head that a float32 head holds in float32 at a time."""
 
@@ -33,13 +31,6 @@ class LogprobOptions:
     """Multiplies the products of hidden states and weights, as the model does."""
     cap: float | None = None
     """Bends what is scaled to cap · tanh(· / cap), as the model does; None: logits stay."""
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0 or self.chunk < 1:
-            raise InputError(
-                f"temperature must be above 0 and chunk at least 1, found {self.temperature} and "
-                f"{self.chunk}"
-            )
 
 
 def chunked_logprobs(

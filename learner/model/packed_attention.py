@@ -7,7 +7,6 @@ one call of `torch.nn.attention.varlen` has all sequences. `flash_attention_2` d
 stays as it is.
 """
 
-import inspect
 import itertools
 import logging
 from collections.abc import Iterator
@@ -24,8 +23,6 @@ log = logging.getLogger(__name__)
 
 NAME = "headway_packed"
 
-GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""True where torch lets keys and values of `varlen_attn` have fewer heads than queries."""
 LARGEST_HEAD = 256
 """Size of a head up to which `varlen_attn` computes it."""
 
@@ -177,10 +174,6 @@ def _attend_at_once(
     `window` counts the tokens that a token sees, itself included; keys and values may have fewer
     heads. Only for GPUs and half precision.
     """
-    if not GROUPS_HEADS:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (column.repeat_interleave(groups, dim=1) for column in (key, value))
-    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     ends = list(itertools.accumulate(lengths, initial=0))
     offsets = torch.tensor(ends, dtype=torch.int32).to(query.device, non_blocking=True)
     attended = varlen_attn(
@@ -193,7 +186,7 @@ def _attend_at_once(
         max(lengths),
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        **grouped,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(attended, Tensor), "no auxiliary outputs were asked for"
     return attended[None]

@@ -81,6 +81,7 @@ class Policy(nn.Module):
     """
 
     output = "log-probabilities"
+    """Name of the first output, for messages."""
 
     def __init__(self, model: Any, options: LogprobOptions) -> None:
         super().__init__()

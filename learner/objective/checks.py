@@ -6,27 +6,15 @@ import torch
 from torch import Tensor
 
 from headway.errors import InputError
+from headway.registry import Registry
 from learner.advantages import estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.token_weights import token_weights
 from learner.config.objective import ObjectiveConfig
 from learner.config.objective_rules import check_traits
-from learner.config.traits import CORRECTIONS, ESTIMATORS, LOSSES, ObjectiveTraits
+from learner.config.traits import ObjectiveTraits
 from learner.corrections import importance_weights
 from learner.losses import LossInputs, TokenLoss, policy_loss
-
-
-def load_traits(config: ObjectiveConfig) -> ObjectiveTraits:
-    """Return the traits of all functions that an objective names, loading the user's.
-
-    Raises:
-        InputError: A function does not exist, or lacks the decorator.
-    """
-    return ObjectiveTraits(
-        advantage=ESTIMATORS[config.advantage].traits,
-        loss=LOSSES[config.loss].traits.under(config.loss_options),
-        corrections={name: CORRECTIONS[name].traits for name in config.corrections},
-    )
 
 
 def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
@@ -39,7 +27,7 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
         InputError: An unknown name or option, a value that does not fit, a ratio that would count
             twice, something needed that nothing computes, or a result that is no number.
     """
-    traits = load_traits(config)
+    traits = config.traits_by(Registry.load)
     check_traits(config, traits)
     microbatch = _made_up(config)
     try:

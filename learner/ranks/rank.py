@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,6 @@ class Rank:
         self._settings: dict[str, Any] = {
             "model_path": spec.model_path,
             "zero_stage": config.zero_stage,
-            "dtype": config.dtype,
             "offload_optimizer": config.offload_optimizer,
         }
         self._model: dict[str, Any] = {
@@ -152,7 +150,7 @@ class Rank:
             policy,
             device=self.engine.device,
             refreshed=refreshed,
-            shared=partial(shared_reference, dtype=config.dtype) if self.engine.gathers else None,
+            shared=shared_reference if self.engine.gathers else None,
         )
 
     def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:

@@ -19,13 +19,12 @@ from headway.output_limits import keep_logs_small
 from headway.ray_process import keep_title, serve_metrics
 from headway.ray_service import ServiceProcess
 from learner import disk_wait
-from learner.diagnostics.batch_report import TrainedBatch
+from learner.metrics import LearnerMetrics
 from learner.ranks.spec import LearnerSpec
 from weight_sync.open_files import allow_open_files
 
 if TYPE_CHECKING:
     from learner.learner import Learner
-    from learner.metrics import LearnerMetrics
     from weight_sync.publish.background_publisher import BackgroundPublisher
 
 P = ParamSpec("P")
@@ -41,7 +40,6 @@ class RankActor(ServiceProcess):
         # One thread for everything that computes, so that torch keeps one pool of threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
         self._publisher: BackgroundPublisher | None = None
-        self._metrics: LearnerMetrics | None = None
         self._learner: Learner | None = None
         self._title: asyncio.Task[Never] | None = None
 
@@ -77,6 +75,7 @@ class RankActor(ServiceProcess):
         if cores is not None:
             bind_process(cores, "learner.cores")
         await self._call(self._load, address)
+        self._metrics = LearnerMetrics()
         gc.collect()
         gc.freeze()  # what was loaded stays; scanning it again would take most of a second
 
@@ -123,7 +122,7 @@ class RankActor(ServiceProcess):
             start_checksum=state.checksum_as(*same) if state else None,
             totals=state.totals if state else {},
             session_started_at=spec.session_started_at,
-            observe=self._observe,
+            observe=self._metrics.observe,
         )
         reached = await learner.run(self._stop)
         # A direct publisher first waits `timeout_seconds` for an engine that hangs.
@@ -132,21 +131,12 @@ class RankActor(ServiceProcess):
 
     async def serve_metrics(self, access: MetricsAccess) -> str:
         """Serve metrics, on rank 0 `LearnerMetrics` too, until the end; return host:port."""
-        if self._number:
-            return await super().serve_metrics(access)
-        from learner.metrics import LearnerMetrics
-
-        self._metrics = LearnerMetrics()
-        return serve_metrics([self._metrics], access)
+        return serve_metrics([] if self._number else [self._metrics], access)
 
     async def announce_again(self) -> None:
         """Announce the newest version of rank 0 to a broadcaster that has lost it."""
         if self._publisher is not None:
             await asyncio.to_thread(self._publisher.announce_again)
-
-    def _observe(self, batch: TrainedBatch) -> None:
-        if self._metrics is not None:
-            self._metrics.observe(batch)
 
     async def stop(self) -> None:
         """End `run` of rank 0 at the next batch boundary, with a checkpoint."""

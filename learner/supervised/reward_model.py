@@ -7,7 +7,6 @@ microbatch. It runs in one process.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,13 +15,6 @@ from learner.batch.packing import pack
 from learner.config.supervised import RewardTrainingConfig
 from learner.engine.protocol import Trainable
 from learner.supervised.row_training import Progress, packed, train_rows
-
-
-class ScoreEngine(Trainable, Protocol):
-    """The part of an engine that training needs; `DeepSpeedEngine` implements it."""
-
-    def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
-        """Return the scores [N] float32 after each token, with gradient, as a tuple of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ def bradley_terry(
 
 
 def train_reward_model(
-    engine: ScoreEngine,
+    engine: Trainable,
     pairs: Iterator[Pair],
     config: RewardTrainingConfig,
     report: Callable[[Progress], None],
@@ -73,7 +65,7 @@ def train_reward_model(
 
 
 @torch.no_grad()
-def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Tensor:
+def score_pairs(engine: Trainable, pairs: Sequence[Pair], capacity: int) -> Tensor:
     """Score pairs without training, in microbatches of `capacity` tokens.
 
     Returns:
@@ -86,7 +78,7 @@ def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Te
     return scores
 
 
-def _scores(engine: ScoreEngine, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+def _scores(engine: Trainable, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
     """Return the scores [P] of the better and of the worse texts of pairs, with gradient."""
     texts = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
     (scores,) = engine.outputs(*packed(texts))

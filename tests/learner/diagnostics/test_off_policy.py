@@ -14,7 +14,6 @@ from learner.diagnostics.off_policy import (
     effective_sample_size,
     figures,
     group_lag_histogram,
-    lag_histogram,
     measure,
     origins,
 )
@@ -73,12 +72,6 @@ def test_a_rollout_that_crossed_an_older_update_counts_as_crossed():
     versions = torch.tensor([1, 2])
     found = origins(versions, versions >= 0, torch.zeros(2).long(), version=9)
     assert found.tolist() == [Origin.CROSSED] * 2
-
-
-def test_lags_are_counted_by_token():
-    versions = torch.tensor([-1, 5, 5, 4, 2])
-    assert lag_histogram(versions, versions >= 0, version=5) == {0: 2, 1: 1, 3: 1}
-    assert lag_histogram(versions, torch.zeros(5, dtype=torch.bool), version=5) == {}
 
 
 def test_a_group_lags_by_its_oldest_token_and_counts_once():

@@ -91,7 +91,7 @@ def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=No
         with sharing(zero_stage):
             model = policy(model_path, dtype)
     settings = {"model_path": model_path, "zero_stage": zero_stage, "total_steps": STEPS}
-    OPENED.append(PolicyEngine(model, config, dtype=dtype, **settings, **options))
+    OPENED.append(PolicyEngine(model, config, **settings, **options))
     return OPENED[-1]
 
 
@@ -319,7 +319,7 @@ def make_critic(model_path, zero_stage, seed=0, config=CONFIG):
     with sharing(zero_stage):
         model = load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
     settings = {"model_path": model_path, "zero_stage": zero_stage, "total_steps": STEPS}
-    OPENED.append(CriticEngine(model, config, dtype="float32", **settings))
+    OPENED.append(CriticEngine(model, config, **settings))
     return OPENED[-1]
 
 

@@ -19,7 +19,7 @@ from rollouts import (
 )
 
 from headway.errors import InputError
-from headway.registry import Entry
+from headway.registry import Entry, Registry
 from learner.advantages import Estimate
 from learner.config.learner import LearnerConfig
 from learner.config.objective_rules import behavior_comparison, corrects_off_policyness
@@ -36,7 +36,7 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.engine.protocol import Forward
 from learner.losses import TokenLoss
 from learner.losses.kl import kl_loss
-from learner.objective.checks import check_objective, load_traits
+from learner.objective.checks import check_objective
 from learner.objective.objective import Objective
 from learner.update import Updater
 from queues.records import FinishReason
@@ -557,7 +557,7 @@ def test_rules_of_staleness_follow_the_traits_of_a_loss_of_the_users(of_the_user
 
     def compares_and_corrects(**settings):
         config = LearnerConfig(**settings)
-        traits = load_traits(config)
+        traits = config.traits_by(Registry.load)
         return behavior_comparison(config, traits), corrects_off_policyness(config, traits)
 
     assert LearnerConfig(loss=anchored, epochs=2).uses_proximal

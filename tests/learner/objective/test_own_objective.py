@@ -9,10 +9,10 @@ from rollouts import PlainEngine, random_groups
 
 import learner
 from headway.errors import InputError
+from headway.registry import Registry
 from learner.config.learner import LearnerConfig
 from learner.config.objective_rules import corrects_off_policyness
 from learner.config.traits import ESTIMATORS, LOSSES
-from learner.objective.checks import load_traits
 from learner.update import Updater
 
 README = (Path(learner.__file__).parent / "README.md").read_text()
@@ -45,7 +45,7 @@ def test_it_is_held_to_the_checks_of_built_in_ones():
     with pytest.raises(InputError, match="would count it twice"):
         Updater(PlainEngine(), LearnerConfig(**OWN, correction="tis"))
     own = LearnerConfig(**OWN)
-    assert corrects_off_policyness(own, load_traits(own))
+    assert corrects_off_policyness(own, own.traits_by(Registry.load))
 
 
 def test_what_makes_no_numbers_of_made_up_rollouts_is_refused():
