@@ -23,12 +23,18 @@ from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.batch_statistics import StepTotals, batch_report
 from learner.diagnostics.off_policy import measure, origins
 from learner.diagnostics.update_sums import ComparedTokens, UpdateSums
-from learner.engine.protocol import TrainEngine, ValueEngine
+from learner.engine.protocol import Trainable, TrainEngine
 from learner.losses.value_loss import CriticSums
 from learner.model.policy import before_each
 from learner.model.reference import Reference
 from learner.objective.objective import Objective
 from queues.records import RolloutGroup
+
+
+def values_of(critic: Trainable, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a critic's values of the states before and after each token, [N]. Collective."""
+    (after,) = critic.outputs(token_ids, position_ids)
+    return before_each(after[:-1], position_ids.to(after.device)), after
 
 
 class Updater:
@@ -39,7 +45,7 @@ class Updater:
         engine: TrainEngine,
         config: LearnerConfig,
         *,
-        critic: ValueEngine | None = None,
+        critic: Trainable | None = None,
         reference: Reference | None = None,
     ) -> None:
         """Check the objective, and raise InputError if a setting is wrong.
@@ -180,10 +186,8 @@ class Updater:
     def _of_critic(self, token_ids: Tensor, position_ids: Tensor, _: Tensor) -> Tensor:
         """Return the values before each token, and those after it where they are needed, [·, N]."""
         assert self._critic is not None
-        if not self.config.bootstraps:
-            return self._critic.values(token_ids, position_ids)
-        after = self._critic.values_after(token_ids, position_ids)
-        return torch.stack([before_each(after[:-1], position_ids.to(after.device)), after])
+        before, after = values_of(self._critic, token_ids, position_ids)
+        return torch.stack([before, after] if self.config.bootstraps else [before])
 
     @torch.no_grad()
     def _score(
@@ -220,9 +224,9 @@ class Updater:
 
         return [[rollouts_of(members) for members in share] for share in plan]
 
-    def _critic_pass(self, critic: ValueEngine, micro: Microbatch, *, train: bool) -> CriticSums:
+    def _critic_pass(self, critic: Trainable, micro: Microbatch, *, train: bool) -> CriticSums:
         with torch.set_grad_enabled(train):
-            values = critic.values(micro.token_ids, micro.position_ids)
+            values, _ = values_of(critic, micro.token_ids, micro.position_ids)
             loss, sums = self.objective.value_loss(micro, values)
         if train:
             critic.backward(loss)

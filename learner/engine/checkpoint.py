@@ -29,7 +29,7 @@ from headway import clock, folder_checksums
 from headway.atomic_file import sync_path, sync_tree
 from headway.errors import InputError
 from learner.disk_wait import make_folder, write_text
-from learner.engine.protocol import TrainEngine, ValueEngine
+from learner.engine.protocol import Trainable, TrainEngine
 from learner.model.reference import Reference
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def newest_size(root: Path) -> int:
 def capture(
     engine: TrainEngine,
     *,
-    critic: ValueEngine | None = None,
+    critic: Trainable | None = None,
     reference: Reference | None = None,
 ) -> Callable[[Path], None]:
     """Copy this rank's part of a checkpoint and its random state to host memory. Collective.
@@ -204,7 +204,7 @@ def read_state(folder: Path) -> State:
         raise InputError(f"no checkpoint can be read from {folder}: {error}") from error
 
 
-def load(engine: TrainEngine, folder: Path, *, critic: ValueEngine | None = None) -> State:
+def load(engine: TrainEngine, folder: Path, *, critic: Trainable | None = None) -> State:
     """Load a checkpoint, to go on exactly as if training had not been interrupted. Collective.
 
     Other numbers of ranks, ZeRO stages and dtypes than those that wrote it can load it.

@@ -32,7 +32,7 @@ from learner.model import lora
 from learner.model.forward_check import check_forward
 from learner.model.host_copy import HostCopy
 from learner.model.packed_attention import attend_packed
-from learner.model.policy import Policy, before_each, load_tokenizer
+from learner.model.policy import Policy, load_tokenizer
 from learner.model.scalar_model import ScalarModel
 from learner.model.shared_weights import each_loaded, shape_of
 
@@ -361,15 +361,3 @@ class PolicyEngine(DeepSpeedEngine):
 
 def _bytes_of(weight: lora.Weight) -> int:
     return sum(shape_of(part).numel() * part.element_size() for part in weight.parameters)
-
-
-class CriticEngine(DeepSpeedEngine):
-    """A critic under DeepSpeed (a `ValueEngine`)."""
-
-    def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        scores = self.values_after(token_ids, position_ids)
-        return before_each(scores[:-1], position_ids.to(scores.device))
-
-    def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        (scores,) = self.outputs(token_ids, position_ids)
-        return scores

@@ -89,16 +89,6 @@ class Trainable(Protocol):
         """Release processes, ports and memory."""
 
 
-class ValueEngine(Trainable, Protocol):
-    """A critic with an optimizer of its own."""
-
-    def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return values [N] float32 with gradient, of the state before each token. Collective."""
-
-    def values_after(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return values [N] float32 of the state after each token. Collective."""
-
-
 class TrainEngine(Trainable, Protocol):
     """A policy, its gradients and its optimizer."""
 

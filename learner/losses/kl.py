@@ -72,17 +72,6 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
     return TokenLoss(per_token, {"kl": estimate.sum(), "reference_not_finite": missing.sum()})
 
 
-def kl_rewards(
-    logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, coefficient: float
-) -> Tensor:
-    """Compute rewards per token −β·k1 [N], detached; 0 where `kl_penalty` is.
-
-    Unlike a term of the loss they count the effect of a token on the KL of later tokens. `logprobs`
-    [N] are of the policy that sampled, or the proximal one.
-    """
-    return -coefficient * kl_penalty("k1", logprobs, reference_logprobs, mask=mask).detach()
-
-
 def adapted_coefficient(
     coefficient: float, kl: float, *, target: float, horizon: float, samples: int
 ) -> float:
@@ -108,8 +97,8 @@ def _estimate(estimator: str, distance: Tensor) -> Tensor:
 def k3(log_ratios: Tensor) -> Tensor:
     """Estimate KL(behaviour ‖ current) per token of the behaviour policy: ρ − 1 − log ρ ≥ 0.
 
-    Unbiased (Schulman 2020, "Approximating KL divergence"); `log_ratios` [N] is log of current /
-    behaviour, of which at most 20 counts, so that `exp` stays finite.
+    Unbiased; `log_ratios` [N] is log of current / behaviour, of which at most 20 counts, so that
+    `exp` stays finite.
     """
     clamped = log_ratios.clamp(max=LOG_RATIO_BOUND)
     return clamped.expm1() - clamped

@@ -22,7 +22,7 @@ from learner.corrections import importance_weights
 from learner.diagnostics.update_sums import ComparedTokens, PolicySums
 from learner.engine.protocol import Forward
 from learner.losses import LossInputs, TokenLoss, policy_loss
-from learner.losses.kl import adapted_coefficient, kl_loss, kl_rewards
+from learner.losses.kl import adapted_coefficient, kl_loss, kl_penalty
 from learner.losses.regularisers import (
     adapted_entropy_coefficient,
     entropy_bonus,
@@ -147,7 +147,8 @@ class Objective:
         proximal, reference = tokens.proximal_logprobs, tokens.reference_logprobs
         assert reference is not None
         policy = tokens.behavior_logprobs if proximal is None else proximal
-        penalty = kl_rewards(policy, reference, batch.sampled, coefficient=self.kl_coefficient)
+        # Unlike a term of the loss this counts the effect of a token on the KL of later tokens.
+        penalty = -self.kl_coefficient * kl_penalty("k1", policy, reference, mask=batch.sampled)
         return penalty if turns is None else penalty + turns
 
     def loss(

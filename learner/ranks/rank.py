@@ -15,7 +15,7 @@ from learner.config.lora import LoraConfig
 from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
-from learner.engine.deepspeed import CriticEngine, PolicyEngine, shared_reference, sharing
+from learner.engine.deepspeed import DeepSpeedEngine, PolicyEngine, shared_reference, sharing
 from learner.model.hf_names import HuggingFaceNames
 from learner.model.logprobs import LogprobOptions
 from learner.model.lora import add_adapter, base_of, check_base, read_adapter
@@ -119,7 +119,7 @@ class Rank:
         if checkpoint_folder is not None:
             check_base(read_adapter(Path(checkpoint_folder) / part), model)
 
-    def _critic(self) -> CriticEngine | None:
+    def _critic(self) -> DeepSpeedEngine | None:
         spec, config = self.spec, self.config.critic
         if config is None or config.shared:
             return None
@@ -127,7 +127,7 @@ class Rank:
             model = load_scalar_model(config.path or spec.model_path, **self._model, seed=spec.seed)
         self._adapt(model.model, config.lora, part=checkpoint.CRITIC_FOLDER)
         steps = spec.steps * self.config.steps_per_batch
-        return CriticEngine(model, config, total_steps=steps, **self._settings)
+        return DeepSpeedEngine(model, config, total_steps=steps, **self._settings)
 
     def _adopt(self, config: LearnerConfig, steps: int) -> None:
         """Go on with other settings of optimizers and of the length of the run."""

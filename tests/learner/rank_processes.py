@@ -56,7 +56,7 @@ class CapturingEngine(Capturing, deepspeed_engine.PolicyEngine):
     """Of a policy, with a value head where it has one."""
 
 
-class CapturingCritic(Capturing, deepspeed_engine.CriticEngine):
+class CapturingCritic(Capturing, deepspeed_engine.DeepSpeedEngine):
     """Of a critic with a backbone of its own."""
 
 
@@ -102,7 +102,7 @@ def settings_of(**settings):
 
 def load_rank(model_path, config, checkpoint_path=None):
     """Return a rank whose engines keep their gradients."""
-    learner_rank.PolicyEngine, learner_rank.CriticEngine = CapturingEngine, CapturingCritic
+    learner_rank.PolicyEngine, learner_rank.DeepSpeedEngine = CapturingEngine, CapturingCritic
     spec = LearnerSpec(
         config=config, model_path=model_path, checkpoint=checkpoint_path, seed=0, steps=BATCHES
     )

@@ -20,8 +20,8 @@ class Momentum(PlainEngine):
 
 
 class Critic(Momentum):
-    def values(self, token_ids, position_ids):
-        return 3 + self.forward(token_ids, position_ids).logprobs
+    def outputs(self, token_ids, position_ids):
+        return (3 + self.forward(token_ids, position_ids).logprobs,)
 
 
 def weights(engine):

@@ -46,18 +46,14 @@ PARTS = {"ppo_rlhf": {"reward_model"}}
 
 
 class PlainCritic(PlainEngine):
-    """A `ValueEngine` of plain torch: the value of a state is that of its last token."""
+    """A critic of plain torch: the value of a state is that of its last token."""
 
     def __init__(self):
         super().__init__()
         self.policy = nn.Embedding(VOCABULARY, 1, dtype=torch.float64)
 
-    def values_after(self, token_ids, position_ids):
-        return self.policy(token_ids)[:, 0].float()
-
-    def values(self, token_ids, position_ids):
-        after = self.values_after(token_ids, position_ids)
-        return nn.functional.pad(after[:-1], (1, 0)) * (position_ids > 0)
+    def outputs(self, token_ids, position_ids):
+        return (self.policy(token_ids)[:, 0].float(),)
 
 
 class PlainReference(PlainEngine):

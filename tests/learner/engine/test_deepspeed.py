@@ -11,6 +11,7 @@ from learner.engine.lr_schedule import rate_factor
 from learner.model.logprobs import LogprobOptions
 from learner.model.policy import load_policy
 from learner.model.scalar_model import load_scalar_model
+from learner.update import values_of
 from tests.learner.model.architectures import write
 from weight_sync.publish.snapshot import Snapshot
 
@@ -314,12 +315,12 @@ def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
 
 
 def make_critic(model_path, zero_stage, seed=0, config=CONFIG):
-    from learner.engine.deepspeed import CriticEngine, sharing
+    from learner.engine.deepspeed import DeepSpeedEngine, sharing
 
     with sharing(zero_stage):
         model = load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
     settings = {"model_path": model_path, "zero_stage": zero_stage, "total_steps": STEPS}
-    OPENED.append(CriticEngine(model, config, **settings))
+    OPENED.append(DeepSpeedEngine(model, config, **settings))
     return OPENED[-1]
 
 
@@ -337,12 +338,12 @@ def steps_of(engine):
 def test_a_critic_has_values_of_the_state_before_each_token_and_learns(model_path, zero_stage):
     row = torch.tensor([4, 7, 5, 9, 4, 7, 6]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     critic = make_critic(model_path, zero_stage)
-    values = critic.values(*row).detach()
+    values = values_of(critic, *row)[0].detach()
     assert values[0] == values[4] == 0
     torch.testing.assert_close(values[1:3], values[5:7])  # the token itself is not seen yet
     losses = []
     for _ in range(STEPS):
-        loss = (critic.values(*row)[1:4] - 1).square().sum()
+        loss = (values_of(critic, *row)[0][1:4] - 1).square().sum()
         critic.backward(loss)
         critic.step()
         losses.append(float(loss.detach()))
@@ -357,18 +358,18 @@ def test_a_saved_critic_goes_on_the_same_and_is_a_model_of_transformers(
     critic = make_critic(model_path, zero_stage)
 
     def step(engine):
-        engine.backward(engine.values(*row).square().sum())
+        engine.backward(values_of(engine, *row)[0].square().sum())
         engine.step()
 
     step(critic)
     write = critic.capture()
     step(critic)
     write(tmp_path)
-    expected = critic.values(*row).detach()
+    expected = values_of(critic, *row)[0].detach()
     other = make_critic(model_path, zero_stage, seed=9)
     other.load(tmp_path)
     step(other)
-    assert torch.equal(other.values(*row).detach(), expected)
+    assert torch.equal(values_of(other, *row)[0].detach(), expected)
     saved = load_scalar_model(str(tmp_path), dtype="float32", attention="sdpa", seed=1)
     assert saved.model.config.num_labels == 1
     assert len({load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)

@@ -7,7 +7,7 @@ import torch
 from packed_sequences import one_row
 
 from headway.errors import InputError
-from learner.losses.kl import adapted_coefficient, kl_loss, kl_penalty, kl_rewards
+from learner.losses.kl import adapted_coefficient, kl_loss, kl_penalty
 
 
 def log(*values):
@@ -92,11 +92,8 @@ def test_forms_with_an_exponent_stay_finite_in_float32(form):
     assert torch.isfinite(gradient).all()
 
 
-def test_rewards_count_the_whole_distance():
-    far = kl_rewards(
-        torch.tensor([-50.0]), torch.tensor([0.0]), torch.tensor([True]), coefficient=2
-    )
-    assert far.item() == 100.0
+def test_k1_counts_the_whole_distance():
+    assert kl_penalty("k1", torch.tensor([-50.0]), torch.tensor([0.0])).item() == -50.0
 
 
 def test_a_small_difference_keeps_its_precision_in_float32():
@@ -135,14 +132,6 @@ def test_a_term_without_a_reference_is_refused():
 def test_another_estimator_is_refused():
     with pytest.raises(InputError, match="is 'k4'; allowed: k1, k2, k3"):
         kl_penalty("k4", log(0.5), log(0.5))
-
-
-def test_rewards_are_minus_the_coefficient_times_k1_and_carry_no_gradient():
-    policy = log(0.5, 0.5, 0.5).requires_grad_()
-    mask = torch.tensor([True, True, False])
-    found = kl_rewards(policy, log(0.25, 1.0, 0.25), mask, coefficient=0.2)
-    assert found.tolist() == pytest.approx([-0.2 * math.log(2), 0.2 * math.log(2), 0.0])
-    assert not found.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,8 @@ def value_before(token_ids, position_ids):
 class Critic(PlainEngine):
     """A critic whose value is a tenth of the newest token."""
 
-    def values_after(self, token_ids, position_ids):
-        return value_after(token_ids) + 0 * self.forward(token_ids, position_ids).logprobs
-
-    def values(self, token_ids, position_ids):
-        before = value_before(token_ids, position_ids)
-        return before + 0 * self.forward(token_ids, position_ids).logprobs
+    def outputs(self, token_ids, position_ids):
+        return (value_after(token_ids) + 0 * self.forward(token_ids, position_ids).logprobs,)
 
 
 class Shared(PlainEngine):

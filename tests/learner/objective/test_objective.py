@@ -45,8 +45,8 @@ from queues.records import FinishReason
 class PlainCritic(PlainEngine):
     """A critic of plain torch: the log-probabilities of a `TinyPolicy`, made into values."""
 
-    def values(self, token_ids, position_ids):
-        return 3 + self.forward(token_ids, position_ids).logprobs
+    def outputs(self, token_ids, position_ids):
+        return (3 + self.forward(token_ids, position_ids).logprobs,)
 
 
 class PlainReference:

@@ -14,7 +14,7 @@ from packed_sequences import one_row, random_sequences, sequence_mean
 from learner.config.traits import CORRECTIONS, LOSSES
 from learner.corrections import importance_weights
 from learner.losses import LossInputs, policy_loss
-from learner.losses.kl import FORMS, kl_loss, kl_rewards
+from learner.losses.kl import FORMS, kl_loss, kl_penalty
 from learner.losses.regularisers import entropy_bonus, positive_nll
 
 NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}
@@ -172,7 +172,7 @@ def test_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_sequences():
     table, inputs, _, _ = two_token_row()
     reference = inputs.behavior_logprobs
     sampled = inputs.logprobs.detach().view(-1, 2).sum(1).exp()
-    rewards = kl_rewards(inputs.logprobs, reference, inputs.mask, coefficient=1.0).view(-1, 2)
+    rewards = -kl_penalty("k1", inputs.logprobs.detach(), reference).view(-1, 2)
     returns = rewards.flip(1).cumsum(1).flip(1).flatten()
     loss = policy_loss("reinforce", replace(inputs, advantages=returns)).per_token
     total = (sampled * loss.view(-1, 2).sum(1)).sum()
