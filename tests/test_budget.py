@@ -15,7 +15,7 @@ BUDGET = {
     "queues": 6083,
     "weight_sync": 4086,
     "actors": 9729,
-    "learner": 10094,
+    "learner": 9973,
     "deploy": 15966,
     "benchmarks": 6899,
     "examples": 208,
