@@ -191,9 +191,9 @@ class ObjectiveConfig(Section):
         advantage, loss = find(ESTIMATORS, self.advantage), find(LOSSES, self.loss)
         corrections = {name: find(CORRECTIONS, name) for name in self.corrections}
         return ObjectiveTraits(
-            advantage=advantage and advantage.traits,
-            loss=loss and loss.traits.under(self.loss_options),
-            corrections={name: entry and entry.traits for name, entry in corrections.items()},
+            advantage=advantage.traits if advantage else None,
+            loss=loss.traits.under(self.loss_options) if loss else None,
+            corrections={k: entry.traits if entry else None for k, entry in corrections.items()},
         )
 
     @property
