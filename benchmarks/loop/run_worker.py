@@ -24,6 +24,7 @@ from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs, load_inputs
 from deploy.runtime.console import Terminal
 from deploy.session import run
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 from headway import clock
 from learner.ranks.ray_group import create_learner
@@ -63,15 +64,11 @@ async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirect
         if batch is None:
             raise RunFailed(f"no batch came within {TAKE_SECONDS:g} s")
         await broker.ack(version, {})
-        finished_at = clock.now()
+        row = {"version": version, "step_finished_at": clock.now()}
         groups = [summarize(payload) for payload in batch.payloads]
-        row = {
-            "version": version,
-            "step_finished_at": finished_at,
-            "rollouts_trained": sum(group.rollouts for group in groups),
-            "tokens_trained": sum(group.tokens for group in groups),
-        }
-        directory.append(BATCHES, [row])
+        row["rollouts_trained"] = sum(group.rollouts for group in groups)
+        row["tokens_trained"] = sum(group.tokens for group in groups)
+        append_rows(directory.path / BATCHES, [row])
 
 
 class Replay(Broker):

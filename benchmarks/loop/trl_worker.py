@@ -25,6 +25,7 @@ from benchmarks.harness.training_runs import BATCHES
 from benchmarks.loop.versus_trl import SETTINGS, TRL
 from deploy.config.run_config import RunConfig
 from deploy.preflight.inputs import Inputs, load_inputs
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 from headway import clock
 from learner.engine.lr_schedule import rate_factor
@@ -53,7 +54,7 @@ class BatchLog(TrainerCallback):
         row = {"version": version, "wait_started_at": self._began, "step_finished_at": now}
         row |= {"rollouts_trained": self.rollouts, "tokens_trained": self.tokens}
         self.tokens = self.rollouts = 0
-        self._directory.append(BATCHES, [row])
+        append_rows(self._directory.path / BATCHES, [row])
         if state.global_step % self._every == 0 or state.global_step == state.max_steps:
             folder = self._directory.checkpoints / f"v{state.global_step:06d}"
             model.save_pretrained(folder)

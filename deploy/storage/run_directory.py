@@ -1,23 +1,14 @@
 """The folder of one run, `runs/<name>/`: its paths, its documents, its lock, and its creation.
 
-recipe.toml       the resolved recipe          metrics.jsonl   trained batches
-ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
-journal/          accepted rollouts            restarts.jsonl  restarts of processes
-checkpoints/      v000060/ …, or a link        recoveries.jsonl  their time away
-                                               waits.jsonl     overdue waits
-summary.json      figures of the run           drift.jsonl     engines that drift
-scalings.jsonl    changes of actors            sessions.jsonl  recipe, program, machine
-backup            link to the copy, if any     backup.claim    of a run made from its copy
-logs/             output of every process      report.html     the figures as a page of plots
-
-A new folder is made as `.NAME.partial` and renamed. A run that it replaces is kept as
-`.NAME.replaced` until the new one has trained something or is no longer to be undone.
+`deploy/docs/running.md` lists its files. A new folder is made as `.NAME.partial` and renamed. A run
+that it replaces is kept as `.NAME.replaced` until the new one has trained something or is no longer
+to be undone.
 """
 
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +19,7 @@ from deploy.config.loader import load_recipe
 from deploy.config.recipe_text import recipe_text
 from deploy.config.run_config import RunConfig
 from deploy.runtime.signals import deferred
-from deploy.storage.jsonl import DAMAGED, append_rows, brief, read_rows, rewrite_rows
+from deploy.storage.jsonl import DAMAGED, brief, read_rows
 from deploy.storage.run_lock import RunLock, RunMissing
 from headway.atomic_file import atomic_file, sync_path
 from headway.clean_text import without_secrets_in
@@ -138,14 +129,6 @@ class RunDirectory:
             raise InputError(f"{self.path / name}, line {number} is damaged: {problem}")
         return rows.parsed
 
-    def append(self, name: str, rows: Iterable[Any]) -> None:
-        """Append records to a JSON-lines file of the run: all of them, or none if that fails."""
-        append_rows(self.path / name, rows)
-
-    def rewrite(self, name: str, rows: Iterable[Any]) -> None:
-        """Replace the records of a JSON-lines file."""
-        rewrite_rows(self.path / name, rows)
-
     def status(self) -> str:
         """Return the run's status: "running", "done", "failed", "interrupted" or "killed".
 
@@ -178,8 +161,7 @@ class RunDirectory:
         If the block ends by an InputError before anything is trained, the folder is deleted, with
         its parent folder if that is then empty, and a run that it was to replace is restored.
 
-        Raises:
-            InputError: A run of that name exists or is going on, or the folder cannot be written.
+        Raises InputError if such a run exists or is going on, or the folder cannot be written.
         """
         descriptor: int | None = None
         with ExitStack() as hold:

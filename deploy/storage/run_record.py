@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from deploy.config.run_config import RunConfig
-from deploy.storage.jsonl import Say, mend_rows, set_aside
+from deploy.storage.jsonl import Say, mend_rows, rewrite_rows, set_aside
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
@@ -160,7 +160,7 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float, say: Say)
                 f"{newest}: the end of the ledger was lost, such as its -wal file, and what it had "
                 "is sampled and trained anew"
             )
-        directory.rewrite(METRICS, [batch.to_dict() for batch in record.batches])
+        rewrite_rows(folder / METRICS, [batch.to_dict() for batch in record.batches])
     if summary := _mend_summary(directory, record.batches, say):
         record.earlier = Earlier(**{name: summary[name] for name in EARLIER})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]

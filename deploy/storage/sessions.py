@@ -12,6 +12,7 @@ from typing import Any
 
 from deploy.config.changes import Change, changes, rule_of
 from deploy.config.run_config import RunConfig
+from deploy.storage.jsonl import rewrite_rows
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from learner.ranks.spec import EarlierSession
@@ -33,7 +34,7 @@ def begin_session(
     changed = changes(rows[-1]["recipe"], config.settings()) if rows else []
     described = list(map(str, changed))
     row = {"version": version, **environment, "changes": described, "recipe": config.settings()}
-    directory.rewrite(FILE, [*rows, row])
+    rewrite_rows(directory.path / FILE, [*rows, row])
     return json.dumps(row)
 
 

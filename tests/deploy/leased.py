@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+from deploy.storage.jsonl import append_rows
 from headway import clock
 from tests.queues.conftest import make_broker, make_prompts, make_rollout, payload_of
 
@@ -54,5 +55,5 @@ def train_early(directory, *, steps, staleness, row=lambda version: {}):
         return rows
 
     rows = asyncio.run(main())
-    directory.append("metrics.jsonl", rows)
+    append_rows(directory.path / "metrics.jsonl", rows)
     return rows

@@ -21,6 +21,7 @@ from deploy.report.report import report
 from deploy.report.summary import summarise
 from deploy.runtime import session_process
 from deploy.runtime.machine import environment
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_record import restore
 from deploy.storage.sessions import begin_session
 from headway import clock
@@ -94,7 +95,7 @@ def run_session(config, inputs, directory, terminal, process):
         await broker.take(version, 5.0)
         row = batch(version).to_dict()
         await broker.ack(version, row)
-        directory.append("metrics.jsonl", [row])
+        append_rows(directory.path / "metrics.jsonl", [row])
         stamp = f"{config.name} {version + 1}"
         folder = save(directory.checkpoints, version + 1, "", parts=PARTS, text=stamp)
         await broker.commit_checkpoint(version + 1, f"checkpoints/{folder.name}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from deploy.config.loader import load_recipe
+from deploy.storage.jsonl import rewrite_rows
 from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
@@ -55,13 +56,16 @@ def begin(directory, *, version):
 def write_files(directory):
     """Write the driver's files, as of what the ledger has."""
     batches = read_batches(directory.path)
-    directory.rewrite("metrics.jsonl", batches)
     update = {"engine_id": "engine-0", "published_at": 1.0, "bytes": 7}
-    directory.rewrite("swaps.jsonl", [{**update, "version": row["version"]} for row in batches])
-    directory.rewrite("restarts.jsonl", [{"actor": "actor-0", "at": 1.0}])
-    directory.rewrite("waits.jsonl", [{"waiter": "learner", "seconds": 400.0}])
-    directory.rewrite("samples.jsonl", [{"version": 0, "text": "7"}])
-    directory.rewrite("drift.jsonl", [{"engine_id": "engine-0", "at": 1.0}])
+    for name, rows in (
+        ("metrics", batches),
+        ("swaps", [{**update, "version": row["version"]} for row in batches]),
+        ("restarts", [{"actor": "actor-0", "at": 1.0}]),
+        ("waits", [{"waiter": "learner", "seconds": 400.0}]),
+        ("samples", [{"version": 0, "text": "7"}]),
+        ("drift", [{"engine_id": "engine-0", "at": 1.0}]),
+    ):
+        rewrite_rows(directory.path / f"{name}.jsonl", rows)
     figures = {"seconds": 130.0, "tokens_generated": 90, "seconds_to_first_step": 2.0}
     directory.write_summary(
         {"status": "running", "version": len(batches), **figures, "heldout": [],

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 
-from deploy.storage.jsonl import Say, mend_rows, set_aside
+from deploy.storage.jsonl import Say, mend_rows, rewrite_rows, set_aside
 from deploy.storage.repair.backups import named_backup
 from deploy.storage.repair.whole_checkpoints import Examined, examine, give_up, unknown_checkpoints
 from deploy.storage.run_directory import RunDirectory
@@ -88,8 +88,9 @@ def _take_back(
     given_up = go_back(directory.path, version=end, lost=[group.group_id for group in lost])
     say(f"given up: {_describe(given_up, end, trained)}; all of it is sampled again")
     for name, last in (("metrics.jsonl", end - 1), ("swaps.jsonl", end)):
-        rows = mend_rows(directory.path / name, say, lambda row: (int(row["version"]), row))
-        directory.rewrite(name, [row for version, row in rows if version <= last])
+        file = directory.path / name
+        rows = mend_rows(file, say, lambda row: (int(row["version"]), row))
+        rewrite_rows(file, [row for version, row in rows if version <= last])
     try:
         summary = directory.summary("heldout", "heldout_sampled")
     except InputError:

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs, logs_of, newest_lines
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 from headway import clean_text
 
@@ -91,7 +92,7 @@ def test_the_logs_of_a_run_that_was_killed_are_found_with_ray(ray_logs, tmp_path
     run = RunDirectory(tmp_path / "run")
     run.logs.mkdir(parents=True)
     (run.logs / "driver.log").write_text("starting Ray\n")
-    run.append("sessions.jsonl", [{"ray_logs": str(ray_logs)}])
+    append_rows(run.path / "sessions.jsonl", [{"ray_logs": str(ray_logs)}])
     run.write_summary({"status": status})
     files = logs_of(run)
     assert [name for name, _ in files] == ["driver.log", "actor-0.out"][:count]

@@ -26,6 +26,7 @@ from deploy.observability.top_model import (
     update_seconds,
 )
 from deploy.observability.top_view import ACTORS, screen
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 
@@ -365,11 +366,13 @@ def test_a_live_view_of_a_folder_ends_with_the_status_of_the_run(answering, ende
 def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_path):
     directory = RunDirectory(tmp_path)
     swap = {"engine_id": "engine-0", "version": 3, "published_at": 20.0}
-    directory.append("swaps.jsonl", [{**swap, "error": None}, {**swap, "error": "no"}])
-    directory.append("restarts.jsonl", [{"actor": "actor-0", "at": 10.0, "reason": "killed"}])
-    directory.append("recoveries.jsonl", [{"process": "actor-0", "at": 15.0, "seconds": 5.0}])
+    append_rows(tmp_path / "swaps.jsonl", [{**swap, "error": None}, {**swap, "error": "no"}])
+    restart = {"actor": "actor-0", "at": 10.0, "reason": "killed"}
+    append_rows(tmp_path / "restarts.jsonl", [restart])
+    back = {"process": "actor-0", "at": 15.0, "seconds": 5.0}
+    append_rows(tmp_path / "recoveries.jsonl", [back])
     asked = {"at": 16.0, "before": 1, "asked": 3, "refused": None}
-    directory.append("scalings.jsonl", [asked, {**asked, "at": 17.0, "refused": "no room"}])
+    append_rows(tmp_path / "scalings.jsonl", [asked, {**asked, "at": 17.0, "refused": "no room"}])
     (directory.checkpoints / "v000002").mkdir(parents=True)
     assert [text for _, text in events(directory)] == [
         "actor-0 was restarted: killed",
@@ -384,7 +387,7 @@ def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_p
 def test_only_the_end_of_a_long_file_is_read_for_events(tmp_path):
     directory = RunDirectory(tmp_path)
     rows = [{"actor": f"actor-{n}", "at": float(n), "reason": "x" * 100} for n in range(2000)]
-    directory.append("restarts.jsonl", rows)
+    append_rows(directory.path / "restarts.jsonl", rows)
     assert [at for at, _ in events(directory)] == [float(n) for n in range(1992, 2000)]
 
 

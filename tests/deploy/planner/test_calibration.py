@@ -11,6 +11,7 @@ import pytest
 from deploy.planner.calibration import LEAST_BATCHES, rates_of, read_rates
 from deploy.planner.rates import EngineRates
 from deploy.planner.simulator import SimulatedEngine
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 from headway.errors import InputError
 from learner.diagnostics.batch_report import TrainedBatch
@@ -187,7 +188,7 @@ def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):
     run = RunDirectory(tmp_path)
     train_early(run, steps=1, staleness=0)
     trained = [{**row, "session_started_at": 1.0 + (n > 30)} for n, row in enumerate(rows(40))]
-    run.append("metrics.jsonl", trained)
+    append_rows(run.path / "metrics.jsonl", trained)
     message = f"has trained 9 batches since it was last started, 9 .* at least {LEAST_BATCHES}"
     with pytest.raises(InputError, match=message):
         read_rates(run)

@@ -11,6 +11,7 @@ import pytest
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.runtime import session_process
+from deploy.storage.jsonl import append_rows, rewrite_rows
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_lock import RunMissing
 from headway.errors import InputError
@@ -42,7 +43,7 @@ def test_recipe_summary_and_sessions_are_durable(config, monkeypatch):
     synced.clear()
     directory.store_recipe(config)
     directory.write_summary({"status": "done"})
-    directory.rewrite("sessions.jsonl", [{"version": 0}])
+    rewrite_rows(directory.path / "sessions.jsonl", [{"version": 0}])
     files = (".recipe.toml.partial", ".summary.json.partial", ".sessions.jsonl.partial")
     assert synced == [name for file in files for name in (file, "first")]
 
@@ -50,7 +51,7 @@ def test_recipe_summary_and_sessions_are_durable(config, monkeypatch):
 def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(config):
     first = create(config)
     train(first, [{"loss": 1.0}])
-    first.append("metrics.jsonl", [{"version": 0}])
+    append_rows(first.path / "metrics.jsonl", [{"version": 0}])
     with pytest.raises(InputError, match="a run named 'first' exists"):
         create(config)
     metrics = first.path / "metrics.jsonl"
@@ -60,7 +61,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(con
 
 
 def test_a_run_that_ended_before_it_had_a_result_gives_way(config):
-    create(config).append("metrics.jsonl", [])
+    append_rows(create(config).path / "metrics.jsonl", [])
     assert create(config).rows("metrics.jsonl") == []
     train(create(config), [{"loss": 1.0}])
     with pytest.raises(InputError, match="exists"):
@@ -73,10 +74,10 @@ def test_of_records_that_cannot_all_be_written_none_is(config):
         raise OSError(errno.ENOSPC, "no space")
 
     directory = create(config)
-    directory.append("metrics.jsonl", [{"version": 0}])
+    append_rows(directory.path / "metrics.jsonl", [{"version": 0}])
     with pytest.raises(OSError, match="no space"):
-        directory.append("metrics.jsonl", records())
-    directory.append("metrics.jsonl", [{"version": 2}])
+        append_rows(directory.path / "metrics.jsonl", records())
+    append_rows(directory.path / "metrics.jsonl", [{"version": 2}])
     assert directory.rows("metrics.jsonl") == [{"version": 0}, {"version": 2}]
 
 
@@ -86,11 +87,11 @@ def test_records_of_another_version_are_refused_by_file_and_line(config):
     directory.write_summary({"status": "done"})
     with pytest.raises(InputError, match=r"summary.json is damaged: KeyError: 'heldout'"):
         directory.summary("heldout")
-    directory.append("metrics.jsonl", [{"version": 0}, {"batch": 1}, []])
+    append_rows(directory.path / "metrics.jsonl", [{"version": 0}, {"batch": 1}, []])
     for damaged in (2, 3):
         with pytest.raises(InputError, match=f"metrics.jsonl, line {damaged} is damaged: "):
             directory.rows("metrics.jsonl", lambda row: row["version"])
-        directory.rewrite("metrics.jsonl", [{"version": 0}, {"version": 1}, []])
+        rewrite_rows(directory.path / "metrics.jsonl", [{"version": 0}, {"version": 1}, []])
 
 
 def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):
@@ -116,7 +117,7 @@ def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
 
 
 def test_a_run_to_be_replaced_is_back_if_the_new_one_is_refused_and_gone_otherwise(config):
-    create(config).append("metrics.jsonl", [{"version": 0}])
+    append_rows(create(config).path / "metrics.jsonl", [{"version": 0}])
     back = RunDirectory.of(config)
     with pytest.raises(InputError, match="no cores"), back.created(config, replace=True):  # noqa: PT012
         assert back.rows("metrics.jsonl") == []

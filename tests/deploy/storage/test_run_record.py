@@ -7,6 +7,7 @@ import pytest
 
 from deploy.config.loader import load_recipe
 from deploy.report.summary import summarise
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import restore
 from headway.errors import InputError
@@ -33,8 +34,8 @@ def test_a_new_run_has_no_past(run):
 def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
     config, directory = run
     train(directory, [{"loss": 0.5}, {"loss": 0.25}])
-    directory.append("metrics.jsonl", [{"version": 0, "loss": 0.5}])
-    directory.append("swaps.jsonl", [asdict(UPDATE)])
+    append_rows(directory.path / "metrics.jsonl", [{"version": 0, "loss": 0.5}])
+    append_rows(directory.path / "swaps.jsonl", [asdict(UPDATE)])
     with (directory.path / "swaps.jsonl").open("a") as file:
         file.write('{"version": 1, "byt')
     record = restore(config, directory, now=100.0, say=print)
@@ -72,9 +73,9 @@ def test_restarts_are_counted_apart_by_what_was_made_again(run):
         *("actor-0", "reward-model", "actor-1", "actor-0", "learner", "broadcaster", "learner"),
         *("broker", "driver"),
     ]
-    directory.append("restarts.jsonl", [{"actor": name} for name in named])
+    append_rows(directory.path / "restarts.jsonl", [{"actor": name} for name in named])
     away = [{"process": name, "at": 1.0, "seconds": 2.5} for name in named]
-    directory.append("recoveries.jsonl", away)
+    append_rows(directory.path / "recoveries.jsonl", away)
     record = restore(config, directory, now=100.0, say=print)
     summary = summarise(replace(record, batches=[]), status="done", now=110.0)
     counts = {"actors": 3, "reward_models": 1, "learner": 2}
@@ -116,7 +117,8 @@ def trained(run):
     config, directory = run
     rows = [{"loss": 0.5, "published_at": 25.0}, {"loss": 0.25}]
     train(directory, rows)
-    directory.append("swaps.jsonl", [asdict(UPDATE), asdict(replace(UPDATE, version=1))])
+    updates = [asdict(UPDATE), asdict(replace(UPDATE, version=1))]
+    append_rows(directory.path / "swaps.jsonl", updates)
     scores = [{"version": 0, "score": 0.25, "seconds": 12.0}]
     figures = {"seconds": 130.0, "tokens_generated": 90, "seconds_to_first_step": 2.0}
     directory.write_summary({**figures, "heldout": scores, "heldout_sampled": []})
@@ -161,7 +163,7 @@ def test_a_damaged_summary_is_made_again_from_the_ledger(trained, change):
 
 def test_a_ledger_that_lacks_batches_of_the_metrics_is_said_to_have_lost_its_end(trained):
     config, directory, said = trained
-    directory.append("metrics.jsonl", [{"version": 2}])
+    append_rows(directory.path / "metrics.jsonl", [{"version": 2}])
     restore(config, directory, now=200.0, say=said.append)
     [line] = said
     assert f"{directory.ledger} ends at version 2, but metrics.jsonl has batch 2" in line
@@ -171,9 +173,9 @@ def test_a_ledger_that_lacks_batches_of_the_metrics_is_said_to_have_lost_its_end
 def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
     config, directory = run
     train(directory, [{"loss": 0.5}])
-    directory.append("restarts.jsonl", [{"actor": "actor-0"}])
+    append_rows(directory.path / "restarts.jsonl", [{"actor": "actor-0"}])
     with (directory.path / "restarts.jsonl").open("a") as file:
         file.write('{"actor": "act')
     assert restore(config, directory, now=100.0, say=print).restarts == {"actor-0": 1}
-    directory.append("restarts.jsonl", [{"actor": "actor-1"}])
+    append_rows(directory.path / "restarts.jsonl", [{"actor": "actor-1"}])
     assert restore(config, directory, now=200.0, say=print).restarts == {"actor-0": 1, "actor-1": 1}

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from deploy.config.loader import load_recipe
+from deploy.storage.jsonl import rewrite_rows
 from deploy.storage.repair.salvage import last_whole
 from deploy.storage.repair.whole_checkpoints import find_checkpoint
 from deploy.storage.run_directory import RunDirectory
@@ -204,7 +205,7 @@ def test_salvage_goes_back_to_the_last_whole_state_and_says_what_is_given_up(dir
     segment(directory, 4).unlink()
     scores = [{"version": version, "score": 0.5} for version in (0, 3, 4)]
     directory.write_summary({"status": "failed", "heldout": scores, "heldout_sampled": []})
-    directory.rewrite("metrics.jsonl", [{"version": version} for version in (0, 2, 3)])
+    rewrite_rows(directory.path / "metrics.jsonl", [{"version": version} for version in (0, 2, 3)])
     said = salvage(directory)
     assert "mine is at version 3, which checkpoint 2 leads to" in said
     assert directory.rows("metrics.jsonl") == [{"version": 0}, {"version": 2}]
