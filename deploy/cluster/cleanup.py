@@ -3,13 +3,19 @@
 Workers that are killed cannot remove named shared memory, such as vLLM's message queues, which
 would then stay until the machine restarts. Python's resource trackers are left to end by
 themselves: they remove the shared memory of processes that are dead already.
+
+Orphans, whose parents below this process have died, become its children, since process 1 may reap
+none. A zombie that is seen twice is one that nobody waits for: those who start a process here wait
+for its end at once.
 """
 
+import ctypes
 import os
 import re
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
@@ -38,6 +44,7 @@ HALT_SECONDS = 5.0
 """Deadline for processes to stop; until then they could create another file."""
 END_SECONDS = 2.0
 """Deadline for killed processes to be gone."""
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
@@ -127,10 +134,7 @@ def _is_left(process: psutil.Process, mark: bytes) -> bool:
 
 
 def mapped_files(pids: Iterable[int], since: float | None = None) -> list[Path]:
-    """Return the files in /dev/shm that processes have mapped, not older than `since`.
-
-    None stands for the start of this process.
-    """
+    """Return the files in /dev/shm that processes map, none older than `since` or this process."""
     inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):
@@ -160,6 +164,44 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
         return " ".join(process.cmdline())
     return ""
+
+
+@contextmanager
+def reaping_orphans(interval: float = 10.0) -> Iterator[None]:
+    """Adopt orphans during the block and reap them, every `interval` seconds and at its end."""
+    _adopt(True)
+    ended = threading.Event()
+    thread = threading.Thread(target=_reap_until, args=(ended, interval), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        _adopt(False)
+        _reap(_zombies())
+
+
+def _adopt(orphans: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
+
+
+def _reap_until(ended: threading.Event, interval: float) -> None:
+    seen: set[psutil.Process] = set()
+    while not ended.wait(interval):
+        zombies = _zombies()
+        _reap(zombies & seen)
+        seen = zombies
+
+
+def _zombies() -> set[psutil.Process]:
+    return {process for process in psutil.Process().children() if not _lives(process)}
+
+
+def _reap(zombies: set[psutil.Process]) -> None:
+    for process in zombies:
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
 
 
 @contextmanager

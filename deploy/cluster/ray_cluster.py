@@ -15,8 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster.cleanup import ending_workers, private_folder
-from deploy.cluster.orphans import reaping_orphans
+from deploy.cluster.cleanup import ending_workers, private_folder, reaping_orphans
 from deploy.cluster.placement import NODE_LABEL, Node, lacking, resource_requests, roles_of
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.cluster.worker_logs import collect_ray_logs, collect_worker_logs
@@ -45,11 +44,9 @@ def cluster(config: RunConfig, logs: Path, *, may_lack: bool = False) -> Iterato
 
     Such a cluster leaves no zombie and no folder; only this user may read its folder meanwhile,
     which is yielded: Ray keeps the output of the processes there, until it is copied to `logs`.
-    A joined cluster yields None, and `may_lack` what the run needs: it may have lost nodes.
-
-    Raises:
-        InputError: No cluster answers at the address, or its nodes lack what the run needs.
-        RunFailed: Ray did not start on this machine, or a node did not answer in time.
+    A joined cluster yields None, and `may_lack` what the run needs: it may have lost nodes. Raises
+    InputError if none answers at the address, or its nodes lack what the run needs, and RunFailed
+    if Ray did not start on this machine, or a node did not answer in time.
     """
     os.environ.setdefault(NO_GPUS, "1")
     os.environ.setdefault(COLOURS, "0")
@@ -192,9 +189,8 @@ def alive_nodes() -> list[Node]:
 def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:
     """Ask all nodes at once for the versions that they have installed.
 
-    Raises:
-        RunFailed: Some have not answered within VERSIONS_SECONDS; names them.
-        InputError: Headway cannot be imported on one of them.
+    Raises RunFailed that names those without an answer within VERSIONS_SECONDS, and InputError if
+    Headway cannot be imported on one of them.
     """
     if not nodes:
         return []

@@ -15,6 +15,7 @@ import pytest
 from deploy.cluster.cleanup import SHARED_MEMORY, end_leftovers, private_folder, private_folder_of
 from deploy.cluster.worker_logs import end_killed_session
 from deploy.runtime.session_process import MARK
+from deploy.storage.jsonl import append_rows
 from deploy.storage.run_directory import RunDirectory
 
 # A worker in Ray's clothes, whose child holds named shared memory as vLLM's processes do.
@@ -48,6 +49,30 @@ worker.wait(10)
 alive = [p.pid for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 print(json.dumps({{"name": name, "halted": halted, "alive": alive, "agent": agent.poll()}}))
 agent.kill()
+"""
+# Orphans are adopted and reaped, and children that are waited for keep their exit codes.
+ORPHANS = """
+import subprocess
+import psutil
+from deploy.cluster.cleanup import reaping_orphans
+from tests.waiting import until
+
+def zombies():
+    return [c for c in psutil.Process().children() if c.status() == psutil.STATUS_ZOMBIE]
+
+def orphan(seconds):
+    subprocess.run(["sh", "-c", f"sleep {seconds} & exit"], check=True)
+
+with reaping_orphans(interval=0.05):
+    own = subprocess.Popen(["sh", "-c", "exit 7"])
+    assert own.wait() == 7
+    orphan(0.1)
+    until(lambda: psutil.Process().children())
+    until(lambda: not psutil.Process().children())
+with reaping_orphans(interval=3600):
+    orphan(0)
+    until(zombies)
+assert zombies() == []
 """
 
 
@@ -102,7 +127,7 @@ def test_the_folder_of_a_session_that_lives_or_is_not_ours_stays(session):
 def test_the_output_of_a_killed_session_is_collected_when_the_run_goes_on(session, tmp_path):
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
-    directory.append("sessions.jsonl", [{"ray_logs": str(session / "logs")}])
+    append_rows(directory.path / "sessions.jsonl", [{"ray_logs": str(session / "logs")}])
     output = session / "logs" / f"worker-{'0' * 56}-01000000-7.out"
     output.write_text(":actor_name:actor-0\nserves\n")
     with listening(session):
@@ -135,3 +160,10 @@ def test_what_a_killed_session_left_is_ended_with_its_named_memory_and_nothing_e
             process.wait(10)
             process.stdout.close()
     assert not others_memory.exists()
+
+
+def test_an_orphan_is_reaped_while_the_block_runs_and_at_its_end():
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
