@@ -97,22 +97,18 @@ class Plot:
     title: str
     description: str
     draw: Callable[["Figure", Sequence[PlottedRun]], None]
-    applies: Callable[[PlottedRun], bool] = lambda run: True
-    """Return False if there is nothing to draw of a run; without any, the plot is left out."""
+    """Draws some runs, or nothing if there is nothing to draw of them."""
 
     @classmethod
     def of(cls, title: str, description: str, *panels: Panel) -> "Plot":
-        """Return a plot of panels one above the other, for runs with a point in one of them."""
+        """Return a plot of panels one above the other."""
 
         def draw(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
             column = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
             for panel, axes in zip(panels, column, strict=True):
                 panel.draw(axes, runs)
 
-        def applies(run: PlottedRun) -> bool:
-            return any(curve.points for panel in panels for curve in panel.curves(run))
-
-        return cls(title, description, draw, applies)
+        return cls(title, description, draw)
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -125,10 +121,12 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
-    """Draw a plot, with a dotted line wherever a later session of a run began."""
+def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure | None":
+    """Draw a plot, with a dotted line where a later session began; None if it shows nothing."""
     figure = new_figure(*SIZE)
     plot.draw(figure, runs)
+    if not any(axes.has_data() for axes in figure.axes):
+        return None
     for axes in figure.axes:
         for run in runs:
             seconds = version_seconds(run.record.batches)
@@ -253,6 +251,8 @@ def _draw_left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         for fate in FATES
         if run.bias.groups[fate]
     ]
+    if all(fate == "trained" for _, fate, _ in rows):
+        return
     for axes, (measure, title) in zip(figure.subplots(1, 3, sharey=True), measures, strict=True):
         for y, (run, fate, _) in enumerate(rows):
             spread = run.bias.fates[fate][measure]
@@ -347,7 +347,6 @@ PLOTS = (
         "Groups by outcome: mean (dot), median to 95th percentile (line). Of aborted groups only "
         "the seconds are known, as a lower bound.",
         _draw_left_out,
-        lambda run: any(run.bias.groups[fate] for fate in FATES if fate != "trained"),
     ),
     Plot.of(
         "Weight updates",

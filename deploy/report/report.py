@@ -154,9 +154,9 @@ def page(
         runs=runs,
         tables=tables,
         plots=[
-            (plot, _svg(figure_of(plot, runs), plot.title))
+            (plot, _svg(figure, plot.title))
             for plot in PLOTS
-            if any(map(plot.applies, runs))
+            if (figure := figure_of(plot, runs)) is not None
         ],
         timeline=timeline,
         timeline_svg=timeline and _svg(draw_timeline(timeline), timeline.title),

@@ -144,8 +144,7 @@ def test_parts_of_the_reward_are_drawn_where_there_are_several():
     ]
     one = shown()
     one.record.batches = [batch(0, reward_parts={"task": 1.0})]
-    assert plot("Reward by part").applies(shown())
-    assert not plot("Reward by part").applies(one)
+    assert figure_of(plot("Reward by part"), [one]) is None
 
 
 def test_runs_that_are_compared_are_named_in_every_plot_of_one_line_a_run():
@@ -165,7 +164,8 @@ def test_what_was_left_out_stands_beside_what_was_trained():
 @pytest.mark.parametrize("runs", [1, 2])
 def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(plot, runs):
     few = [shown(f"run {n}", batches=1, swaps=()) for n in range(runs)]
-    figure_of(plot, few).savefig(io.BytesIO())
+    if (figure := figure_of(plot, few)) is not None:
+        figure.savefig(io.BytesIO())
 
 
 def whole(*labels):
