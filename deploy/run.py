@@ -244,7 +244,8 @@ class Run:
         seconds = self.context.config.deploy.checkpoint_seconds
         seconds += save_seconds(self.context)
         handing_over = min(seconds, PATIENT_SECONDS)
-        leaving = [asyncio.create_task(actor.stop(handing_over)) for actor in self.processes.actors]
+        actors = self.processes.fleet.actors
+        leaving = [asyncio.create_task(actor.stop(handing_over)) for actor in actors]
         saving = () if learner.starts else (self.learning,)  # ranks that load have nothing to save
         ends = [
             asyncio.create_task(asyncio.wait({*saving, *leaving})),

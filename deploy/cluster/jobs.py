@@ -47,10 +47,8 @@ IGNORED = ("__pycache__", ".git", ".venv", "runs")
 class Jobs:
     """The jobs of one cluster, by the address of its dashboard, as in "http://HEAD:8265".
 
-    Errors that may pass (`is_passing`) are tried again for PAUSES_SECONDS, others are final.
-
-    Raises:
-        InputError: No cluster answers there, or it refuses the token.
+    Errors that may pass (`is_passing`) are tried again for PAUSES_SECONDS, others are final. Raises
+    InputError if no cluster answers there, or it refuses the token.
     """
 
     def __init__(
@@ -127,9 +125,7 @@ class Jobs:
     def follow(self, job: str, echo: Callable[[str], Any]) -> int:
         """Pass on the log of a job until it ends, and return its exit code.
 
-        Raises:
-            InputError: There is no such job.
-            RunFailed: The connection broke too often.
+        Raises InputError without such a job, and RunFailed if the connection broke too often.
         """
         self._status(job)
         before = failures = 0
@@ -164,8 +160,7 @@ class Jobs:
     def cancel(self, job: str) -> str:
         """Stop a job as Ctrl-C stops a run, after a checkpoint, and return its last status.
 
-        Raises:
-            InputError: There is no such job.
+        Raises InputError without such a job.
         """
         if self._status(job) not in ENDED:
             self._ask(job, lambda: self._client.stop_job(job))
@@ -266,10 +261,8 @@ def command_of(
 ) -> str:
     """Return the shell command of a job that trains a recipe, after the commands in `before`.
 
-    A recipe that is a file is RECIPE in the job's working folder.
-
-    Raises:
-        InputError: It would resume a run and begin it anew.
+    A recipe that is a file is RECIPE in the job's working folder. Raises InputError for a command
+    that would resume a run and begin it anew.
     """
     if resume and (anew := [*(["replace"] if replace else []), *before]):
         raise InputError(f"--resume goes on with a run, and --{anew[0]} begins anew; choose one")
@@ -284,8 +277,7 @@ def command_of(
 def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Path]:
     """Return the user's own modules: those that the recipe names and `folder` has, and `modules`.
 
-    Raises:
-        InputError: One of `modules` is not in the folder.
+    Raises InputError if one of `modules` is not in the folder.
     """
     named = set(DOTTED.findall(config.model_dump_json()))
     files = [path for name in sorted(named) if (path := _module(name, folder)) is not None]
@@ -311,8 +303,7 @@ def pack(files: Sequence[Path], recipe: Path | None, folder: Path) -> None:
 def check(document: Mapping[str, Any]) -> None:
     """Refuse a recipe, as it is written, whose run would be lost with the job.
 
-    Raises:
-        InputError: deploy.runs_dir is relative, or in the home of an unknown user.
+    Raises InputError if deploy.runs_dir is relative, or in the home of an unknown user.
     """
     runs_dir = document.get("deploy", {}).get("runs_dir", "runs")
     if Path(runs_dir).is_absolute():

@@ -51,10 +51,8 @@ class Reservation:
     """The resources that a run holds on a `shared` cluster until its driver ends.
 
     The run may begin with fewer processes of the roles in `fewest`: as many as there is room for,
-    at least so many. `add` reserves for others later.
-
-    Raises:
-        RunFailed: They were not free within `timeout` seconds; names what is free.
+    at least so many. `add` reserves for others later. Raises RunFailed, which names what is free,
+    if they were not free within `timeout` seconds.
     """
 
     def __init__(

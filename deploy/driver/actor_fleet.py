@@ -24,7 +24,6 @@ from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.named_tasks import named
 from deploy.driver.run_context import RunContext
 from deploy.storage import scaling
-from headway import clock
 from headway.daemon_thread import run_in_daemon_thread
 from headway.errors import HeadwayError, InputError
 from headway.ray_process import node_of
@@ -33,8 +32,6 @@ from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
 from weight_sync.ray_broadcaster import BroadcasterClient
 
-LOOK_SECONDS = 1.0
-"""Seconds between two looks at requests, nodes and free resources."""
 GIVE_SECONDS = 10.0
 """Seconds that others have to take what actors gave back, before more of them leave."""
 HURRY_SECONDS = 8.0
@@ -50,7 +47,8 @@ class ActorFleet:
     joins while the learner starts.
     """
 
-    look_seconds = LOOK_SECONDS
+    look_seconds = 1.0
+    """Seconds between two looks at requests, nodes and free resources."""
 
     def __init__(
         self,
@@ -103,11 +101,7 @@ class ActorFleet:
         return pinned and self.actors[EVALUATOR].left
 
     async def run(self) -> None:
-        """Keep the actors at work until the run is over.
-
-        Raises:
-            RunFailed: An actor failed for good, and is needed.
-        """
+        """Keep the actors at work until the run is over; raise RunFailed if a needed one fails."""
         for actor in self.active:
             self._begin(actor)
         looking, over = named("actors", self._follow()), False
@@ -166,18 +160,12 @@ class ActorFleet:
 
     async def _answer(self, file: Path, asked: int) -> None:
         """Scale to the number that a request asks for, or refuse it, and answer."""
-        before, name = self.count, scaling.request_id(file)
+        before = self.count
         refused = self._refusal(asked) or await self._scale(asked)
-        at = clock.now()
-        row = {"at": at, "id": name, "asked": asked, "before": before, "refused": refused}
+        row = {"asked": asked, "before": before, "refused": refused}
         outcome = f"refused: {refused}" if refused else f"{before} → {asked}"
         self._context.console.say(f"actors, as `headway scale` asks: {outcome}")
-
-        def write() -> None:
-            self._context.jsonl.write(scaling.FILE, [row])
-            file.unlink(missing_ok=True)
-
-        await run_in_daemon_thread(write)
+        await run_in_daemon_thread(partial(scaling.answer, self._context.jsonl, file, row))
 
     def _refusal(self, asked: int) -> str | None:
         """Return why the number of actors cannot change now, if so."""

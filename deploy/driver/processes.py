@@ -16,7 +16,6 @@ from deploy.cluster.placement_group import Reservation
 from deploy.config.evaluation_schedule import evaluator, purpose
 from deploy.config.run_config import RunConfig
 from deploy.driver.actor_fleet import ActorFleet
-from deploy.driver.actor_supervisor import ActorSupervisor
 from deploy.driver.learner_supervisor import LearnerSupervisor
 from deploy.driver.run_context import RunContext
 from deploy.driver.service_supervisor import ServiceSupervisor
@@ -112,14 +111,9 @@ class Processes:
             learner_starts=lambda: self.learner.starts,
         )
 
-    @property
-    def actors(self) -> list[ActorSupervisor]:
-        """The supervisors of all rollout actors that there ever were; the list grows."""
-        return self.fleet.actors
-
     def supervisors(self) -> list[Supervisor]:
         """Return the supervisors of all processes."""
-        return [self.learner, *self.services, *self.actors]
+        return [self.learner, *self.services, *self.fleet.actors]
 
     def names(self) -> list[ProcessName]:
         """Return the names under which restarts are counted."""
@@ -135,7 +129,7 @@ class Processes:
 
     def health(self) -> dict[ProcessName, ActorHealth]:
         """Return the health of each actor that works."""
-        return {a.name: health for a in self.actors if (health := a.health) is not None}
+        return {a.name: health for a in self.fleet.actors if (health := a.health) is not None}
 
     def actors_lacking(self) -> int:
         """Return how many actors wait for resources, if none works or loads; else 0."""

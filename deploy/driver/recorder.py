@@ -56,7 +56,7 @@ class Recorder:
         accounting_seconds: float = 5.0,
     ) -> None:
         self._context, self._processes, self._trackers = context, processes, trackers
-        self.drift = DriftWatch(context, processes.actors)
+        self.drift = DriftWatch(context, processes.fleet.actors)
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
         self._accounting_seconds = accounting_seconds
         self._swaps = 0
@@ -73,8 +73,7 @@ class Recorder:
     async def follow(self) -> None:
         """Gather until cancelled, and write a summary at intervals.
 
-        Raises:
-            RunFailed: Too many groups failed for good, or a token older than the bound was trained.
+        Raises RunFailed if too many groups failed, or a token older than the bound was trained.
         """
         while True:
             await asyncio.sleep(self._poll_seconds)
@@ -145,7 +144,7 @@ class Recorder:
         """Ask actors and broker, and write `summary.json`."""
         self._summarised_at = time.monotonic()
         record, directory = self._context.record, self._context.directory
-        statistics = [actor.statistics() for actor in self._processes.actors]
+        statistics = [actor.statistics() for actor in self._processes.fleet.actors]
         record.actors = await asyncio.gather(*statistics)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._accounting_seconds):

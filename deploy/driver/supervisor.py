@@ -136,11 +136,8 @@ class Supervisor(ABC):
     async def start(self, *, timed: bool = False) -> bool:
         """Start the process, again if it dies; return False if there is to be none.
 
-        Without `timed`, the caller sets the deadline of the first start.
-
-        Raises:
-            RunFailed: It died more often in a row than deploy.max_restarts, and is needed.
-            Exception: What a new process would meet too.
+        Without `timed`, the caller sets the deadline of the first start. Raises what a new process
+        would meet too, and RunFailed if it died too often (deploy.max_restarts), and is needed.
         """
         again = self._died_at is not None
         while True:

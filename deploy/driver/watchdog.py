@@ -96,8 +96,7 @@ class Watchdog:
     async def follow(self) -> None:
         """Look until cancelled.
 
-        Raises:
-            RunFailed: A wait is overdue and the recipe ends a run then, or nothing moves.
+        Raises RunFailed if a wait is overdue and the recipe ends a run then, or nothing moves.
         """
         pause = min(self._probes.look_seconds, self._config.deploy.watchdog_seconds / 8)
         try:

@@ -13,8 +13,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,14 @@ class Exporter:
             "/readyz": Page(self._readiness, public=True),
         }
         host, port = config.deploy.metrics_host, config.deploy.metrics_port
-        access = metrics_access(config.deploy)
+        serve = partial(MetricsServer, [metrics], metrics_access(config.deploy), pages=pages)
         with _explained(host, port):
-            self._server = _serve(metrics, access, port, pages)
+            try:
+                self._server = serve(port=DEFAULT_PORT if port is None else port)
+            except OSError:
+                if port is not None:
+                    raise
+                self._server = serve()  # at a free port
         self.address = public_address(host, self._server.port, node)
         """The address that it answers at, as host:port."""
 
@@ -131,16 +137,6 @@ class Exporter:
         with self._lock:
             self._closed = True
             self._file.unlink(missing_ok=True)
-
-
-def _serve(
-    metrics: Collector, access: MetricsAccess, port: int | None, pages: Mapping[str, Page]
-) -> MetricsServer:
-    """Serve at a port; None is DEFAULT_PORT, or a free one if that is in use."""
-    if port is None:
-        with suppress(OSError):
-            return MetricsServer([metrics], access, port=DEFAULT_PORT, pages=pages)
-    return MetricsServer([metrics], access, port=port or 0, pages=pages)
 
 
 def metrics_access(deploy: DeployConfig) -> MetricsAccess:

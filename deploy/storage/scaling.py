@@ -6,12 +6,14 @@ headway scale ─▶ scale-ID.json ─▶ the driver ─▶ a row of scalings.js
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.storage.jsonl import DAMAGED
+from deploy.storage.jsonl import DAMAGED, JsonlWriter
 from deploy.storage.run_directory import RunDirectory
+from headway import clock
 from headway.atomic_file import atomic_file
 from headway.errors import InputError
 
@@ -72,6 +74,7 @@ def requests(directory: RunDirectory) -> list[tuple[Path, int]]:
     return [(file, actors) for _, file, actors in sorted(waiting)]
 
 
-def request_id(file: Path) -> str:
-    """Return the id of a request, which the row that answers it has."""
-    return file.stem.removeprefix("scale-")
+def answer(jsonl: JsonlWriter, request: Path, row: Mapping[str, Any]) -> None:
+    """Answer a request by a row of FILE, which gets the time and the request's id."""
+    jsonl.write(FILE, [{"at": clock.now(), "id": request.stem.removeprefix("scale-"), **row}])
+    request.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The backup of a run: a folder made anew from it, and errors that name it."""
 
-import re
+import glob
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +22,8 @@ def find_begun_run(config: RunConfig) -> Path | None:
         return directory.path
     if backups is None:
         return None
-    named = re.compile(rf"{re.escape(config.name)}-[0-9a-f]{{8}}")
-    kept = sorted(path.parent for path in backups.glob(f"*/{CURRENT}"))
-    kept = [folder for folder in kept if named.fullmatch(folder.name)]
+    named = f"{glob.escape(config.name)}-{'[0-9a-f]' * 8}/{CURRENT}"
+    kept = sorted(path.parent for path in backups.glob(named))
     if len(kept) > 1:
         raise InputError(
             f"{directory.path} is not there, and there are backups of several runs named "

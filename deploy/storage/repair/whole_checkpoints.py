@@ -66,9 +66,8 @@ def find_checkpoint(
     A damaged checkpoint is set aside, and the one before it taken. Call it while the run is held;
     the ledger of a run that `is_live` keeps damaged checkpoints, and the learner saves them anew.
 
-    Raises:
-        LedgerError: The ledger is missing or damaged, or ends before the newest checkpoint does.
-        JournalError: A group that is needed from there on cannot be read from the journal.
+    Raises LedgerError if the ledger is missing or damaged, or ends before the newest checkpoint
+    does, and JournalError if a group that is needed from there on cannot be read.
     """
     if not directory.ledger.exists():
         _refuse_remains(directory)

@@ -32,7 +32,7 @@ class Processes:
                        "last_error": None, **status}  # fmt: skip
         self.broker = SimpleNamespace(status=self.ask, accounting=asyncio.Event().wait)
         self.broadcaster = SimpleNamespace(reports=self.reports)
-        self.actors, self.swaps = [], []
+        self.fleet, self.swaps = SimpleNamespace(actors=[]), []
 
     async def ask(self, after):
         self.after = after
