@@ -79,10 +79,7 @@ def fits(node: Node, request: ResourceRequest) -> int:
 
 
 def _on_gpus(node: Node, amount: float, most: int) -> int:
-    """Return how many processes, at most `most`, get so much of a node's GPUs.
-
-    A share lies on one GPU, and more are whole ones.
-    """
+    """Return how many processes, up to `most`, get a share of one GPU, or whole GPUs, of a node."""
     if not amount:
         return most
     gpus, part = divmod(node.resources.get("GPU", 0.0) + EPSILON, 1.0)
