@@ -12,7 +12,6 @@ what a batch teaches, `weight_sync` how weights travel.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import ray
@@ -28,6 +27,7 @@ from deploy.driver.recorder import Recorder
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.driver.scrape_targets import ScrapeTargets
+from deploy.driver.supervisor import Supervisor
 from deploy.driver.watchdog import Watchdog
 from deploy.errors import RayletDied, RunFailed
 from deploy.observability.exporter import Exporter, metrics_access
@@ -178,16 +178,11 @@ class Run:
         console.say(f"the learner and {len(actors)} actor(s) load {model_path}")
         broker, broadcaster, *reward_models = self.processes.services
         # Engines before others: one that shares a GPU takes memory by what is free as it starts.
-        loading = {
-            **{service.name: service.start for service in (broker, broadcaster)},
-            **{actor.name: actor.start for actor in actors},
-            self.processes.learner.name: self.processes.learner.start,
-            **{service.name: service.start for service in reward_models},
-        }
+        loading = [broker, broadcaster, *actors, self.processes.learner, *reward_models]
         shared = any(0 < role.gpus < 1 for role in (config.actors, config.learner))
         turn = asyncio.Lock() if shared else nullcontext()
-        self.starting = {*loading, "the run"}
-        tasks = [named(name, self.announce(name, start, turn)) for name, start in loading.items()]
+        self.starting = {*(process.name for process in loading), "the run"}
+        tasks = [named(process.name, self.announce(process, turn)) for process in loading]
         if self.exporter is not None:
             console.say(f"metrics: http://{self.exporter.address}/targets")
         try:
@@ -206,17 +201,14 @@ class Run:
             raise RunFailed(message) from None
 
     async def announce(
-        self,
-        name: str,
-        start: Callable[[], Awaitable[object]],
-        turn: AbstractAsyncContextManager[object],
+        self, process: Supervisor, turn: AbstractAsyncContextManager[object]
     ) -> None:
-        """Start a process and print when it is ready; an actor that was given up answers False."""
+        """Start a process and print when it is ready, unless it is an actor that was given up."""
         async with turn:
-            answer = await start()
-        self.starting.discard(name)
-        if answer is not False:
-            self.context.console.say(f"{name} is ready")
+            is_ready = await process.start()
+        self.starting.discard(process.name)
+        if is_ready:
+            self.context.console.say(f"{process.name} is ready")
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""

@@ -40,9 +40,11 @@ OF_NOTEBOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "MPLBACKEND")
 class RunResults:
     """The results of a run, as far as its folder has them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, replaced: int | None = None) -> None:
         self.folder = folder
         self._directory = RunDirectory(folder)
+        self._replaced = replaced
+        """Inode of a folder that the run replaces; until then it has no results."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder.name}: {self.status}>"
@@ -68,7 +70,7 @@ class RunResults:
         return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
 
     def _has_folder(self) -> bool:
-        return self.folder.exists()
+        return self.folder.exists() and self.folder.stat().st_ino != self._replaced
 
 
 class TrainingRun(RunResults):
@@ -80,9 +82,7 @@ class TrainingRun(RunResults):
     """
 
     def __init__(self, folder: Path, commands: list[list[str]], replaced: int | None) -> None:
-        super().__init__(folder)
-        self._replaced = replaced
-        """Inode of the folder that the run replaces; until then it has no results."""
+        super().__init__(folder, replaced)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the run)
         *before, last = [shlex.join(command) for command in commands]
         self._process = subprocess.Popen(
@@ -155,9 +155,6 @@ class TrainingRun(RunResults):
             last = message.strip().rpartition("\n")[2] or "it printed nothing"
             raise RunFailed(f"{self.folder.name} ended with exit code {code}: {last}")
         raise (InputError if code == InputError.exit_code else RunFailed)(message.strip())
-
-    def _has_folder(self) -> bool:
-        return super()._has_folder() and self.folder.stat().st_ino != self._replaced
 
 
 def run(

@@ -68,10 +68,7 @@ app.command(
 
 
 def main() -> Any:
-    """Run the command line; print expected errors as one message and exit with their code.
-
-    A command that trains runs in a process of its own, which is started again when it crashes.
-    """
+    """Run the command line; print expected errors as one message and exit with their code."""
     process = None
     try:
         open_standard_streams()

@@ -46,8 +46,7 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
 
 
 EVALUATOR = 0
-"""Number of the actor that only evaluates, if one does. It is the first, since that one is kept
-where there are resources for few actors only."""
+"""Number of the actor that only evaluates, if one does: the first, which is kept where few fit."""
 
 
 def evaluator(config: HeldoutConfig | None) -> ProcessName | None:

@@ -105,6 +105,8 @@ def setting_of(config: RunConfig, *, staleness: int, actors: int, last: int) -> 
     All of them end while groups are still leased.
     """
     window = {"max_staleness": staleness, "window": config.window(actors)}
+    sync = config.weight_sync  # without staging, engines take a version one after the other
+    swaps_at_once = max(1, int(sync.update_fraction * actors)) if sync.staged else 1
     return Setting(
         queues=config.queues.model_copy(update=window),
         spec=RunSpec(
@@ -115,11 +117,7 @@ def setting_of(config: RunConfig, *, staleness: int, actors: int, last: int) -> 
         ),
         engines=actors,
         slots=config.actors.max_concurrent_rollouts,
-        swaps_at_once=(
-            max(1, int(config.weight_sync.update_fraction * actors))
-            if config.weight_sync.staged
-            else 1  # the learner brings a version to one engine after the other
-        ),
+        swaps_at_once=swaps_at_once,
         beyond=staleness + 1,
     )
 

@@ -31,10 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class _LogFile(QueueHandler):
-    """Appends to a file in a thread of its own, so that a disk that hangs stops nobody else.
-
-    Lines that the disk does not take are dropped.
-    """
+    """Appends to a file in a thread of its own, and drops lines that a disk does not take."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(SimpleQueue())
@@ -85,10 +82,7 @@ def log_to(file: Path) -> Iterator[None]:
 
 
 class Terminal:
-    """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
-
-    It prints to rich's `console`, by default a `SafeConsole`, whose errors end nothing.
-    """
+    """Prints phases and progress: `with terminal.bar(…): terminal.advance(done, text)`."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or SafeConsole()

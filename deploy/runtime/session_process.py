@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,20 +52,14 @@ PARENT_LOCK = "parent.lock"
 
 
 class Message(TypedDict, total=False):
-    """Message of a session to its parent, as JSON."""
+    """Message of a session to its parent, as JSON; methods of `Session` send a part each."""
 
     limit: int
-    """Restarts in a row that are allowed."""
     again: list[str]
-    """Arguments of the command that goes on with the run after a crash."""
     worked: bool
-    """True: the loop of the run has begun."""
     recorded: bool
-    """True: the crashes are in the record of the run."""
     code: int
-    """Exit code with which the session ends on purpose."""
     error: str
-    """Error by which the session ends, and which counts as a crash."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,19 +88,15 @@ class Session:
         self._parent, self._again, self._lost_since = parent, again, history.lost_since
         self._wait = wait
         self.budget: RestartBudget = history
-        self.crashes: Sequence[str] = [*history.crashes]
-        """Reasons of crashes that no session has recorded yet; empty for the first session."""
-        self._unrecorded: Sequence[str] = self.crashes
+        self.crashes = [*history.crashes]
+        """Reasons of crashes that no session has recorded yet."""
+        self.is_again = bool(self.crashes)
+        """True for a session that was started again after a crash."""
         self.has_worked = False
         """True once the loop of its run has begun."""
         self.has_failed = False
         """True once it has told the parent of an error that counts as a crash."""
         threading.Thread(target=self._follow, name="parent", daemon=True).start()
-
-    @property
-    def is_again(self) -> bool:
-        """True for a session that was started again after a crash."""
-        return bool(self.crashes)
 
     def begin(self) -> None:
         """Wait until the session may begin."""
@@ -132,7 +122,7 @@ class Session:
 
     def has_recorded(self) -> None:
         """Say that `crashes` are in the record of the run."""
-        self._unrecorded = ()
+        self.crashes.clear()
         self._send(Message(recorded=True))
 
     def ends(self, code: int) -> None:
@@ -164,7 +154,7 @@ class Session:
             known = History(
                 limit=self.budget.limit,
                 in_a_row=self.budget.in_a_row,
-                crashes=[*self._unrecorded],
+                crashes=[*self.crashes],
                 lost_since=self._lost_since,
                 pid=os.getpid(),
                 socket=theirs.fileno(),

@@ -287,7 +287,7 @@ class Sent(session_process.Session):
     """A session without a process, which keeps what it sends to its parent."""
 
     def __init__(self, crash, has_worked):
-        self.crashes = [crash] if crash else []
+        self.is_again = crash is not None
         self.has_worked, self.has_failed = has_worked, False
         self.sent, self._wait = [], 0.0
 
