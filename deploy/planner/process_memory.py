@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deploy.config.run_config import RunConfig
-from deploy.planner.byte_counts import (
-    GIB,
-    GRADIENT,
-    MIB,
-    MOMENTS,
-    STEPPED,
-    WEIGHT,
-    version_bytes,
-)
+from deploy.planner.byte_counts import GIB, GRADIENT, MIB, MOMENTS, STEPPED, WEIGHT, version_bytes
 from deploy.planner.model_sizes import EngineSizes, ModelSizes
 from headway.roles import Role
 from learner.config.learner import LearnerConfig
