@@ -16,7 +16,7 @@ BUDGET = {
     "weight_sync": 4086,
     "actors": 9729,
     "learner": 9973,
-    "deploy": 15884,
+    "deploy": 15843,
     "benchmarks": 6899,
     "examples": 208,
 }
