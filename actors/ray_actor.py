@@ -9,6 +9,7 @@ that were running. The driver's supervisor makes another one.
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Never
 
@@ -150,27 +151,12 @@ class RolloutActor:
             self._pool.close()
             await parts.engine.close()
 
-    async def pause(self, version: int, token: str) -> int | None:
-        """Call `DirectReceiver.pause`, for the learner, as the next three; see `EngineLink`."""
-        return await self._direct_receiver().pause(version, token)
-
-    async def transfer(self, token: str, method: str, payload: dict[str, Any] | None) -> None:
-        """Call `DirectReceiver.transfer`."""
-        await self._direct_receiver().transfer(token, method, payload)
-
-    async def resume(self, token: str) -> None:
-        """Call `DirectReceiver.resume`."""
-        await self._direct_receiver().resume(token)
-
-    async def give_up(self, reason: str) -> None:
-        """Call `DirectReceiver.give_up`."""
-        await self._direct_receiver().give_up(reason)
-
-    def _direct_receiver(self) -> DirectReceiver:
+    async def update(self, step: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """Call a method of `DirectReceiver`, for the learner (`RayEngineLink`)."""
         receiver = self.parts and self.parts.receiver
         if not isinstance(receiver, DirectReceiver):
             raise HeadwayError(f"{self._statistics.engine_id} takes no weights directly")
-        return receiver
+        return await step(receiver, *arguments)
 
     async def resend(self) -> None:
         """Have the engine take the newest weights again, whole (`Receiver.resend`)."""

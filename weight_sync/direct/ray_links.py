@@ -4,7 +4,7 @@ actor ─join─▶ broadcaster ◀─engines─ learner ─pause, transfer, res
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -12,6 +12,7 @@ import ray
 from headway.ray_service import answer_of
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct.attempt import EngineLink, Sender, Transfer, Weights
+from weight_sync.direct.direct_receiver import DirectReceiver
 from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
@@ -28,21 +29,22 @@ class RayEngineLink(EngineLink):
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
 
     def pause(self, version: int, attempt: str) -> int | None:
-        served: int | None = self._answer("pause", self.actor.pause.remote(version, attempt))
+        served: int | None = self._call(DirectReceiver.pause, version, attempt)
         return served
 
     def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
-        self._answer("transfer", self.actor.transfer.remote(attempt, method, payload))
+        self._call(DirectReceiver.transfer, attempt, method, payload)
 
     def resume(self, attempt: str) -> None:
-        self._answer("resume", self.actor.resume.remote(attempt))
+        self._call(DirectReceiver.resume, attempt)
 
     def give_up(self, reason: str) -> None:
-        self._answer("give up", self.actor.give_up.remote(reason), GIVE_UP_SECONDS)
+        self._call(DirectReceiver.give_up, reason, seconds=GIVE_UP_SECONDS)
 
-    def _answer(self, asked: str, pending: Any, timeout: float | None = None) -> Any:
-        name = f"{self.engine_id}, asked to {asked},"
-        return answer_of(pending, name, timeout, gone=LoadFailed, late=DeadlineExceeded)
+    def _call(self, step: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+        name = f"{self.engine_id}, asked to {step.__name__.replace('_', ' ')},"
+        pending = self.actor.update.remote(step, *arguments)
+        return answer_of(pending, name, seconds, gone=LoadFailed, late=DeadlineExceeded)
 
 
 class JoinedEngines:

@@ -71,9 +71,7 @@ class Handle:
 
     def __init__(self, actor: FakeRollout, loop: asyncio.AbstractEventLoop) -> None:
         self.actor, self._loop = actor, loop
-        for name in ("pause", "transfer", "resume", "give_up"):
-            call = getattr(actor, name)
-            setattr(self, name, SimpleNamespace(remote=lambda *a, call=call: self.ask(call(*a))))
+        self.update = SimpleNamespace(remote=lambda *call: self.ask(actor.update(*call)))
 
     def ask(self, answer: Any) -> Future:
         return asyncio.run_coroutine_threadsafe(answer, self._loop)

@@ -1,6 +1,7 @@
 """Unstaged updates on a cluster: engines are found where they joined, and called one by one."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,18 +22,17 @@ class FakeActor:
         self.calls: list[tuple] = []
         self.checksum = ""
 
-    async def pause(self, version: int, token: str) -> None:
-        self.calls.append(("pause", version))
-
-    async def transfer(self, token: str, method: str, payload: dict[str, Any]) -> None:
-        if method == "explode":
-            raise ConnectionResetError("a cable")
-        if method == "update_weights":
-            self.checksum = checksum(payload["update_info"]["tensors"])
-        self.calls.append(("transfer", method))
-
-    async def resume(self, token: str) -> None:
-        self.calls.append(("resume",))
+    async def update(self, step: Callable, *arguments: Any) -> None:
+        if step.__name__ == "transfer":
+            _, method, payload = arguments
+            if method == "explode":
+                raise ConnectionResetError("a cable")
+            if method == "update_weights":
+                self.checksum = checksum(payload["update_info"]["tensors"])
+            self.calls.append(("transfer", method))
+        else:
+            numbers = [number for number in arguments if isinstance(number, int)]
+            self.calls.append((step.__name__, *numbers))
 
     async def received(self) -> tuple[list[tuple], str]:
         return self.calls, self.checksum
