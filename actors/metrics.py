@@ -16,10 +16,6 @@ ENGINE = ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_pre
 class EngineMetrics(Collector):
     """Metrics of vLLM in this process, without its labels, which are the same in every run."""
 
-    def describe(self) -> list[Metric]:
-        """Return nothing: the metrics appear when the engine has started."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         for metric in REGISTRY.collect():
             if metric.name in ENGINE:

@@ -2,8 +2,6 @@
 
 Engines stop by them to save work, and each rollout is cut by them once more, so that a stop counts
 wherever it lies: within a token, or in tokens of which some were sampled before an interruption.
-The token that completes a stop is the last one of the message. It was sampled, trains and counts
-like any other; the text of the message is cut at the stop itself.
 """
 
 import itertools

@@ -20,10 +20,6 @@ class BrokerMetrics(Collector):
     def __init__(self, status: Callable[[], BrokerStatus]) -> None:
         self._status = status
 
-    def describe(self) -> list[Metric]:
-        """Return nothing, so that registering does not ask the broker."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         status = self._status()
         yield Gauge("headway_version", "Batches trained.", status.version)

@@ -151,7 +151,7 @@ def _read_groups(ledger: Ledger, state: BrokerState) -> None:
             # The stamp is of an earlier session, whose clock may have been ahead.
             group.ready_at = min(now, row["accepted_at"] + to_monotonic)
             group.due = row["deadline_version"]
-            state.results.add(group)
+            state.add_result(group)
         elif group.state is State.LEASED:
             group.due = row["deadline_version"]
             group.expires = now + state.config.lease_seconds

@@ -11,12 +11,11 @@ from queues.state.groups import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """A broker at one moment; made by `Broker.status`."""
+    """A broker at one moment; fields that `BrokerState` has too are described there."""
 
     version: int
     """Batches trained."""
     learner: tuple[int, int] = (0, -1)
-    """Epoch of the learner, and the batch that it asked for last, be it one trained before."""
     steps: int
     depth: Mapping[str, int]
     """Train groups by state."""
@@ -33,21 +32,17 @@ class BrokerStatus:
     overdue: int
     """Live groups whose deadline has passed."""
     engines: Mapping[str, int]
-    """Version that each engine serves."""
     ended: Mapping[tuple[str, str], int]
     """Train groups that were dropped or failed, by state and reason."""
     given_back: Mapping[str, int]
-    """Leases that ended without a result since the broker began, by reason."""
     refused: Mapping[str, int]
-    """Results that were refused since then, by `PutStatus`."""
+    """Results that were refused since the broker began, by `PutStatus`."""
     diverged: int
-    """Batches since then that were trained again and gave other weights than before."""
     waits_for: Mapping[str, str | None]
     """Engine of each leased group that the learner waits for."""
     evaluations: Sequence[str]
     """Names of the unfinished evaluations."""
     accepted: int
-    """Results accepted in the whole run, evaluations included."""
     last_error: str | None
     """The latest failed attempt since the broker began: group, prompt, engine, reason and error."""
     paused: str | None
@@ -64,7 +59,7 @@ def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerSt
         learner=state.learner,
         steps=state.bounds.steps,
         depth={str(x): state.groups.train(x) for x in State if x != State.SCORED},
-        oldest_ready_seconds=state.results.oldest_seconds(now),
+        oldest_ready_seconds=max((now - group.ready_at for group in state.results), default=0.0),
         oldest_queued_seconds=state.prompts.oldest_seconds(now),
         live=state.groups.live,
         window=state.lease_bounds.window(state.version),

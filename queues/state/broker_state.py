@@ -3,6 +3,7 @@
 The methods that answer a call of `queues.protocols` raise the errors documented there.
 """
 
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,8 @@ from queues.policy.prompt_retirement import Retirement
 from queues.policy.staleness_controller import StalenessController
 from queues.records import BatchRecord, Lease, Prompt, Purpose, PutStatus, Summary, rollouts_at_once
 from queues.state import groups as reasons
-from queues.state.groups import Acceptance, EvaluationRun, Group, Groups, Reissue, State
+from queues.state.groups import Acceptance, EvaluationRun, Group, Groups, State
 from queues.state.prompt_queue import PromptQueue
-from queues.state.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
 TOKENS_KEPT = 100
@@ -38,7 +38,9 @@ class BrokerState:
     retirement: Retirement = field(init=False)
     groups: Groups = field(default_factory=Groups)
     prompts: PromptQueue = field(init=False)
-    results: ResultsQueue = field(default_factory=ResultsQueue)
+    results: list[Group] = field(default_factory=list)
+    """The results queue: ready groups, earliest deadline first, then in the order of issue. So a
+    batch does not depend on which worker was faster, nor on a restart of the broker."""
     evaluations: dict[str, EvaluationRun] = field(default_factory=dict)
     engines: dict[str, int] = field(default_factory=dict)
     """Version that each engine serves."""
@@ -177,11 +179,15 @@ class BrokerState:
         verdict = self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
             self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
-            return Acceptance(State.DROPPED, reasons.FILTERED, retires=retires)
+            return Acceptance(State.DROPPED, retires=retires)
         group.ready_at = now
         self.groups.move(group, State.READY, due=group.due)
-        self.results.add(group)
+        self.add_result(group)
         return Acceptance(State.READY, let_through=verdict is Verdict.LET_THROUGH, retires=retires)
+
+    def add_result(self, group: Group) -> None:
+        """Insert a ready group into the results queue."""
+        insort(self.results, group, key=lambda ready: (ready.due, ready.number))
 
     def give_back(self, group: Group, reason: str, *, now: float) -> State:
         """End a lease without a result: the group is queued again, or failed for good.
@@ -236,7 +242,7 @@ class BrokerState:
         count = self.choose_batch().count
         if not count:
             return None
-        self.taken = self.results.pop(count)
+        self.taken, self.results = self.results[:count], self.results[count:]
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
             if group.overdue:
@@ -244,7 +250,7 @@ class BrokerState:
         self.tie_filter.next_batch()
         return [group.group_id for group in self.taken]
 
-    def pass_over(self) -> list[Reissue]:
+    def pass_over(self) -> list[tuple[Group, Group]]:
         """Settle the groups that were due with the last batch and not taken; call after every take.
 
         With `drop`, return them with the new groups of their prompts, which are first in the queue.
@@ -257,7 +263,7 @@ class BrokerState:
             for group in missed:
                 self.groups.pass_over(group)
             return []
-        reissues = [Reissue(group, self._new_group(group.prompt)) for group in missed]
+        reissues = [(group, self._new_group(group.prompt)) for group in missed]
         for dropped, new in reversed(reissues):
             if dropped.state is State.READY:
                 self.results.remove(dropped)
@@ -314,7 +320,7 @@ class BrokerState:
         ended = self.ended and not self.prompts and not leased
         if len(self.results) < self.bounds.groups_per_batch and not ended:
             return Choice(0)  # the usual case after a put
-        ready = self.results.deadlines()
+        ready = [group.due for group in self.results if group.due is not None]
         return choose_batch(ready, leased, version=self.version, bounds=self.bounds, ended=ended)
 
     def _pop_train(self, capacity: int, version: int) -> list[Group]:

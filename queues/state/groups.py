@@ -53,8 +53,6 @@ class Acceptance(NamedTuple):
     """The effect of an accepted result; decided by the state, recorded by the ledger."""
 
     state: State
-    reason: str = ""
-    """Reason of dropping, else empty."""
     let_through: bool = False
     """The group would have been filtered, but too many were."""
     retires: str | None = None
@@ -142,13 +140,6 @@ class EvaluationRun:
     def finished(self) -> bool:
         """True once every sample is scored or failed."""
         return self.ended == self.count
-
-
-class Reissue(NamedTuple):
-    """A dropped group, and the new group of the same prompt."""
-
-    dropped: Group
-    new: Group
 
 
 class Groups:

@@ -37,7 +37,6 @@ class GroupCommit:
         self._store = store
         self._interval = interval
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
-        self._closed = False
         self._closing = threading.Event()
         self.pause = Pause(f"the disk of {store.directory}", store.directory, probe_seconds)
         self.failure: LedgerError | None = None
@@ -50,7 +49,7 @@ class GroupCommit:
         """Run `change` in the thread; the future has its result once it is durable."""
         if self.failure is not None:
             raise self.failure
-        if self._closed:
+        if self._closing.is_set():
             raise QueueClosed("the broker is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._changes.put((change, future))
@@ -58,8 +57,7 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Commit all submitted changes, then close the store."""
-        if not self._closed:
-            self._closed = True
+        if not self._closing.is_set():
             self._closing.set()
             self._changes.put(None)
         await asyncio.to_thread(self._thread.join)

@@ -46,8 +46,6 @@ class Journal:
         self.directory = directory
         self._segment_bytes = segment_bytes
         self._file: BinaryIO | None = None
-        self._dirty = False
-        """True while there are frames that `commit` has not made durable."""
         self._synced = 0
         """Bytes of the segment that `commit` has made durable."""
         try:
@@ -74,15 +72,13 @@ class Journal:
         checksum = checksum_of(payload)
         self._file.write(_HEADER.pack(len(payload), checksum))
         self._file.write(payload)
-        self._dirty = True
         return Location(self.newest, offset, len(payload), checksum)
 
     def commit(self) -> None:
         """Make every frame so far survive the loss of power (fdatasync)."""
-        if self._file is not None and self._dirty:
+        if self._file is not None and self._file.tell() > self._synced:
             self._file.flush()
             os.fdatasync(self._file.fileno())
-            self._dirty = False
             self._synced = self._file.tell()
 
     def rollback(self) -> None:
@@ -95,7 +91,7 @@ class Journal:
         path = segment_path(self.directory, self.newest)
         with suppress(OSError):  # closing flushes the buffer
             self._file.close()
-        self._file, self._dirty = None, False
+        self._file = None
         with suppress(OSError):
             if self._synced:
                 os.truncate(path, self._synced)

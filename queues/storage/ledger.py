@@ -7,9 +7,9 @@ commits; only recovery and closing work outside a transaction.
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headway import clock
 from headway.errors import InputError
@@ -17,7 +17,7 @@ from headway.file_lock import TEST_SECONDS, take
 from headway.full_disk import is_full
 from queues.errors import LedgerError
 from queues.records import Lease, Prompt, Summary
-from queues.state.groups import OVERDUE, Acceptance, EvaluationRun, Group, State
+from queues.state.groups import FILTERED, OVERDUE, Acceptance, EvaluationRun, Group, State
 from queues.storage.backup import Backup, ChangesConnection
 from queues.storage.journal import LOCATION, Location
 from queues.storage.ledger_schema import (
@@ -61,6 +61,7 @@ class Ledger:
             )
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"{path}: cannot be opened: {error}") from error
+        self.execute = self.database.execute
         try:
             take(self._lock.fileno(), seconds=lock_seconds)
             self.database.row_factory = sqlite3.Row
@@ -156,6 +157,7 @@ class Ledger:
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
         """Record the one result of a group, its location in the journal, and its effect."""
+        dropped = accepted.state is State.DROPPED
         self.execute(
             "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -172,10 +174,10 @@ class Ledger:
         )
         self.execute(
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
-            (accepted.state, accepted.reason, result.group_id),
+            (accepted.state, FILTERED if dropped else "", result.group_id),
         )
         self._forget_partial(result.group_id)
-        if accepted.state is State.DROPPED:
+        if dropped:
             self._count(DROPPED_SINCE_TAKE, 1)
         if accepted.let_through:
             self._count(LET_THROUGH, 1)
@@ -324,12 +326,6 @@ class Ledger:
             " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
             (name, change),
         )
-
-    def execute(
-        self, sql: str, values: Sequence[Any] | Mapping[str, Any] = (), *, urgent: bool = False
-    ) -> sqlite3.Cursor:
-        """Execute one statement; an urgent change is in a backup, too, once it is committed."""
-        return self.database.execute(sql, values, urgent=urgent)
 
 
 def dump_prompt(prompt: Prompt) -> str:

@@ -266,7 +266,6 @@ class Run:
         self.results[group.group_id] = fact
         accepted = self.state.accept(group, result, now=self.now)
         if accepted.state is State.DROPPED:
-            assert accepted.reason == FILTERED
             assert group.group_id in self.tied
             self.dropped[len(self.batches)] += 1
 
@@ -312,7 +311,7 @@ class Run:
         leased = Counter(group.due for group in in_state[State.LEASED])
         assert groups.leased_due == leased
         ended = state.ended and not state.prompts and not leased
-        ready = state.results.deadlines()
+        ready = [group.due for group in state.results]
         rule = choose_batch(ready, leased, version=version, bounds=bounds, ended=ended)
         assert state.choose_batch() == rule
 

@@ -97,9 +97,9 @@ def sqlite_full():
     return error
 
 
-def install(patch, full):
+def install(patch, ledger, full):
     """Every point where the broker writes: frames, new segments, syncs, and SQL of any kind."""
-    open_file, execute, sync = Path.open, Ledger.execute, os.fdatasync
+    open_file, execute, sync = Path.open, ledger.execute, os.fdatasync
 
     def opened(self, mode="r", *args, **options):
         if mode != "xb":  # of new segments alone
@@ -108,10 +108,10 @@ def install(patch, full):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         return full.file(open_file(self, mode))
 
-    def executed(self, *args, **options):
+    def executed(*args, **options):
         if full.reached():
             raise sqlite_full()
-        return execute(self, *args, **options)
+        return execute(*args, **options)
 
     def synced(descriptor):
         if full.reached():
@@ -119,14 +119,14 @@ def install(patch, full):
         sync(descriptor)
 
     patch.setattr(Path, "open", opened)
-    patch.setattr(Ledger, "execute", executed)
+    patch.setattr(ledger, "execute", executed)
     patch.setattr(journal.os, "fdatasync", synced)
 
 
 async def small_run(folder, full):
     with pytest.MonkeyPatch.context() as patch:
         broker = make_broker(folder, segment_bytes=6_000, probe_seconds=0.001)
-        install(patch, full)
+        install(patch, broker.commits.ledger, full)
         leases = await begin_work(broker, 4, capacity=8)
         for number, lease in enumerate(leases[:3]):
             await broker.put("a", answer(lease, reward=float(number)))
