@@ -227,17 +227,13 @@ class ActorsConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _something_rewards(self) -> Self:
+    def _rewards_are_given_and_used(self) -> Self:
         unrewarded = not self.reward or self.heldout_reward == ()
         if unrewarded and self.environment in ("single_turn", "tools"):
             raise ValueError(
                 f'with actors.environment = "{self.environment}" actors.reward must name at least '
                 "one reward; other environments may give all of it by themselves"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_are_used(self) -> Self:
         used = dict.fromkeys((*self.reward, *(self.heldout_reward or ())))
         for setting, values in (
             ("reward_options", self.reward_options),
@@ -252,16 +248,12 @@ class ActorsConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _counts_are_ordered(self) -> Self:
+    def _counts_fit(self) -> Self:
         count = f"actors.count = {self.count}"
         if self.max_count is not None and self.max_count < self.count:
             raise ValueError(f"actors.max_count = {self.max_count} must be at least {count}")
         if self.min_count is not None and self.min_count > self.count:
             raise ValueError(f"actors.min_count = {self.min_count} must be at most {count}")
-        return self
-
-    @model_validator(mode="after")
-    def _every_actor_has_cores(self) -> Self:
         if self.cores is not None and self.max_count is not None:
             raise ValueError(
                 f"actors.cores has {len(self.cores)} entries, and actors.max_count = "

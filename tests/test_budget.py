@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1859,
-    "queues": 6083,
-    "weight_sync": 4086,
-    "actors": 9729,
+    "queues": 6016,
+    "weight_sync": 4072,
+    "actors": 9692,
     "learner": 9973,
     "deploy": 15843,
     "benchmarks": 6899,

@@ -85,25 +85,6 @@ class TextReader:
             )
         return ids[: self.context]
 
-    def check_free_space(
-        self, prompt: str | Sequence[Message], max_new_tokens: int, max_model_len: int
-    ) -> None:
-        """Check that the longest rollout of a prompt, of the policy's tokens and closed, fits.
-
-        Raises InputError if it does not, and PromptRefused if the prompt alone does not.
-        """
-        length = len(self(prompt, "")) - 1
-        longest = min(length + max_new_tokens, max_model_len) + 1
-        text = as_messages(prompt)[-1].content
-        if longest > self.context:
-            raise InputError(
-                f"a rollout of prompt {text[:40]!r} may have {longest} tokens, min(prompt + "
-                f"actors.max_new_tokens, actors.max_model_len) + 1 = min({length} + "
-                f"{max_new_tokens}, {max_model_len}) + 1, and the context of the reward model is "
-                f"{self.context}; set actors.max_model_len to at most {self.context - 1}, or take "
-                "a reward model with a longer context"
-            )
-
 
 def load_reader(
     model_path: str,
@@ -158,6 +139,16 @@ def check_reward_model(
     reader = load_reader(model_path, config.chat_template_options)
     for prompt in prompts:
         try:
-            reader.check_free_space(prompt, config.max_new_tokens, max_model_len)
-        except (InputError, PromptRefused) as error:
+            length = len(reader(prompt, "")) - 1
+        except PromptRefused as error:
             raise InputError(f"reward model {model_path!r}: {error}") from None
+        longest = min(length + config.max_new_tokens, max_model_len) + 1
+        if longest > reader.context:
+            raise InputError(
+                f"reward model {model_path!r}: a rollout of prompt "
+                f"{as_messages(prompt)[-1].content[:40]!r} may have {longest} tokens, min(prompt + "
+                f"actors.max_new_tokens, actors.max_model_len) + 1 = min({length} + "
+                f"{config.max_new_tokens}, {max_model_len}) + 1, and the context of the reward "
+                f"model is {reader.context}; set actors.max_model_len to at most "
+                f"{reader.context - 1}, or take a reward model with a longer context"
+            )

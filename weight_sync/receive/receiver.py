@@ -55,32 +55,10 @@ class ReceiverOptions:
     keep_base: bool = False
     """Keep the newest staged version in host memory, as the base of the next delta."""
     retry_seconds: float = 1.0
-    """Wait before a failed version is tried again (`Retry`); a newer version, or the same one
-    published anew, ends the wait."""
+    """Wait before a failed version is tried again; doubled with every failure in a row, up to 32
+    times this. A newer version, or the same one published anew, ends the wait."""
     failed_loads: int = 3
     """Loads that fail one after the other until `run` raises the error: the engine is replaced."""
-
-
-class Retry:
-    """The wait before a failed version is tried again; it doubles, up to 32 times as long."""
-
-    def __init__(self, seconds: float) -> None:
-        self.failed: Manifest | None = None
-        """The version that failed last; None if the last one was taken."""
-        self._seconds = seconds
-        self._failures, self._at = 0, 0.0
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the version may be tried again, negative after that."""
-        return self._at - time.monotonic()
-
-    def note(self, failed: Manifest | None) -> None:
-        """Begin a wait after a version that failed, or end it with None after one that did not."""
-        self.failed = failed
-        wait = 0.0 if failed is None else self._seconds * 2 ** min(self._failures, 5)
-        self._failures = 0 if failed is None else self._failures + 1
-        self._at = time.monotonic() + wait
 
 
 class Receiver:
@@ -106,7 +84,9 @@ class Receiver:
         self._transport = transport
         self._on_version = on_version
         self._options = options
-        self._retry = Retry(options.retry_seconds)
+        self._failed: Manifest | None = None
+        """The version that failed last; None if the last one was taken."""
+        self._failures, self._retry_at = 0, 0.0
         self._expected = options.expected
         self._digest: str | None = None
         """Digest of the weights that the engine serves."""
@@ -128,14 +108,18 @@ class Receiver:
             if manifest is None:
                 continue
             report = await self.update(manifest, stop)
-            if report is not None:
-                self._retry.note(manifest if report.error else None)
+            if report is None:
+                continue
+            wait = self._options.retry_seconds * 2 ** min(self._failures, 5) if report.error else 0
+            self._failed = manifest if report.error else None
+            self._failures = self._failures + 1 if report.error else 0
+            self._retry_at = time.monotonic() + wait
 
     async def _next(self, stop: asyncio.Event) -> Manifest | None:
         """Wait for a version to take; None if it must be looked for again."""
         served = -1 if self.version is None or self._resending is not None else self.version
-        wait = self._retry.remaining
-        failed = self._retry.failed if wait > 0 else None
+        wait = self._retry_at - time.monotonic()
+        failed = self._failed if wait > 0 else None
         if failed is None:
             known, seconds = (served, self._digest), NEWEST_SECONDS
         else:
