@@ -215,13 +215,7 @@ class Run:
         config, opened = self.context.config, self.context.inputs.prompts
         broker = self.processes.broker
         await evaluations.initial(broker, opened.evaluations, evaluator(config.heldout))
-        await feed(
-            broker,
-            opened.source,
-            name=config.prompts.source,
-            deadline=config.deploy.stall_seconds,
-            on_change=config.prompts.on_change,
-        )
+        await feed(broker, opened.source, config)
 
     async def save(self, insisted: asyncio.Event | None = None) -> None:
         """Have the learner save a checkpoint and the actors what they sample, before a deadline.

@@ -47,13 +47,7 @@ async def generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -
     unbounded = config.queues.model_copy(update={"max_staleness": steps})
     fleet = await start_fleet(config, inputs.model_path, directory.path, unbounded, steps)
     await fleet.publish(0, Path(inputs.model_path))
-    feeder = feed(
-        fleet.broker,
-        inputs.prompts.source,
-        name=config.prompts.source,
-        deadline=TAKE_SECONDS,
-        on_change="refuse",
-    )
+    feeder = feed(fleet.broker, inputs.prompts.source, config)
     await fleet.serve(consumer=_consume(config, fleet.broker, directory), feeder=feeder)
 
 

@@ -105,9 +105,7 @@ def _run_command(process: Session | None) -> Any:
             _print_error(STOPPED)
             sys.exit(Interrupted.exit_code)
         raise
-    except Exception as error:
-        if not isinstance(error, HeadwayError | OSError):
-            raise
+    except (HeadwayError, OSError) as error:
         code = error.exit_code if isinstance(error, HeadwayError) else 1
         _print_error(str(error))
         if process is not None and code != Interrupted.exit_code and process.may_pass(error):

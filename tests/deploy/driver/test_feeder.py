@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from deploy.config.deploy_config import STALL_FACTOR
+from deploy.config.loader import load_recipe
 from deploy.driver.feeder import feed
 from deploy.errors import RunFailed
 from queues.errors import QueueClosed
@@ -54,7 +56,8 @@ class Broker:
 
 
 def feeding(broker, source, *, deadline):
-    return feed(broker, source, name="mine:Source", deadline=deadline, on_change="refuse")
+    settings = ["prompts.source=mine:Source", f"deploy.watchdog_seconds={deadline / STALL_FACTOR}"]
+    return feed(broker, source, load_recipe("demo", settings))
 
 
 @pytest.mark.parametrize("blocking", ["next", "restore"])
