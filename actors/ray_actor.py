@@ -121,7 +121,12 @@ class RolloutActor:
         keep_logs_small()
         allow_open_files()
         self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
-        self._serve_metrics()
+        if access := self._spec.metrics:
+            from actors.metrics import ActorMetrics, EngineMetrics
+
+            engine = [EngineMetrics()] if self._spec.engine_metrics else []
+            collectors = [ActorMetrics(self._statistics), *engine]
+            self._statistics.metrics = serve_metrics(collectors, access)
         parts = await asyncio.to_thread(self._build)
         await parts.engine.start()
         gc.collect()
@@ -180,16 +185,6 @@ class RolloutActor:
         self._stop.set()
         if self._works and self.parts is not None:
             await self.parts.worker.left.wait()
-
-    def _serve_metrics(self) -> None:
-        access = self._spec.metrics
-        if access is None:
-            return
-        from actors.metrics import ActorMetrics, EngineMetrics
-
-        engine = [EngineMetrics()] if self._spec.engine_metrics else []
-        collectors = [ActorMetrics(self._statistics), *engine]
-        self._statistics.metrics = serve_metrics(collectors, access)
 
     def _build(self) -> ActorParts:
         """Build everything but the running engine; blocks while it reads the model folder."""

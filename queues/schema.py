@@ -234,18 +234,13 @@ def _row(group: RolloutGroup, rollout: Rollout) -> dict[str, Any]:
             raise SchemaError(f"{name}: {values[name]} has no time zone, must be in UTC")
     values["finish_reason"] = str(rollout.finish_reason)
     values["reward_parts"] = dict(rollout.reward_parts)
-    values["metadata"] = _as_metadata(rollout)
-    return values
-
-
-def _as_metadata(rollout: Rollout) -> str:
-    """Return as JSON the fields that few rollouts have; `optional_fields` reads them."""
     turns, baseline = rollout.turn_rewards or None, rollout.baseline_reward
-    fields = {"turn_rewards": turns, "baseline_reward": baseline}
+    optional = {"turn_rewards": turns, "baseline_reward": baseline}  # see `optional_fields`
     try:
-        return json.dumps({name: x for name, x in fields.items() if x is not None})
+        values["metadata"] = json.dumps({k: x for k, x in optional.items() if x is not None})
     except (TypeError, ValueError) as error:
         raise SchemaError(f"metadata: not JSON: {error}") from error
+    return values
 
 
 def _rollout(row: dict[str, Any]) -> Rollout:

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "headway": 1859,
-    "queues": 6016,
+    "queues": 5991,
     "weight_sync": 4072,
-    "actors": 9692,
+    "actors": 9683,
     "learner": 9973,
     "deploy": 15830,
     "benchmarks": 6890,

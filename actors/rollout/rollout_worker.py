@@ -187,12 +187,6 @@ class RolloutWorker:
         self.held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
-    def _vacate(self, lease: Lease) -> None:
-        """Count one rollout of a group as ended; its share of the engine is free."""
-        self._running[lease.group_id, lease.attempt] -= 1
-        self._occupancy.change(-1)
-        self._changed.set()
-
     def _end(self, lease: Lease) -> None:
         self._occupancy.change(-self._running.pop((lease.group_id, lease.attempt)))
         del self.held[lease.group_id, lease.attempt]
@@ -266,8 +260,10 @@ class RolloutWorker:
             if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
                 return saved
             rollout = await self.run_episode(lease, index, saved)
-        finally:
-            self._vacate(lease)
+        finally:  # its share of the engine is free
+            self._running[lease.group_id, lease.attempt] -= 1
+            self._occupancy.change(-1)
+            self._changed.set()
         self.statistics.tokens += sum(rollout.loss_mask) - (sum(saved.loss_mask) if saved else 0)
         if rollout.finish_reason is not FinishReason.ABORTED:
             self.statistics.rollouts += 1

@@ -35,7 +35,7 @@ from queues.state.broker_state import BrokerState
 from queues.storage.backup import Backup, check_backup
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
-from queues.storage.ledger_schema import JOURNAL_NAME, OWNER
+from queues.storage.ledger_schema import JOURNAL_NAME, OWNER, SESSION, sessions_of
 
 
 class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
@@ -47,8 +47,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         config: Section `[queues]`.
         spec: Size of the run's batches and groups.
         session: What this session of the run begins with, as JSON, which the ledger keeps.
-        owner: Name of the broker. One that is made again under the name of the last broker, which
-            has died, goes on with its leases (`queues.broker.recovery`).
+        owner: Name of the broker, by which one goes on with its leases (`queues.broker.recovery`).
         probe_seconds: Interval between probes of a full disk, while the broker pauses.
 
     Raises:
@@ -77,7 +76,8 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         try:
             goes_on = recover(ledger, state, owner=owner)
             if session is not None and not goes_on:
-                ledger.begin_session(session)
+                number = len(sessions_of(ledger.database))
+                ledger.remember(f"{SESSION}{number:06d}", session)
             ledger.note(OWNER, owner or "")
             journal = Journal(directory / JOURNAL_NAME, segment_bytes=config.segment_bytes)
             if spec.backup is not None:
@@ -120,5 +120,6 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
 
     async def close(self) -> None:
         """End long polls with QueueClosed and close; `ledger.sqlite` is then the whole ledger."""
-        self.stop_expiry()
+        if self._watching is not None:
+            self._watching.cancel()
         await self.commits.close()

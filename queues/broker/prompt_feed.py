@@ -89,7 +89,7 @@ class BrokerPromptFeed(PromptFeed):
         run = EvaluationRun(
             name=name, count=len(prompts), temperature=temperature, min_version=min_version
         )
-        groups = state.evaluate(run, prompts)
+        groups = state.issue(prompts, run)
         record = partial(commits.ledger.evaluate, run, groups, texts)
         await commits.durable(record, commits.lease_polls)
 

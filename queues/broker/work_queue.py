@@ -142,11 +142,6 @@ class BrokerWorkQueue(WorkQueue):
             raise QueueClosed("release: the run is over")
         return len(held)
 
-    def stop_expiry(self) -> None:
-        """Let no lease expire any more."""
-        if self._watching is not None:
-            self._watching.cancel()
-
     async def _give_back(
         self, groups: Sequence[Group], reason: str, error: str, *also: Callable[[], None]
     ) -> None:
@@ -176,31 +171,28 @@ class BrokerWorkQueue(WorkQueue):
         """Let leases expire from now on, if there are any."""
         watched = self._watching is not None and not self._watching.done()
         if self.commits.state.groups.any_leased and not watched:
-            self._watching = asyncio.create_task(self._watch())
+            self._watching = asyncio.create_task(self._expire())
 
-    async def _watch(self) -> None:
-        """Expire leases; if that fails, close the broker, so that nobody waits for lost groups."""
+    async def _expire(self) -> None:
+        """Return leases without a heartbeat to the queue until nothing is leased.
+
+        Time with a full disk does not count. If this fails, the broker serves nothing more, so that
+        nobody waits for lost groups.
+        """
         try:
-            await self._expire()
+            while leased := self.commits.state.groups.leased():
+                now = time.monotonic()
+                excused = self.commits.paused_until + self._lease_seconds
+                for group in leased:
+                    group.expires = max(group.expires, excused)
+                expired = [group for group in leased if group.expires <= now]
+                if expired:
+                    reason = f"no heartbeat for {self._lease_seconds:g} s"
+                    await self._give_back(expired, "lease_expired", reason)
+                else:
+                    await asyncio.sleep(min(group.expires for group in leased) - now)
         except Exception as error:
             log.exception("leases cannot expire any more")
             failure = LedgerError(f"leases cannot expire, nothing more is served: {error!r}")
             failure.__cause__ = error
             self.commits.fail(failure)
-
-    async def _expire(self) -> None:
-        """Return leases without a heartbeat to the queue until nothing is leased.
-
-        Time with a full disk does not count.
-        """
-        while leased := self.commits.state.groups.leased():
-            now = time.monotonic()
-            excused = self.commits.paused_until + self._lease_seconds
-            for group in leased:
-                group.expires = max(group.expires, excused)
-            expired = [group for group in leased if group.expires <= now]
-            if expired:
-                error = f"no heartbeat for {self._lease_seconds:g} s"
-                await self._give_back(expired, "lease_expired", error)
-            else:
-                await asyncio.sleep(min(group.expires for group in leased) - now)

@@ -106,17 +106,15 @@ class BrokerState:
         """The bounds of new leases, within the window of staleness."""
         return self.bounds.within(self.staleness)
 
-    def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
-        """Queue a group for each prompt."""
-        groups = [self._new_group(prompt, evaluation) for prompt in prompts]
+    def issue(self, prompts: Sequence[Prompt], run: EvaluationRun | None = None) -> list[Group]:
+        """Queue a group for each prompt, for training or a new evaluation."""
+        if run is not None:
+            self.evaluations[run.name] = run
+        name = None if run is None else run.name
+        groups = [self._new_group(prompt, name) for prompt in prompts]
         for group in groups:
             self.prompts.append(group)
         return groups
-
-    def evaluate(self, run: EvaluationRun, prompts: Sequence[Prompt]) -> list[Group]:
-        """Queue an evaluation's groups."""
-        self.evaluations[run.name] = run
-        return self.issue(prompts, run.name)
 
     def wanted(self) -> int | None:
         """Return how many prompts to issue now; None while the prompt queue is long enough."""

@@ -20,13 +20,7 @@ from queues.records import Lease, Prompt, Summary
 from queues.state.groups import FILTERED, OVERDUE, Acceptance, EvaluationRun, Group, State
 from queues.storage.backup import Backup, ChangesConnection
 from queues.storage.journal import LOCATION, Location
-from queues.storage.ledger_schema import (
-    FILE_NAME,
-    LOCK_NAME,
-    SESSION,
-    open_tables,
-    sessions_of,
-)
+from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME, open_tables
 from queues.storage.state_counts import Counts, count_rows, keep_counts, kept_counts
 
 log = logging.getLogger(__name__)
@@ -289,11 +283,6 @@ class Ledger:
     def forget(self, pattern: str) -> None:
         """Remove the values whose keys match a pattern of SQLite's GLOB."""
         self.execute("DELETE FROM meta WHERE key GLOB ?", (pattern,))
-
-    def begin_session(self, text: str) -> None:
-        """Record what a session begins with, given as JSON."""
-        number = len(sessions_of(self.database))
-        self.remember(f"{SESSION}{number:06d}", text)
 
     def counts(self) -> Counts:
         """Count all rows; the time grows with the run."""

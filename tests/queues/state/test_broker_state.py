@@ -110,7 +110,7 @@ def test_groups_that_are_set_back_are_replaced_in_the_line_and_never_exceed_the_
 def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_come():
     state = make_state(max_attempts=3, retry_seconds=1.0, steps=1)
     run = EvaluationRun(name="e", count=2, temperature=0.0, min_version=1)
-    first, second = state.evaluate(run, make_prompts(2))
+    first, second = state.issue(make_prompts(2), run)
     state.serving("a", 1)
     assert leased(state, 0.0) == [0, 1]
     state.give_back(first, "reward", now=0.0)
