@@ -166,9 +166,9 @@ def top(
     try:
         show(run, runs_dir, interval=interval, once=once, console=console)
     except RunEnded as ended:
-        from deploy.report.tables import FIGURES
+        from deploy.report.summary import KEYS
         from deploy.report.tables import show as show_figures
 
         run_directory = ended.directory
-        figures = {**run_directory.summary(*FIGURES), "status": run_directory.status()}
+        figures = {**run_directory.summary(*KEYS), "status": run_directory.status()}
         show_figures(figures, run_directory, console)

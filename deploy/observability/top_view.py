@@ -107,10 +107,8 @@ def loop_list(interval: Interval) -> Table:
     boxes, arrows = _stages(interval)
     weights, ack = _ways_back(interval)
     table = Table.grid(padding=(0, 2))
-    for (stage, groups), labels in zip(boxes[:-1], arrows, strict=True):
-        table.add_row(Text(stage, "bold"), groups, f"─▶ {', '.join(labels)}")
-    (stage, version) = boxes[-1]
-    table.add_row(Text(stage, "bold"), version, f"─▶ {weights}")
+    for (stage, content), labels in zip(boxes, (*arrows, (weights,)), strict=True):
+        table.add_row(Text(stage, "bold"), content, f"─▶ {', '.join(labels)}")
     table.add_row("", "", f"─▶ {ack}")
     return table
 

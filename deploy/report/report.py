@@ -10,8 +10,8 @@ from deploy.config.changes import differing
 from deploy.observability.samples import FILE as SAMPLES
 from deploy.observability.samples import Sample, heading, text_of
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of
-from deploy.report.summary import resumptions, summarise
-from deploy.report.tables import FIGURES, describe_changes, figures
+from deploy.report.summary import KEYS, resumptions, summarise
+from deploy.report.tables import describe_changes, figures
 from deploy.report.timeline import Timeline, draw_timeline, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -73,7 +73,7 @@ def _plotted(directory: RunDirectory, label: str, colour: str) -> PlottedRun:
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
     record.batches = batches
     record.swaps = directory.rows("swaps.jsonl", lambda row: WeightUpdateReport(**row))
-    summary = directory.summary(*FIGURES)
+    summary = directory.summary(*KEYS)
     if summary:
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     else:

@@ -183,3 +183,7 @@ def sessions(batches: Sequence[TrainedBatch]) -> list[list[TrainedBatch]]:
 def resumptions(batches: Sequence[TrainedBatch]) -> list[int]:
     """Return the versions from which a later session trained on."""
     return [session[0].version for session in sessions(batches)[1:]]
+
+
+KEYS = tuple(summarise(Record("", 0, 0, started_at=0.0), status="", now=0.0))
+"""Keys of `summary.json`."""

@@ -64,15 +64,6 @@ def _row_of_run(run: RunDirectory) -> tuple[float, list[str]]:
     return written, [name, *cells]
 
 
-FIGURES = (
-    "name", "version", "steps", "seconds", "seconds_to_first_step", "samples_per_second",
-    "tokens_trained", "heldout", "heldout_sampled", "selection", "max_lag_trained", "max_staleness",
-    "multi_version_rollouts", "ess_mean", "mismatch", "idle_fraction", "weight_sync", "overlap",
-    "accounting", "restarts", "lost_seconds",
-)  # fmt: skip
-"""Keys of a summary that `figures` reads."""
-
-
 def figures(summary: dict[str, Any]) -> dict[str, str]:
     """Return the figures of a summary for people, by label; "–" stands for an unknown figure."""
     sync, idle, overlap = summary["weight_sync"], summary["idle_fraction"], summary["overlap"]

@@ -102,13 +102,14 @@ def build(
 ) -> Timeline:
     """Build the timeline of batches, from the wait for the first to the last acknowledgement."""
     begin, last = batches[0].times.wait_started_at, batches[-1]
+    ready = overlaps((group.accepted_at, group.taken_at) for group in history.groups)
     end = history.acked_at.get(last.version) or last.times.published_at
     return Timeline(
         first=batches[0].version,
         begin=begin,
         end=end,
         actors={e: clip(c, begin, end) for e, c in running_rollouts(history.groups).items()},
-        queue=clip(ready_groups(history.groups), begin, end),
+        queue=clip(ready, begin, end),
         groups_per_batch=groups_per_batch,
         learner=learner_spans(batches, history.acked_at, history.checkpoints),
         updates={
@@ -124,11 +125,6 @@ def running_rollouts(groups: Iterable[GroupTimes]) -> dict[str, Curve]:
     for group in groups:
         intervals[group.engine_id] += group.rollouts
     return {engine: overlaps(intervals[engine]) for engine in sorted(intervals)}
-
-
-def ready_groups(groups: Iterable[GroupTimes]) -> Curve:
-    """Count the groups that are accepted and not taken yet, over time."""
-    return overlaps((group.accepted_at, group.taken_at) for group in groups)
 
 
 def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:

@@ -9,7 +9,6 @@ from deploy.report.timeline import (
     idle_share,
     learner_spans,
     overlaps,
-    ready_groups,
     running_rollouts,
     update_spans,
     window,
@@ -65,7 +64,7 @@ def test_idle_is_the_share_of_a_window_at_count_zero(begin, end, clipped, idle):
     assert idle_share([], begin, end) == 1.0, "an engine without any rollout is idle throughout"
 
 
-def test_rollouts_are_counted_by_engine_and_groups_from_acceptance_to_their_batch():
+def test_rollouts_are_counted_by_engine():
     groups = [
         group("engine-1", accepted=4, taken=6, rollouts=[(0, 4), (1, 3)]),
         group("engine-0", accepted=5, taken=None, rollouts=[(2, 5)]),
@@ -74,7 +73,6 @@ def test_rollouts_are_counted_by_engine_and_groups_from_acceptance_to_their_batc
         "engine-0": [(2, 1), (5, 0)],
         "engine-1": [(0, 1), (1, 2), (3, 1), (4, 0)],
     }
-    assert ready_groups(groups) == [(4, 1), (5, 2), (6, 1)]
 
 
 def test_the_learner_waits_steps_publishes_acknowledges_and_saves_in_this_order():
@@ -117,7 +115,7 @@ def test_the_window_does_not_reach_over_a_pause_between_sessions():
 
 def test_a_timeline_holds_only_what_happened_between_its_first_wait_and_its_last_ack():
     history = History(
-        groups=[group(accepted=3, taken=11, rollouts=[(0, 3)]), group(rollouts=[(12, 40)])],
+        groups=[group(accepted=10.5, taken=11, rollouts=[(0, 3)]), group(rollouts=[(12, 40)])],
         acked_at={3: 14.0},
         checkpoints={},
     )
@@ -125,6 +123,6 @@ def test_a_timeline_holds_only_what_happened_between_its_first_wait_and_its_last
     timeline = build([batch(3, 10.0)], swaps, history, groups_per_batch=2)
     assert (timeline.first, timeline.begin, timeline.end) == (3, 10.0, 14.0)
     assert timeline.actors == {"engine-0": [(10.0, 0), (12, 1), (14.0, 1)]}
-    assert timeline.queue == [(10.0, 2), (11, 1), (14.0, 1)]
+    assert timeline.queue == [(10.0, 1), (10.5, 2), (11, 1), (14.0, 1)]
     starts = [span.start for span in timeline.updates["engine-0"]]
     assert starts == [10.5, 11.5, 11.75, 12.5, 13.0]
