@@ -20,7 +20,7 @@ from headway import clock
 from headway.roles import ProcessName
 from queues.protocols import PromptFeed
 from queues.ray_broker import BrokerClient
-from queues.records import Evaluation, Prompt
+from queues.records import Prompt
 
 OUTCOME_SECONDS = 10.0
 """Timeout of one long poll of the broker for the end of an evaluation."""
@@ -56,20 +56,18 @@ async def initial(
         await asyncio.sleep(poll_seconds)
 
 
-async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
-    """Wait for one evaluation and return it; the watchdog ends a run in which nothing moves."""
-    while (result := await feed.evaluation(planned.name, timeout=OUTCOME_SECONDS)) is None:
-        pass
-    return result
-
-
 async def collect(context: RunContext, broker: BrokerClient, trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
+    scored = {row["version"] for row in record.heldout}
     for version, evaluations in groupby(context.inputs.prompts.evaluations, attrgetter("version")):
-        if version in record.scored:
+        if version in scored:
             continue
-        results = [(planned, await outcome(broker, planned)) for planned in evaluations]
+        results = []
+        for planned in evaluations:  # without a deadline: the watchdog ends a run that stalls
+            while not (result := await broker.evaluation(planned.name, timeout=OUTCOME_SECONDS)):
+                pass
+            results.append((planned, result))
         for planned, result in results:
             record.add_score(planned, result, now=clock.now())
         scores = record.newest_scores()

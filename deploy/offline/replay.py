@@ -23,7 +23,7 @@ from deploy.config.run_config import RunConfig
 from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.sessions import earlier_sessions, recipe_at
+from deploy.storage.sessions import earlier_sessions, last_recipe
 from headway.errors import InputError
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
@@ -88,7 +88,7 @@ def replay(
     recorded = {row["version"]: row for row in read_batches(directory.path)}
     checkpoints = committed_checkpoints(directory.path)
     plan = plan_replay(steps, recorded, checkpoints)
-    config = recipe_at(directory, plan.end - 1)
+    config = last_recipe(directory, plan.end - 1) or directory.config()
     try:
         model = model_path(config)
     except InputError as error:

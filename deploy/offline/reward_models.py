@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 CHECKED = 64
 """Pairs of each member that are checked before the model is loaded; others when they are drawn."""
 REPORT_FILE = "reward_model.json"
-TEMPLATE_FILE = "chat_template.jinja"
-"""File of a model folder in which transformers keeps the chat template."""
 
 
 class PreferencePairs:
@@ -132,7 +130,7 @@ def _train_all(
         terminal.say(f"reward model {member}: {section.steps} steps from {path}")
         row, member_scores, scale = _train(section, path, pairs, member, partial, terminal)
         if config.actors.chat_template is False:  # it was trained without, and is read as it is
-            (partial / row["folder"] / TEMPLATE_FILE).unlink(missing_ok=True)
+            (partial / row["folder"] / "chat_template.jinja").unlink(missing_ok=True)
         members.append(row)
         scores.append((member_scores - scale.mean) / scale.std)
         terminal.say(

@@ -102,11 +102,6 @@ class Record:
         """Return the seconds of all sessions until `now` (epoch seconds)."""
         return self.earlier.seconds + now - self.started_at
 
-    @property
-    def scored(self) -> set[int]:
-        """Versions whose held-out scores are complete."""
-        return {row["version"] for row in self.heldout}
-
     def newest_scores(self) -> dict[str, Score]:
         """Return the newest held-out scores by kind; `pass@k` has its own entry."""
         scores = {}

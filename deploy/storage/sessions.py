@@ -38,12 +38,16 @@ def begin_session(
     return json.dumps(row)
 
 
-def read_sessions(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Return the rows of a run's sessions from its ledger, oldest first; none without a ledger."""
+def read_sessions(directory: RunDirectory, last: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a run's sessions, oldest first, to that of the batch of version `last`.
+
+    They are from the ledger; none without one.
+    """
     if not directory.ledger.exists():
         return []
     with open_ledger(directory.path, verify=False) as database:
-        return sessions_of(database)
+        rows = sessions_of(database)
+    return [row for row in rows if last is None or row["version"] <= last]
 
 
 def resumed_recipe(
@@ -78,15 +82,9 @@ def resumed_recipe(
     return config, changed
 
 
-def recipe_at(directory: RunDirectory, version: int) -> RunConfig:
-    """Return the recipe of the session that trained the batch of a version."""
-    began = [row["recipe"] for row in read_sessions(directory) if row["version"] <= version]
-    return _recipe(directory, began[-1]) if began else directory.config()
-
-
-def last_recipe(directory: RunDirectory) -> RunConfig | None:
-    """Return the recipe that the last session began with; None before the first."""
-    rows = read_sessions(directory)
+def last_recipe(directory: RunDirectory, last: int | None = None) -> RunConfig | None:
+    """Return the recipe of the last session, or of that of a batch; None before the first."""
+    rows = read_sessions(directory, last)
     return _recipe(directory, rows[-1]["recipe"]) if rows else None
 
 
@@ -97,9 +95,8 @@ def earlier_sessions(
 
     Each is `config`, which is that session's, with what batches were trained with before.
     """
-    rows = [row for row in read_sessions(directory) if last is None or row["version"] <= last]
     sessions = []
-    for row, following in pairwise(rows):
+    for row, following in pairwise(read_sessions(directory, last)):
         recipe = _recipe(directory, row["recipe"])
         learner = config.objective.stepping_as(recipe.objective)
         sessions.append(EarlierSession(following["version"], learner, recipe.steps))

@@ -19,7 +19,7 @@ from headway.folder_checksums import damage_of
 from queues.errors import LedgerError
 from queues.readers.checkpoints import LostGroup, lost_groups, read_progress
 from queues.readers.open_run import open_ledger
-from queues.storage.ledger_repair import GivenUp, go_back
+from queues.storage.ledger_repair import go_back
 
 
 def salvage(directory: RunDirectory, say: Say) -> None:
@@ -85,8 +85,12 @@ def _take_back(
     say(f"a copy of the ledger as it was is {backup}")
     if lost:
         say(f"lost: {lost[0].error} ({len(lost)} groups in all)")
-    given_up = go_back(directory.path, version=end, lost=[group.group_id for group in lost])
-    say(f"given up: {_describe(given_up, end, trained)}; all of it is sampled again")
+    ids = [group.group_id for group in lost]
+    batches, groups, scores = go_back(directory.path, version=end, lost=ids)
+    parts = [f"batches {end} to {trained - 1}"] if batches else []
+    parts.append(f"the rollouts of {groups} groups")
+    parts += [f"{scores} held-out rollouts"] if scores else []
+    say(f"given up: {', '.join(parts)}; all of it is sampled again")
     for name, last in (("metrics.jsonl", end - 1), ("swaps.jsonl", end)):
         file = directory.path / name
         rows = mend_rows(file, say, lambda row: (int(row["version"]), row))
@@ -101,14 +105,6 @@ def _take_back(
             for kind in ("heldout", "heldout_sampled")
         }
         directory.write_summary({**summary, **kinds, "status": "failed"})
-
-
-def _describe(given_up: GivenUp, end: int, trained: int) -> str:
-    batches, groups, scores = given_up
-    parts = [f"batches {end} to {trained - 1}"] if batches else []
-    parts.append(f"the rollouts of {groups} groups")
-    parts += [f"{scores} held-out rollouts"] if scores else []
-    return ", ".join(parts)
 
 
 def _salvage_recipe(directory: RunDirectory, say: Say) -> None:

@@ -70,7 +70,11 @@ def find_checkpoint(
     does, and JournalError if a group that is needed from there on cannot be read.
     """
     if not directory.ledger.exists():
-        _refuse_remains(directory)
+        segments = sorted((directory.path / JOURNAL_NAME).glob("*.segment"))
+        if left := [*unknown_checkpoints(directory, 0), *segments]:
+            raise LedgerError(
+                f"{directory.ledger} is missing, but there is {left[0]}; put it back from a copy"
+            )
         return None
     trained, recorded = read_progress(directory.path, verify=not is_live)
     if not is_live and (unknown := unknown_checkpoints(directory, trained)):
@@ -114,15 +118,6 @@ def give_up(
         yield f"checkpoint {version} is damaged: {damage}{kept}"
     if damaged and forget:
         forget_checkpoints(directory.path, [checkpoint.version for checkpoint in damaged])
-
-
-def _refuse_remains(directory: RunDirectory) -> None:
-    """Refuse a run without a ledger that has something already."""
-    segments = sorted((directory.path / JOURNAL_NAME).glob("*.segment"))
-    if left := [*unknown_checkpoints(directory, 0), *segments]:
-        raise LedgerError(
-            f"{directory.ledger} is missing, but there is {left[0]}; put it back from a copy"
-        )
 
 
 def unknown_checkpoints(directory: RunDirectory, trained: int) -> list[Path]:

@@ -56,7 +56,7 @@ def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
     assert directory.status() == "interrupted"
 
     record = restore(config, directory, now=1000.0, say=print)
-    assert record.scored == {0}
+    assert [row["version"] for row in record.heldout] == [0]
     record.actors = [{"tokens_generated": 5, "idle_fraction": 0.5}]
     summary = summarise(record, status="done", now=1010.0)
     assert summary["seconds"] == 40.0

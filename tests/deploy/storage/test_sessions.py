@@ -7,7 +7,7 @@ from deploy.config.changes import rule_of
 from deploy.config.loader import load_recipe
 from deploy.runtime.machine import environment
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.sessions import begin_session, earlier_sessions, recipe_at, resumed_recipe
+from deploy.storage.sessions import begin_session, earlier_sessions, last_recipe, resumed_recipe
 from headway.errors import InputError
 from tests.deploy.conftest import call_main
 from tests.deploy.trained import create, train
@@ -63,7 +63,7 @@ def test_cores_that_were_chosen_for_the_machine_are_no_edit_and_are_replayed(dir
     chosen = config.model_copy(update={"learner": config.learner.model_copy(update={"cores": "1"})})
     begin(directory, chosen, version=2)
     assert changed(directory) == []
-    assert recipe_at(directory, 2).learner.cores == "1"
+    assert last_recipe(directory, 2).learner.cores == "1"
     edit(directory, ("\n[learner]\n", '\n[learner]\ncores = "0"\n'))
     assert changed(directory) == ['learner.cores: "1" → "0"']
 
@@ -74,7 +74,7 @@ def test_what_a_run_can_go_on_with_is_named_and_is_known_to_the_next_session(dir
     assert changed(directory) == ["learner.learning_rate: 0.0003 → 1e-05", "steps: 2 → 9"]
     go_on(directory, version=2)
     assert changed(directory) == []
-    recipes = [recipe_at(directory, version) for version in (0, 1, 2, 5)]
+    recipes = [last_recipe(directory, version) for version in (0, 1, 2, 5)]
     assert [recipe.steps for recipe in recipes] == [2, 2, 9, 9]
     assert recipes[2] == directory.config()
 
